@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
+
+
+def everybody() -> Iterator[psutil.Process]:
+    """All processes. `psutil.process_iter` may give for a number the process that had it when it was last asked."""
+    for number in psutil.pids():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(number)
+
+
+def parents_alone(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those of some that none of them has forked: a child looks like its parent until it begins its own program."""
+    found, leaders = [*processes], []
+    numbers = {process.pid for process in found}
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.ppid() not in numbers:
+                leaders.append(process)
+    return leaders
 
 
 def command_of(process: psutil.Process) -> list[str]:

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tests.processes import command_of, environment_of, is_alive, survivors
+from tests.processes import command_of, environment_of, everybody, is_alive, parents_alone, survivors
 
 
 @pytest.fixture
@@ -35,3 +35,20 @@ def test_one_that_lives_is_told():
     own = psutil.Process()
     assert command_of(own) == own.cmdline()
     assert survivors([own], seconds=0.1) == [own]
+
+
+def test_a_child_that_looks_like_its_parent_is_left_out():
+    forked = subprocess.Popen(
+        [sys.executable, "-c", "import os, time; print(os.fork(), flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+    )
+    parent = psutil.Process(forked.pid)
+    while not (children := parent.children()):
+        time.sleep(0.01)
+    try:
+        alike = [process for process in everybody() if command_of(process) == command_of(parent)]
+        assert len(alike) == 2
+        assert parents_alone(alike) == [parent]
+    finally:
+        for process in (parent, *children):
+            process.kill()
+        forked.communicate()

@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from tests.drills.program import ROOT
-from tests.processes import command_of, environment_of
+from tests.processes import command_of, environment_of, everybody, parents_alone
 from tests.storage.server import free_port
 
 CPUS = 2
@@ -115,7 +115,7 @@ class RayCluster:
     def ranks(self) -> list[psutil.Process]:
         """Processes of runs, on whatever node."""
         found = [process for address in self._nodes for process in self._processes(address)]
-        return [process for process in found if _is_rank(process)]
+        return parents_alone(process for process in found if _is_rank(process))
 
     def alive(self) -> set[str]:
         """Addresses of the nodes that the cluster counts as alive; none while it is too busy to say."""
@@ -220,7 +220,7 @@ class RayCluster:
     def _processes(self, address: str) -> list[psutil.Process]:
         """Everything that a node has started, directly or not."""
         mark = f"{self.folder} {address}"
-        return [process for process in psutil.process_iter() if environment_of(process).get(MARK) == mark]
+        return [process for process in everybody() if environment_of(process).get(MARK) == mark]
 
     def _takes_jobs(self) -> bool:
         from ray.job_submission import JobSubmissionClient

@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from megaptm.schedulers.slurm.jobs import COULD_NOT_START
-from tests.processes import environment_of
+from tests.processes import environment_of, everybody
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
@@ -241,7 +241,7 @@ class SlurmCluster:
     def processes(self) -> list[psutil.Process]:
         """Every process of every job: all inherit the name of this cluster's configuration from its daemons."""
         name = self.environment["SLURM_CONF"]
-        found = [(process, environment_of(process)) for process in psutil.process_iter()]
+        found = [(process, environment_of(process)) for process in everybody()]
         return [process for process, given in found if given.get("SLURM_CONF") == name and "SLURM_JOB_ID" in given]
 
     def _start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> None:

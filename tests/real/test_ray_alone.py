@@ -11,7 +11,7 @@ import pytest
 
 from megaptm.resilience.events import read_events
 from tests.drills.program import checkpoints, family_of, last_step, start
-from tests.processes import environment_of, send, survivors
+from tests.processes import command_of, environment_of, everybody, parents_alone, send, survivors
 from tests.real.jobs import small
 from tests.real.ray_cluster import wait_for
 
@@ -28,11 +28,8 @@ def nowhere(monkeypatch):
 
 def ranks(run: Path) -> list[psutil.Process]:
     """Ray's workers are nobody's children: their ranks are found by the run they were told."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if process.info["cmdline"] and process.info["cmdline"][-3:] == ["megaptm.train.worker", "--run", str(run)]:
-            found.append(process)
-    return found
+    words = ["megaptm.train.worker", "--run", str(run)]
+    return parents_alone(process for process in everybody() if command_of(process)[-3:] == words)
 
 
 def listening(processes: list[psutil.Process]) -> dict[str, set[str]]:

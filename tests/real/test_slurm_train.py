@@ -13,7 +13,7 @@ from megaptm.resilience.events import read_events
 from megaptm.storage import RetryPolicy
 from tests.data.corpora import publish
 from tests.drills.program import checkpoints, last_step, losses, resumed_at
-from tests.processes import awaits, command_of, send
+from tests.processes import awaits, command_of, parents_alone, send
 from tests.real.jobs import ENDS, PACED, STEPS, small, submit
 from tests.storage.server import BUCKET
 
@@ -101,7 +101,7 @@ def test_a_request_that_is_not_the_layouts_ends_before_anything_starts(slurm, co
 
 
 def ranks_of(slurm):
-    return [process for process in slurm.processes() if command_of(process)[1:4] == ["-m", "megaptm", "train"]]
+    return parents_alone(one for one in slurm.processes() if command_of(one)[1:4] == ["-m", "megaptm", "train"])
 
 
 def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm, corpus, tmp_path):

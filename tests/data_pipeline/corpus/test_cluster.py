@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-import psutil
 import pytest
 
 from data_pipeline.clean import STEPS
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.document import Document, Dropped
 from tests.data_pipeline.corpus.test_build import files_of
+from tests.processes import command_of, everybody
 
 NOTICE_SOON = {
     "health_check_initial_delay_ms": 1000,
@@ -96,11 +96,7 @@ def test_workers_that_are_killed_are_replaced(cluster, slow, expected, tmp_path)
     building.wait_for(1)
     chance = random.Random(3)
     for _ in range(3):
-        workers = [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if "ray::_do" in "".join(process.info["cmdline"] or ())
-        ]
+        workers = [process for process in everybody() if "ray::_do" in "".join(command_of(process))]
         if workers:
             chance.choice(workers).send_signal(signal.SIGKILL)
         time.sleep(chance.uniform(0.1, 0.8))
