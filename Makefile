@@ -16,7 +16,7 @@ tests drills: export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types tests drills nightly loaded fuzz fmt bench clean
+.PHONY: help setup demo test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -27,7 +27,10 @@ setup: $(READY)  ## the environment, in .venv
 demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
 
-test: format-check lint types tests  ## formatter, linter, types and tests: what CI runs
+test: format-check lint types-and-tests  ## formatter, linter, types and tests: what CI runs
+
+types-and-tests: $(READY)  # at once: tests wait for clusters when they begin
+	@$(MAKE) --jobs 2 types tests
 
 format-check: $(READY)  ## the formatter has nothing to change
 	@$(VENV)/ruff format --check .
