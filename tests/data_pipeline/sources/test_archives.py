@@ -9,8 +9,10 @@ import zipfile
 
 import pytest
 
-from data_pipeline.sources import Source, deal, find_files
-from tests.data_pipeline.sources.reading import reading, written
+from data_pipeline.document import Dropped
+from data_pipeline.sources import Source, archives, deal, find_files, read
+from megaptm.errors import UserError
+from tests.data_pipeline.sources.reading import reading, whole, written
 
 FILES = {
     "pile/b.txt": b"second in the alphabet, first here",
@@ -110,3 +112,20 @@ def test_links_in_a_tar_are_not_followed(tmp_path):
         made.addfile(up, io.BytesIO(b"up"))
     found = reading(tmp_path / "a.tar")
     assert (found.texts, found.counts) == (["up"], {"not a file": 1})
+
+
+@pytest.mark.parametrize("given", [0, 20_480])
+def test_a_server_that_is_gone_is_not_taken_for_a_damaged_archive(given, tmp_path, monkeypatch):
+    """Counting would make the corpus depend on the server's mood: from the first header on, or within a hidden file."""
+    path = archive(tmp_path / "a.tar", {"a.txt": b"a" * 600, ".b": bytes(90_000), "c.txt": b"c"})
+
+    def until_gone(file):
+        if given:
+            yield path.read_bytes()[:given]
+        raise UserError("s3://pile/a.tar could not be reached for 900 s.")
+
+    monkeypatch.setattr(archives, "chunks", until_gone)
+    dropped = Dropped()
+    with pytest.raises(UserError, match=r"s3://pile/a\.tar could not be reached for 900 s\.$"):
+        list(read(whole(path), dropped))
+    assert not dropped.counts
