@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -113,6 +114,10 @@ def _tar_errors() -> Iterator[None]:
         yield
     except UserError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a seek to where no file reaches
+            raise
+        raise tarfile.ReadError(f"a header that is none: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise tarfile.ReadError(f"a header that is none: {error}") from None
 
