@@ -4,11 +4,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
 
 # Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials` and
 # `megaptm` itself (its version) are common.

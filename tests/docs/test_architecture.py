@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config
-from tests.docs.page_edits import ROOT, edits
+from tests import ROOT
+from tests.docs.page_edits import edits
 from tests.test_imports import MAY_IMPORT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
