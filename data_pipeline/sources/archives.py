@@ -22,6 +22,7 @@ from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
 from megaptm.credentials import in_brief
 from megaptm.data.files import open_tar, tar_members
+from megaptm.errors import UserError
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
@@ -69,6 +70,8 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
     with open_file(file) as stream:
         try:
             archive = zipfile.ZipFile(stream)
+        except UserError:  # of a server that is gone
+            raise
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise _damaged(error) from None
         with archive:
