@@ -9,10 +9,8 @@ import zipfile
 
 import pytest
 
-from data_pipeline.document import Dropped
-from data_pipeline.sources import Source, archives, content, deal, find_files, read
-from megaptm.errors import UserError
-from tests.data_pipeline.sources.reading import reading, whole, written
+from data_pipeline.sources import Source, deal, find_files
+from tests.data_pipeline.sources.reading import reading, written
 
 FILES = {
     "pile/b.txt": b"second in the alphabet, first here",
@@ -112,27 +110,3 @@ def test_links_in_a_tar_are_not_followed(tmp_path):
         made.addfile(up, io.BytesIO(b"up"))
     found = reading(tmp_path / "a.tar")
     assert (found.texts, found.counts) == (["up"], {"not a file": 1})
-
-
-@pytest.mark.parametrize(("name", "given"), [("a.zip", 0), ("a.tar", 0), ("a.tar", 20_480)])
-def test_a_server_that_is_gone_is_not_taken_for_a_damaged_archive(name, given, tmp_path, monkeypatch, chunk_bytes):
-    """Counting would make the corpus depend on the server's mood: from the beginning on, or within a hidden file."""
-    path = archive(tmp_path / name, {"a.txt": b"a" * 600, ".b": bytes(90_000), "c.txt": b"c"})
-
-    class Gone(io.BytesIO):
-        def read(self, size=-1):
-            if self.tell() >= given:
-                raise UserError("s3://pile could not be reached for 900 s.")
-            return super().read(size)
-
-    def opened(file):
-        return Gone(path.read_bytes()) if file.path == str(path) else really(file)
-
-    chunk_bytes(10_240)
-    really = content.open_file
-    for module in (archives, content):
-        monkeypatch.setattr(module, "open_file", opened)
-    dropped = Dropped()
-    with pytest.raises(UserError, match=r"s3://pile could not be reached for 900 s\.$"):
-        list(read(whole(path), dropped))
-    assert not dropped.counts
