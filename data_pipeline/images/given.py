@@ -22,7 +22,7 @@ from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
-from megaptm.errors import UserError, storage_errors_as_user_errors
+from megaptm.errors import UserError
 from megaptm.storage import hash_of, write_whole
 
 
@@ -132,8 +132,7 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
     """Neighbors with one key, as `webdataset` groups them: the key ends at the first dot of the file's name."""
     sample: _Sample | None = None
     try:
-        # A disk that gives up is not the archive's fault: counted, a corpus would depend on its mood.
-        with storage_errors_as_user_errors(path), open_tar(path) as tar:
+        with open_tar(path) as tar:
             for member in tar_members(tar):
                 if not member.isreg() or member.issparse():
                     continue
@@ -149,6 +148,9 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
     except (tarfile.TarError, EOFError) as error:
         dropped.add("archive that ends early", path.name, said=str(error))
         sample = None  # of the last one something may be missing
+    except OSError as error:  # another time it may not: counted, a corpus would depend on its disk
+        what = f"cannot be read to its end ({error.strerror or error})"
+        raise UserError(f"{path} {what}: see to its disk, or take it out of the source.") from error
     if sample is not None:
         yield sample
 
