@@ -4,6 +4,7 @@ import gc
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ FAMILY_SECONDS = 15
 # How long an example takes says more of what else the machine does than of the code.
 settings.register_profile("megaptm", deadline=None)
 settings.load_profile("megaptm")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small steps are no faster on two threads, and far slower where those wait for each other on a busy machine."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_configure() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 ROWS = yaml.safe_load((ROOT / "tests/catalogue.yaml").read_text(encoding="utf-8"))
 
 

@@ -10,7 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 TINY = str(ROOT / "configs/gpt2/tiny.yaml")
 COMMANDS = [
     ["corpus"],

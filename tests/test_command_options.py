@@ -18,8 +18,8 @@ from megaptm.commands.generate import generate
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.errors import UserError
 from megaptm.tokenizers import load
+from tests import ROOT
 from tests.commands import run_command
-from tests.drills.program import ROOT
 from tests.train.runs import build, save_untrained, write_text
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,10 +10,10 @@ from rich.console import Console
 from megaptm.demo import Demo, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
+from tests import ROOT
 from tests.train.runs import CONFIGS, write_text
 
 pytest.importorskip("ray")
-ROOT = Path(__file__).parents[1]
 
 
 def demo(text, folder, config):

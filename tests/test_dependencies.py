@@ -5,15 +5,14 @@ import importlib.metadata
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
+from tests import ROOT
 from tests.train.runs import save_untrained
 
-ROOT = Path(__file__).parents[1]
 OURS = ("megaptm", "data_pipeline")
 PART_OF = {"pydantic_core": "pydantic", "backports": "backports-zstd", "compression": "backports-zstd"}
 """Module -> the library that is declared for it."""

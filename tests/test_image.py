@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from megaptm.check.software import fit, versions
+from tests import ROOT
 
-ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "cluster/Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (ROOT / "cluster/megaptm.def").read_text(encoding="utf-8")
 TORCH = {"25.10": "2.9.0a0+145a3a7bda.nv25.10", "25.12": "2.10.0a0+b4e4ee81d3.nv25.12"}

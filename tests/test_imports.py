@@ -4,11 +4,10 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
 
 # Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials` and
 # `megaptm` itself (its version) are common.
@@ -201,6 +200,8 @@ def test_the_table_says_no_more_than_is_so():
         if own in used:
             used[own] |= {other for name, _ in imported(path) if (other := part(name)) not in (None, own)}
     assert used == {name: set(others) for name, others in MAY_IMPORT.items()}
+    of_pipeline = {part(name) for path in modules("data_pipeline") for name, _ in imported(path)} - {None}
+    assert of_pipeline == {*PIPELINE_MAY_IMPORT}
 
 
 def test_the_table_names_every_part_and_has_no_circle():

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PARTS = ("megaptm", "data_pipeline", "benchmarks", "cluster", "slurm", "docs", "tests")
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 UNSAFE = {"unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "read_pickle", "Unpickler", "UnsafeLoader"}

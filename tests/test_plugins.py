@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,9 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.track import read_metrics
+from tests import ROOT
 from tests.models.pairs import PairsBrick
 
-ROOT = Path(__file__).parents[1]
 WREN = """
 from dataclasses import replace
 

@@ -10,10 +10,10 @@ import pytest
 
 from megaptm.commands.export import export
 from megaptm.commands.generate import generate
+from tests import ROOT
 from tests.commands import run_command
 from tests.forked import megaptm
 
-ROOT = Path(__file__).parents[1]
 WORDS = (
     *("small old red quick kind sad tall green", "cat dog king queen river letter garden house"),
     *("sees takes finds leaves keeps loses meets makes",),

@@ -14,7 +14,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.images.look import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
-from megaptm.data.shards import ShardInfo, ShardWriter
+from megaptm.data.shards import ShardInfo, ShardWriter, through_outages
 from megaptm.errors import UserError, shown
 from megaptm.objectives.pixels import SUFFIXES
 
@@ -137,7 +137,7 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
                 result.dropped.add(f"more than {MOST_BYTES >> 20} MiB", file.name)
                 continue
             try:
-                content = Path(file.path).read_bytes()
+                content = through_outages(Path(file.path).read_bytes, Path(file.path))
             except OSError as error:
                 result.dropped.add("unreadable", file.name, said=str(error))
                 continue

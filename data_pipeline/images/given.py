@@ -145,9 +145,12 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                     sample = _Sample(key)
                 _note(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, EOFError) as error:
         dropped.add("archive that ends early", path.name, said=str(error))
         sample = None  # of the last one something may be missing
+    except OSError as error:  # another time it may not: counted, a corpus would depend on its disk
+        what = f"cannot be read to its end ({error.strerror or error})"
+        raise UserError(f"{path} {what}: see to its disk, or take it out of the source.") from error
     if sample is not None:
         yield sample
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, text_columns
-from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo
+from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.storage import AtomicFile, hash_of, write_whole
@@ -131,9 +132,8 @@ def pack(job: PackJob) -> PackedShard:
             try:
                 if file.size > MOST_BYTES:
                     raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
-                with path.with_name(beside).open("rb") as there:
-                    said = there.read(MOST_TEXT_BYTES + 1)  # one that is too long is read as far as that shows
-                content = path.read_bytes()
+                said = through_outages(partial(_beginning, path.with_name(beside)), path.with_name(beside))
+                content = through_outages(path.read_bytes, path)
                 text = text_of(said, job.field if _suffix(beside) == ".json" else None)
             except RefusedText as reason:
                 found.dropped.add_image(str(reason), file.name, content)
@@ -151,6 +151,12 @@ def pack(job: PackJob) -> PackedShard:
             found.samples += 1
         tar.write(bytes(2 * BLOCK))
     return found
+
+
+def _beginning(path: Path) -> bytes:
+    """Of a text that is too long, as much as shows that it is."""
+    with path.open("rb") as file:
+        return file.read(MOST_TEXT_BYTES + 1)
 
 
 def save_texts(stem: Path, texts: Sequence[str]) -> None:

@@ -21,7 +21,8 @@ from data_pipeline.sources.content import Stream, chunks, open_file
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
 from megaptm.credentials import in_brief
-from megaptm.data.files import tar_members
+from megaptm.data.files import open_tar, tar_members
+from megaptm.errors import UserError
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
@@ -69,6 +70,8 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
     with open_file(file) as stream:
         try:
             archive = zipfile.ZipFile(stream)
+        except UserError:  # of a server that is gone
+            raise
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise _damaged(error) from None
         with archive:
@@ -87,11 +90,11 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
 
 def _tar_members(file: InputFile) -> Iterator[_Member]:
     try:
-        with tarfile.open(fileobj=io.BufferedReader(Stream(chunks(file))), mode="r|") as archive:
+        with open_tar(io.BufferedReader(Stream(chunks(file)))) as archive:
             for info in tar_members(archive):
                 if not info.isdir():
                     yield _Member(info.name, info.size, archive.extractfile(info) if info.isreg() else None)
-    except (tarfile.TarError, ValueError) as error:  # of the first header that is none
+    except tarfile.TarError as error:
         raise _damaged(error) from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -9,9 +10,11 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import IO
 
 import numpy as np
 
+from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
 
@@ -82,11 +85,13 @@ def tar_header(name: str, size: int) -> bytes:
     return encoded.ljust(TAR_NAME, b"\0") + _BLANK[100:124] + digits + _BLANK[135:148] + checksum + _BLANK[154:]
 
 
-def open_tar(path: str | os.PathLike[str]) -> tarfile.TarFile:
-    """One that is not compressed, and that somebody else may have made, opened to be read; `tarfile.TarError` where it
-    is none."""
+def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
+    """One that is not compressed, and that somebody else may have made, opened to be read: by its path, or as a stream;
+    `tarfile.TarError` where it is none."""
     with _tar_errors():
-        return tarfile.open(path, "r:")
+        if isinstance(file, str | os.PathLike):
+            return tarfile.open(file, "r:")
+        return tarfile.open(fileobj=file, mode="r|")
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
@@ -103,12 +108,17 @@ def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 @contextmanager
 def _tar_errors() -> Iterator[None]:
-    """Of headers that are none `tarfile` raises more than its own."""
+    """Of headers that are none `tarfile` raises more than its own. What a stream raises, of its server or of its
+    compression, says nothing of headers."""
     try:
         yield
-    except (tarfile.TarError, OSError):
+    except UserError:
         raise
-    except Exception as error:
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a seek to where no file reaches
+            raise
+        raise tarfile.ReadError(f"a header that is none: {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         raise tarfile.ReadError(f"a header that is none: {error}") from None
 
 

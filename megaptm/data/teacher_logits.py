@@ -55,7 +55,7 @@ class TeacherLogitsManifest(Record):
 
     format: str
     teacher: str
-    """What its checkpoint is known by (`run.teacher.teacher_id`)."""
+    """What its checkpoint is known by (`run.teacher.checkpoint_id`)."""
     step: int
     head: str
     places: str
@@ -224,8 +224,9 @@ class SplitLogits:
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         hashed = hashlib.sha256(content).hexdigest()
+        is_added_to = (self.whole.folder / UNFINISHED).is_file()  # before the manifest is read, after which it goes
         if hashed != self.whole.manifest.files.get(name) and hashed != self._hash_now(name):
-            if (self.whole.folder / UNFINISHED).is_file():
+            if is_added_to:
                 raise UserError(
                     f"{path} is being written by `megaptm cache-logits`, for a run that is longer: start again when "
                     "that has ended."

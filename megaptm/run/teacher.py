@@ -111,11 +111,10 @@ def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation)
         )
 
 
-def teacher_id(config: Config) -> str | None:
+def teacher_id(config: Config) -> str:
     """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies, and how much is kept of
-    what it says; None without one."""
-    if config.distill is None:
-        return None
+    what it says."""
+    assert config.distill is not None
     if config.distill.cached is not None:
         manifest = teacher_logits(config).manifest
         return f"{manifest.teacher}{OF_LOGITS}--top {manifest.top} --type {manifest.dtype}"

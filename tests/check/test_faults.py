@@ -10,6 +10,7 @@ import pytest
 from megaptm.check.data import corpora
 from megaptm.check.finding import Case, look
 from megaptm.config import load
+from tests import ROOT
 from tests.check.conftest import saying
 from tests.check.plants import (
     another_config,
@@ -50,7 +51,6 @@ from tests.check.plants import (
     truncated_shard,
     two_tokenizers,
 )
-from tests.drills.program import ROOT
 
 MACHINE = ("--machine", "this-cpu")
 

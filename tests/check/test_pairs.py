@@ -8,8 +8,8 @@ from pathlib import Path
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
+from tests import ROOT
 from tests.check.conftest import saying
-from tests.drills.program import ROOT
 
 LONG, SHORT = 60, 400
 

@@ -14,7 +14,7 @@ from transformers.optimization import get_wsd_schedule
 from megaptm.config import OptimizerConfig, load
 from megaptm.config.learning_rate import learning_rate, peak_of, rate_of
 from megaptm.errors import UserError
-from tests.drills.program import ROOT
+from tests import ROOT
 
 WARMUP, STEPS = 10, 50
 

@@ -1,7 +1,5 @@
 """The reference of keys says what the schema says, in the terminal and on its page."""
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
@@ -10,8 +8,7 @@ from megaptm.config import load
 from megaptm.config.reference import as_markdown, config_sections, find_sections
 from megaptm.errors import UserError
 from megaptm.run.folder import flat
-
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 
 def test_the_page_is_what_the_command_prints():

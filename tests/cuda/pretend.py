@@ -32,7 +32,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 # The size of what they give depends on numbers that only the device knows.
 SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "masked_select", "bincount"}
 # What only makes room for numbers, or says where they are.

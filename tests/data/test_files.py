@@ -27,7 +27,8 @@ def test_a_header_is_that_of_tarfile(name, size):
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(
-    ("size", "pax"), [(-512, {}), (0, {"GNU.sparse.size": "0,1"}), (0, {"GNU.sparse.major": "1", "size": "-1"})]
+    ("size", "pax"),
+    [(-512, {}), (1 << 61, {}), (0, {"GNU.sparse.size": "0,1"}), (0, {"GNU.sparse.major": "1", "size": "-1"})],
 )
 def test_a_tar_that_cannot_be_told_ends_with_an_error_of_tarfile(size, pax, first, tmp_path):
     with (tmp_path / "it.tar").open("wb") as file:

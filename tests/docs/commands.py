@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 PROGRAMS = ("megaptm", "make", "sbatch", "ray", "python", "pip", "sed", "source")
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 PARTS = ("megaptm", "data_pipeline", "benchmarks", "tests", "configs", "pyproject.toml")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.page_edits import ROOT, edited_copy, edits
+from tests import ROOT
+from tests.docs.page_edits import edited_copy, edits
 
 PAGE = ROOT / "docs" / "add-a-family.md"
 

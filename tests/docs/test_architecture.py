@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config
-from tests.docs.page_edits import ROOT, edits
-from tests.test_imports import MAY_IMPORT
+from tests import ROOT
+from tests.docs.page_edits import edits
+from tests.test_imports import MAY_IMPORT, PIPELINE_MAY_IMPORT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ADDED = {edit.path for page in PAGES for edit in edits(page)}
@@ -122,6 +123,8 @@ def test_the_table_of_imports_is_the_one_that_is_enforced():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ?(.*) ?\|$", page, re.MULTILINE)
     assert {package: tuple(re.findall(r"\w+", cell)) for package, cell in rows} == MAY_IMPORT
+    [of_pipeline] = re.findall(r"`data_pipeline` imports (.*?)\.", page, re.DOTALL)
+    assert tuple(re.findall(r"`(\w+)`", of_pipeline)) == PIPELINE_MAY_IMPORT
 
 
 @pytest.mark.parametrize(("page", "left_out"), [("README.md", ["processes", "shell"]), ("docs/architecture.md", [])])

@@ -22,7 +22,8 @@ from click.testing import CliRunner
 from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
 from megaptm.config import load, resolve
-from tests.docs.commands import PAGES, PROGRAMS, ROOT, Command, commands_of, every_command, inner, parsed
+from tests import ROOT
+from tests.docs.commands import PAGES, PROGRAMS, Command, commands_of, every_command, inner, parsed
 from tests.forked import megaptm
 
 # Where a run is made small: less text, fewer steps. A later word wins, so all else is as it is shown.

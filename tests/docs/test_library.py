@@ -10,7 +10,7 @@ from pathlib import Path
 import megaptm
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.run.checkpoint import open_checkpoint
-from tests.docs.page_edits import ROOT
+from tests import ROOT
 from tests.train.runs import build, save_untrained, write_text
 
 PAGE = ROOT / "docs" / "library.md"

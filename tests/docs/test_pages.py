@@ -9,7 +9,8 @@ import pytest
 
 from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.hub.counterparts import models_of
-from tests.docs.commands import PAGES, ROOT
+from tests import ROOT
+from tests.docs.commands import PAGES
 from tests.drills.test_tiny_lives import FAMILIES as LIVES
 from tests.layouts.cases import KINDS
 from tests.layouts.test_layouts import CASES

@@ -13,8 +13,8 @@ import psutil
 
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 240.0
 SMALL = (
     *("model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=512", "model.context=32"),

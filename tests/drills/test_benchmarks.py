@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drills.program import ROOT
+from tests import ROOT
 
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("*.py"))
 METRIC = re.compile(r"METRIC [a-z0-9_]+ -?\d+(\.\d+)? \S+ goal [<>]=\d+(\.\d+)?")

@@ -16,7 +16,8 @@ from megaptm.config import load as load_config
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES
 from megaptm.tokenizers import load
-from tests.drills.program import ROOT, arguments, losses, resumed_at
+from tests import ROOT
+from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
 STEPS, STOP = 30, 15

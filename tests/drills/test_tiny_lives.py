@@ -35,7 +35,7 @@ from tests.drills.tiny_corpora import tiny_config
 from tests.hub.reloaded import documents_of, inputs_of, joint_losses_of, losses_of, losses_of_rows_that_go_on, reload
 
 transformers = pytest.importorskip("transformers")
-pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800), pytest.mark.usefixtures("one_thread")]
 
 FAMILIES = [name for name in CATALOGUE | RECURRENT if tiny_config(name).is_file()]
 ROWS = 1024
@@ -107,14 +107,6 @@ def divided(family: str) -> str:
     a student."""
     taught = family in CATALOGUE and load(tiny_config(family)).distill is not None
     return "data" if family in RECURRENT or taught else "pipeline"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.drills.program import ROOT
+from tests import ROOT
 
 SHELL = 'set -e; megaptm() { "$PYTHON" -m megaptm "$@"; }; python() { "$PYTHON" "$@"; }\n'
 

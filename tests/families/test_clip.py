@@ -38,6 +38,8 @@ from tests.families.vision import pixel_values, theirs_in, weights_of
 from tests.models.test_parts import equals_the_whole
 from tests.models.vision import TEXT, clip_batch, clip_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIGS = Path(__file__).parents[2] / "configs/clip"
 HEAD = "image-text"
 
@@ -179,15 +181,6 @@ def test_an_untrained_model_begins_as_the_papers():
 
 def vocabulary(size: int) -> TokenizerRecipe:
     return TokenizerRecipe(vocabulary=size, specials="clip")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two that share a busy core wait for each other more than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

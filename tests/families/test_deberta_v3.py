@@ -27,10 +27,10 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import Size, change, published
 from megaptm.tokenizers import train
+from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import inputs_of
 
-ROOT = Path(__file__).parents[2]
 WEIGHTS = {"mlm": 1.0, "replaced-token": 50.0}
 TOKENS, DIFFERENCE = "embed.token.weight", "embed.discriminator_difference.weight"
 

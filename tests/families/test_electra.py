@@ -34,7 +34,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train
-from tests.drills.program import ROOT
+from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 
 GOLDEN = Path(__file__).parents[1] / "golden/electra.npz"

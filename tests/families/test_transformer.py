@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -57,15 +56,6 @@ def pairs(rng: np.random.Generator, count: int) -> list[DocumentSlice]:
 def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
     rows = [OBJECTIVES["translation"].make(pairs(rng, 3), SampleContext(SPECIAL, rng, 24, True)) for _ in range(24)]
     return {field: torch.from_numpy(np.stack([row[field] for row in rows])) for field in rows[0]}
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Steps so small are no faster on two, and far slower where the machine does something else."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")

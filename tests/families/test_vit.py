@@ -36,6 +36,8 @@ from tests.families.vision import pixel_values, theirs_in, weights_of
 from tests.models.test_parts import equals_the_whole
 from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIGS = Path(__file__).parents[2] / "configs/vit"
 
 
@@ -271,15 +273,6 @@ def learned(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[li
             (loss / number).backward()
             optimizer.step()
     return model.eval(), validation_batches(held_out, batch=64, microbatch=64)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two that share a busy core wait for each other more than they compute."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_it_learns_the_digits(corpus):

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked
 from megaptm.models import Model
+from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES, CHOICES
 from tests.layers.test_sparse import HEADS, LENGTHS, PATTERNS, SCALE, documents_of, given, whole
 from tests.models.tiny import tiny_batch, tiny_model
@@ -42,7 +42,6 @@ CASES = [
     if not (content == "ordered" and causal) and not ("marking" in content and pattern is None)
 ]
 """Pattern, and what a batch says besides."""
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 
 

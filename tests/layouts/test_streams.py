@@ -1,16 +1,15 @@
 """Each place of a layout has its own random streams, but for what all tensor ranks must draw alike."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 
 from megaptm.config import Layout, load
 from megaptm.parallel.groups import stream_seed
+from tests import ROOT
 from tests.ranks import run_ranks
 
-ROOT = Path(__file__).parents[2]
 LAYOUT = Layout(tensor=2, pipeline=2)
 
 

@@ -3,7 +3,6 @@ guesses the one from the other (LEARN)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -158,14 +157,6 @@ def test_it_is_one_task_beside_others_and_refused_where_it_cannot_be():
         objective_of({"translation-lm": {"places": "anew"}})
     with pytest.raises(UserError, match=r"objective\.translation-lm\.languages\.1 must be at least 0, not -1\."):
         objective_of({"translation-lm": {"languages": [0, -1]}})
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 SMALL = SpecialTokens(size=101, pad=0, cls=1, sep=2, mask=3, specials=frozenset(range(4)))

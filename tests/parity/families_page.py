@@ -17,10 +17,10 @@ from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
 from megaptm.plan.count import count
 from megaptm.spec import Family, published
+from tests import ROOT
 from tests.drills.conftest import RECORD as SECONDS
 from tests.layouts.test_layouts import CASES
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/families.md"
 GOLDEN_XL = "golden values of transformers 4.34.1 and the authors' code"
 ELMO_STEPS = "three steps of the released code (gradients: of the second)"

@@ -24,7 +24,7 @@ from megaptm.spec import Block, Family, ModelSpec, Size, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, inputs_of, model_of, without_decoder
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def with_layer(family: Family, **words: object) -> Family:

@@ -22,7 +22,7 @@ from megaptm.spec import Family, ModelSpec, Size, change
 GOLDEN = Path(__file__).parents[1] / "golden"
 SEGMENTS, LENGTH, ROWS = 3, 7, 2
 FAMILY = CATALOGUE["transformer-xl-bytes"]
-CASES = (*("plain_softmax", "div1", "div1_proj", "div2", "one_cutoff", "untied_bias", "eval_same_length", "pre_norm"),)
+CASES = ("plain_softmax", "div1", "div1_proj", "div2", "one_cutoff", "untied_bias", "eval_same_length", "pre_norm")
 TRAINED = [case for case in CASES if case != "pre_norm"]
 """Whose last norm is ours."""
 

@@ -5,15 +5,14 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
+from tests import ROOT
 from tests.bad_input.mistakes import told
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 
 

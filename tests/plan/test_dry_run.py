@@ -3,15 +3,14 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from megaptm.config import load, resolve_model
 from megaptm.plan.count import count
+from tests import ROOT
 from tests.bad_input.mistakes import told
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
 
 # Layouts of this model in print have more stages, and chunks, than the one that the planner finds now.

@@ -8,7 +8,7 @@ from megaptm.plan.failures import DAY, failures
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
 from megaptm.plan.saving import Saving, saving
-from tests.drills.program import ROOT
+from tests import ROOT
 
 A100 = load_machine("a100-80g")
 LARGE = ROOT / "configs/gpt3/175b.yaml"

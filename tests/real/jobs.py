@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.drills.program import ROOT, arguments
+from tests import ROOT
+from tests.drills.program import arguments
 from tests.real.slurm_cluster import SlurmCluster
 
 STEPS = 12

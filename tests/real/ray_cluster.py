@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.drills.program import ROOT
+from tests import ROOT
 from tests.processes import command_of, environment_of, everybody, parents_alone
 from tests.storage.server import free_port
 

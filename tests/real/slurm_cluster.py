@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from megaptm.schedulers.slurm.jobs import COULD_NOT_START
+from tests import ROOT
 from tests.processes import environment_of, everybody
 
-ROOT = Path(__file__).parents[2]
 PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client"}
 TIMEOUT_SECONDS = 300.0
 CPUS, GPUS = 16, 8

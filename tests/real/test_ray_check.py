@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.drills.program import ROOT
+from tests import ROOT
 from tests.real.jobs import small
 
 pytestmark = pytest.mark.real

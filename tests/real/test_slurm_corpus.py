@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.drills.program import ROOT, finish
+from tests import ROOT
+from tests.drills.program import finish
 from tests.real.jobs import ENDS
 
 pytestmark = pytest.mark.real

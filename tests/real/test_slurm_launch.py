@@ -12,7 +12,8 @@ import pytest
 
 from megaptm.run.submission import queued
 from megaptm.schedulers.slurm.jobs import state
-from tests.drills.program import ROOT, checkpoints, last_step, resumed_at
+from tests import ROOT
+from tests.drills.program import checkpoints, last_step, resumed_at
 from tests.processes import command_of
 from tests.real.jobs import ENDS, PACED, small
 from tests.real.slurm_cluster import slurm_cluster

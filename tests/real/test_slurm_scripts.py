@@ -9,8 +9,8 @@ import pytest
 
 from megaptm.config import load
 from megaptm.launch.slurm.script import JobScript, render
+from tests import ROOT
 from tests.docs.commands import every_command
-from tests.drills.program import ROOT
 
 SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
 TRAINING = [path for path in SCRIPTS if path.name != "corpus.sh"]

@@ -21,7 +21,7 @@ from megaptm.resilience.events import (
     last_saved,
     read_events,
 )
-from tests.drills.program import ROOT
+from tests import ROOT
 
 
 def test_events_come_back_in_order_with_their_fields(tmp_path):

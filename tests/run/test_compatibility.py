@@ -21,8 +21,7 @@ from megaptm.run.compatibility import (
     refuse_other_text,
     to_abandon,
 )
-
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 
 def saved(**corpora):

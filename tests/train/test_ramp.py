@@ -5,7 +5,8 @@ import pytest
 from megaptm.config import load
 from megaptm.config.learning_rate import learning_rate, rate_of
 from megaptm.track import read_metrics
-from tests.drills.program import ROOT, arguments, losses, resumed_at
+from tests import ROOT
+from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
 SIZES = [4, 4, 4, 8, 8, 12, 12, 12]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.document import Document
+from data_pipeline.document import Document, is_of_document
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, needed
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, HEAD_BYTES, open_file
@@ -79,7 +79,7 @@ def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, di
 
 def _complaint(error: Exception) -> str:
     """What Arrow says of the file. An error of the disk or the server is not of the file, and raised again."""
-    if getattr(error, "errno", None) is not None:
+    if not is_of_document(error):
         raise error
     return in_brief(error)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import tarfile
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.pixels import open_image, rgb
+from megaptm.storage import RetryPolicy
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import (
     BAD,
@@ -225,6 +228,27 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
     assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
     assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # whatever its suffix says, it can be read
     assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+
+
+@pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg", "1.txt", "1.tar"])
+def test_a_disk_that_gives_up_ends_a_build_and_is_not_counted(name, tmp_path, monkeypatch):
+    """Counted, a corpus would depend on the disk's mood."""
+    path = tmp_path / "given" / name
+    path.parent.mkdir(parents=True)
+    if path.suffix == ".tar":
+        write_tar(path, {"1.jpg": picture(), "1.cls": b"0"})
+    else:
+        path.with_suffix(".jpg").write_bytes(picture())
+        path.with_suffix(".txt").write_bytes(b"a cat")
+
+    def gives_up(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
+
+    kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._beginning"}
+    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.given._content"), gives_up)
+    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
+    with pytest.raises(UserError, match=rf"{path} .*Input/output error"):
+        build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))
 
 
 ODD = "\udcff\udce9"

@@ -3,19 +3,23 @@
 import bz2
 import gzip
 import importlib
+import io
 import lzma
 import os
 import sys
 from functools import partial
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data_pipeline.document import Dropped
 from data_pipeline.sources import InputFile, Span, content, read
 from data_pipeline.sources.content import open_bytes
 from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, whole, written
+from tests.data_pipeline.sources.test_archives import archive
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -187,6 +191,34 @@ def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypa
     monkeypatch.setattr(content, "CHUNK_BYTES", 10_000)
     dropped = Dropped()
     with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): see to its disk"):
+        list(read(whole(path), dropped))
+    assert not dropped.counts
+
+
+@pytest.mark.parametrize(("name", "lost"), [("a.zip", 91_000), ("a.tar", 0), ("a.tar", 20_480), ("a.parquet", 1000)])
+def test_a_server_that_is_gone_is_not_taken_for_damage(name, lost, tmp_path, monkeypatch, chunk_bytes):
+    """Counting would make the corpus depend on the server's mood: at the beginning, or in a hidden file, or later."""
+    path = tmp_path / name
+    if name == "a.parquet":
+        parquet.write_table(pyarrow.table({"text": [os.urandom(100_000).hex()]}), path)  # more than its end, read first
+    else:
+        archive(path, {"a.txt": b"a" * 600, ".b": os.urandom(90_000), "c.txt": b"c"})
+
+    class Gone(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() <= lost < self.tell() + (size if size >= 0 else 1 << 20):
+                raise UserError("s3://pile could not be reached for 900 s.")
+            return super().read(size)
+
+    def opened(file):
+        return Gone(path.read_bytes()) if file.path == str(path) else really(file)
+
+    chunk_bytes(10_240)
+    really = content.open_file
+    for module in ("archives", "content", "formats.parquet"):
+        monkeypatch.setattr(f"data_pipeline.sources.{module}.open_file", opened)
+    dropped = Dropped()
+    with pytest.raises(UserError, match=r"s3://pile could not be reached for 900 s\.$"):
         list(read(whole(path), dropped))
     assert not dropped.counts
 
