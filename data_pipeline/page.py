@@ -24,6 +24,8 @@ td.chart { width: 50%; padding-right: 0 }
 .faint, summary { color: var(--faint) } code, pre { font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere }
 pre { white-space: pre-wrap; margin: .2rem 0 .8rem } .note { color: var(--lost) }
 .pictures { display: flex; flex-wrap: wrap; gap: .8rem; margin: .6rem 0 } figure { margin: 0; width: 7rem }
+details { margin: .3rem 0 } .wide { overflow-x: auto }
+@media (max-width: 34rem) { td, th { padding-right: .5rem } td.chart { width: 35% } .wide { font-size: .85rem } }
 figcaption { font-size: .8rem; overflow-wrap: anywhere } img { max-width: 100%; background: var(--line) }
 """
 
@@ -91,7 +93,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f"<tr>{''.join(f'<td{_number(place)}>{escape(cell)}</td>' for place, cell in enumerate(row))}</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<div class=wide><table><tr>{head}</tr>{body}</table></div>"
 
 
 def _number(place: int) -> str:
@@ -117,14 +119,18 @@ def titled(title: str, values: Mapping[str, float]) -> list[str]:
 
 
 def _examples(examples: Mapping[str, Sequence[Sequence[str]]], said: Mapping[str, str]) -> list[str]:
-    def shown(source: str, begins: str) -> str:
-        return f"<code>{escape(source)}</code><pre>{escape(begins)}</pre>"
+    def shown(reason: str, source: str, begins: str) -> str:
+        of = "in its place stays " if reason.endswith("duplicate") else ""
+        return f"<code>{escape(source)}</code><pre>{of}{escape(begins)}</pre>"
 
-    def told(reason: str) -> str:
-        return f"<p>The first {escape(said[reason])}.</p>" if reason in said else ""
+    def told(reason: str, few: Sequence[Sequence[str]]) -> str:
+        """Of the first, where it does not stand below already."""
+        if reason not in said or any(begins == said[reason] for _, begins in few):
+            return ""
+        return f"<p>The first {escape(said[reason])}.</p>"
 
     return [
-        f"<details><summary>{escape(reason)}: a few</summary>{told(reason)}"
-        f"{''.join(shown(*one) for one in few)}</details>"
+        f"<details><summary>{escape(reason)}: examples</summary>{told(reason, few)}"
+        f"{''.join(shown(reason, *one) for one in few)}</details>"
         for reason, few in examples.items()
     ]

@@ -1,9 +1,11 @@
 """What a user did that cannot work, said once, in one sentence; and the exit codes a launcher reads."""
 
 import errno
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from megaptm.suggest import suggest
@@ -120,6 +122,15 @@ def storage_errors_as_user_errors(place: object) -> Iterator[None]:
             raise UserError(f"no space left on the disk of {where}: make room there and start again.") from error
         if error.errno in NO_PLACE:
             raise UserError(
-                f"{where} cannot be used ({error.strerror}): mend that, or choose another place."
+                f"{where} cannot be used ({why_no_place(error, where)}): mend that, or choose another place."
             ) from error
         raise
+
+
+def why_no_place(error: OSError, place: object) -> str:
+    """What the system says; where a link on the way leads nowhere, as to a disk that is not mounted, that, of which the
+    system says "File exists"."""
+    for step in (Path(str(place)), *Path(str(place)).parents):
+        if step.is_symlink() and not step.exists():
+            return f"{step} is a link to {os.readlink(step)}, which is not there"
+    return error.strerror or str(error)

@@ -97,13 +97,19 @@ def test_ctrl_c_is_told_from_a_failure():
     assert (done.exit_code, done.output) == (130, "Interrupted.\n")
 
 
-def test_bash_completes_commands_and_options():
+def test_bash_completes_commands_options_keys_and_names():
     """As README has it."""
     script = """
         eval "$(_MEGAPTM_COMPLETE=bash_source megaptm)"
         COMP_WORDS=(megaptm evaluate --r) COMP_CWORD=2
         _megaptm_completion megaptm
         COMP_WORDS=(megaptm ev) COMP_CWORD=1
+        _megaptm_completion megaptm
+        COMP_WORDS=(megaptm train tiny.yaml train.st) COMP_CWORD=3
+        _megaptm_completion megaptm
+        COMP_WORDS=(megaptm families gpt3) COMP_CWORD=2
+        _megaptm_completion megaptm
+        COMP_WORDS=(megaptm plan tiny.yaml --machine h1) COMP_CWORD=4
         _megaptm_completion megaptm
         echo "${COMPREPLY[@]}"
     """
@@ -112,7 +118,10 @@ def test_bash_completes_commands_and_options():
     done = subprocess.run(
         ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == ("--rows evaluate\n", "")
+    assert (done.stdout, done.stderr) == (
+        "--rows evaluate train.steps= train.stop_at= gpt3 gpt3-banded h100-80g\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,6 +192,14 @@ def test_a_family_that_is_mistyped_is_told_the_nearest():
     done = megaptm("families", "gtp2")
     assert done.returncode == 2
     assert done.stderr == "error: gtp2 is no family; did you mean gpt2?\n"
+
+
+def test_families_are_listed_without_reading_their_configs(monkeypatch):
+    """There are hundreds: it took seconds without a word."""
+    from megaptm.__main__ import main
+
+    monkeypatch.setattr("megaptm.config.read.read_file", None)
+    assert "gpt3-banded: decoder" in CliRunner().invoke(main, ["families"], catch_exceptions=False).output
 
 
 def commands(group, above=()):

@@ -28,7 +28,7 @@ from data_pipeline.corpus.work import JobRunner
 from data_pipeline.folders import BUILDING, CORPUS, SCRATCH, SHARDS
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
-from megaptm.errors import FULL_DISK, UserError
+from megaptm.errors import FULL_DISK, UserError, why_no_place
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
@@ -192,7 +192,7 @@ def building(
                 f"the disk of {output.homes[0]} is full: free some space or choose another place."
             ) from None
         raise UserError(
-            f"{error.filename or out} cannot be written ({error.strerror}): choose another place."
+            f"{error.filename or out} cannot be written ({why_no_place(error, out)}): choose another place."
         ) from None
 
 

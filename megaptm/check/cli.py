@@ -116,9 +116,10 @@ def show(findings: Iterable[Finding], console: Console) -> bool:
         console.print(_line(finding, finding.topic if finding.topic != before else ""))
         found[finding.state] += 1
         before = finding.topic
-    number = [counted(found[state], state, many) for state, many in WORDS.items() if found[state]]
-    verdict = Text("Faults", MARKS["fault"].style) if found["fault"] else Text("No fault", MARKS["good"].style)
-    console.print(Text.assemble("\n", verdict, f": {', '.join(number)}."))
+    numbers = [counted(found[state], state, many) for state, many in WORDS.items() if found[state] and state != "fault"]
+    verdict = Text(counted(found["fault"], "fault", WORDS["fault"]) if found["fault"] else "no fault")
+    verdict.stylize(MARKS["fault" if found["fault"] else "good"].style)
+    console.print(Text.assemble("\n", verdict, *(f", {number}" for number in numbers), "."))
     return bool(found["fault"])
 
 

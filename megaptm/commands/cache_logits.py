@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import overrides_argument
 from megaptm.errors import UserError
 
 LOGGED_EVERY = 60.0
@@ -16,7 +17,7 @@ LOGGED_EVERY = 60.0
 
 @click.command("cache-logits")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option("--top", type=click.IntRange(1), default=32, show_default=True, help="Words of each place.")
 @click.option(
     "--type",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import overrides_argument
+
 
 @click.group()
 def config() -> None:
@@ -23,7 +25,7 @@ def config() -> None:
 def keys(section: str | None, markdown: bool) -> None:
     """Every key of a config: its type, its default, what it means.
 
-    SECTION is one of them, or a key.
+    SECTION is one of them, or a key, by its path or its name alone.
 
     \b
       megaptm config keys
@@ -55,7 +57,7 @@ def keys(section: str | None, markdown: bool) -> None:
 
 @config.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 def show(config: Path, overrides: tuple[str, ...]) -> None:
     """Print CONFIG as `megaptm train` would take it: what it extends and every number of the model written out.
 

@@ -14,8 +14,14 @@ if TYPE_CHECKING:
     from megaptm.families.words import WordFamily
 
 
+def _names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    from megaptm.families import FAMILIES
+
+    return [name for name in FAMILIES if name.startswith(begun)]
+
+
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=_names)
 @click.option("--json", "as_json", is_flag=True, help="Print numbers for a script.")
 def families(name: str | None, as_json: bool) -> None:
     """List the families of models: sizes, parameters, objectives, Hugging Face's model that is the same, and the
@@ -39,7 +45,9 @@ def families(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                family.name: _word_numbers(family) if isinstance(family, WordFamily) else _numbers(family)
+                family.name: _word_numbers(family)
+                if isinstance(family, WordFamily)
+                else {**_numbers(family), "layouts": _layout_numbers(family)}
                 for family in chosen
             }
         )
@@ -109,26 +117,35 @@ def _numbers(family: Any) -> dict[str, Any]:
         "vocabulary": family.vocabulary,
         "context": family.context,
         "sizes": sizes,
-        "layouts": {
-            config: {devices: layout.model_dump() for devices, layout in layouts.items()}
-            for config, layouts in _layouts(family).items()
-        },
+    }
+
+
+def _layout_numbers(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
+    return {
+        config: {devices: layout.model_dump() for devices, layout in layouts.items()}
+        for config, layouts in _layouts(family).items()
     }
 
 
 def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
-    """Config of the family that comes with megaptm -> devices -> the layout that it has for so many."""
-    from megaptm.config import load, offered_devices
+    """Config of the family that comes with megaptm -> devices -> the layout that it has for so many.
+
+    Each file is read once, whatever it has layouts for; it takes a tenth of a second all the same.
+    """
+    from megaptm.config import UncheckedConfig
     from megaptm.config.shipped import CONFIGS
     from megaptm.families import FAMILIES
 
     name = family.name
     if FAMILIES.get(name) is not family:
         return {}
-    return {
-        f"{name}/{path.stem}": {devices: load(path, [f"devices={devices}"]).layout for devices in offered_devices(path)}
-        for path in sorted((CONFIGS / name).glob("*.yaml"))
-    }
+    found = {}
+    for path in sorted((CONFIGS / name).glob("*.yaml"), key=lambda path: path.stem):
+        config = UncheckedConfig.read(path)
+        found[f"{name}/{path.stem}"] = {
+            devices: config.plus(f"devices={devices}").load().layout for devices in config.offered_devices
+        }
+    return found
 
 
 def _show(family: Any, *, with_layouts: bool) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.options import overrides_argument
+
 if TYPE_CHECKING:
     from megaptm.config import Config
 
@@ -25,7 +27,7 @@ def imports() -> None:
 @imports.command("elmo")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("run", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
     """Make the run folder RUN, whose step 0 is the ELMo in FOLDER, as the released code names it.
 
@@ -52,7 +54,7 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 @imports.command("hf")
 @click.argument("source")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import Finite
+from megaptm.commands.options import Finite, machine_option, overrides_argument
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CORPUS = "corpus."
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 @click.option("--address", help="HOST:PORT of a cluster; absent: RAY_ADDRESS, or a cluster of this machine alone.")
 @click.option(
     "--wait",
@@ -40,7 +40,7 @@ CORPUS = "corpus."
     show_default=True,
     help="Further starts after failures of a rank, each only if more was saved. Lost nodes are not counted.",
 )
-@click.option("--machine", metavar="NAME", help="What a node is; a smaller layout must then fit into its memory.")
+@machine_option(metavar="NAME", help="What a node is; a smaller layout must then fit into its memory.")
 @click.option(
     "--corpus", metavar="RECIPE", help="Build this corpus first, unless it is there; corpus.KEY=VALUE sets its."
 )

@@ -20,10 +20,31 @@ class Finite(click.FloatRange):
         return number
 
 
+def _keys(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """What a shell offers of a key that was begun."""
+    from megaptm.config.reference import config_sections
+
+    return [f"{key.path}=" for section in config_sections() for key in section.keys if key.path.startswith(begun)]
+
+
+def _machines(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    from megaptm.plan.machine import known_machines
+
+    return [name for name in known_machines() if name.startswith(begun)]
+
+
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_keys)
+
+
+def machine_option(**attributes: Any) -> Callable[..., Any]:
+    """`--machine`, of which a shell completes the names."""
+    return click.option("--machine", shell_complete=_machines, **attributes)
+
+
 OF_A_JOB = (
     click.argument("config", type=click.Path(path_type=Path)),
-    click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]..."),
-    click.option("--machine", help="In configs/machines, or a YAML file: what memory and time are checked against."),
+    overrides_argument,
+    machine_option(help="In configs/machines, or a YAML file: what memory and time are checked against."),
     click.option("--nodes", type=int, help="Nodes of the job; absent: as many as the layout and the machine need."),
     click.option("--per-node", type=int, help="Processes on a node; absent: as the layout or the machine have it."),
     click.option("--gpus-per-node", type=click.IntRange(min=0), help="Absent: one for each process; 0: none."),

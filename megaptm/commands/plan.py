@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.options import machine_option, overrides_argument
 from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_FAILURE, UserError
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--machine", default="a100-80g", show_default=True, help="A name in configs/machines, or a YAML file.")
+@overrides_argument
+@machine_option(default="a100-80g", show_default=True, help="A name in configs/machines, or a YAML file.")
 @click.option(
     "--nodes", type=int, help="Nodes to use, the layout as `devices` would set it; absent: as many as it asks."
 )

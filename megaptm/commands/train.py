@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.options import overrides_argument
+
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@overrides_argument
 def train(config: Path, overrides: tuple[str, ...]) -> None:
     """Train a model, or continue a run.
 

@@ -47,7 +47,8 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
     if details["type"] == "missing":
         # Whoever began the section, in a file that this one extends, need not have given all of it.
         where = origin if origin and origin.startswith(f"{source}:") else source
-        return f"{where}: {key} is missing{_meaning(path)}."
+        begin = ": write it, or take another's, as `extends: gpt2/tiny` does" if key == "model" else ""
+        return f"{where}: {key} is missing{_meaning(path)}{begin}."
     where = origin or source
     if details["input"] is None and (joined := NO_SPACE.fullmatch(path[-1])):
         return f"{where}: {key} is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
@@ -55,10 +56,18 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         return f"{where}: unknown key {key}{_nearest(path)}"
     if details["type"] == "invalid_key":
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
-    if details["type"] == "dict_type" and key == "data.mix" and isinstance(details["input"], str):
-        said = details["input"].strip("{}") or "corpora/books"
-        return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{said}: 1}}'."
+    if details["type"] == "dict_type" and key == "data.mix" and (corpora := _corpora(details["input"])):
+        return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
     return f"{where}: {key} {must_be(details)}"
+
+
+def _corpora(said: object) -> str | None:
+    """What a mix is written as, where a corpus was, or a list of some."""
+    if isinstance(said, str):
+        return f"{said.strip('{}') or 'corpora/books'}: 1"
+    if isinstance(said, list) and said and all(isinstance(one, str) for one in said):
+        return ", ".join(f"{one}: 1" for one in said)
+    return None
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:

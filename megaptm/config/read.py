@@ -79,6 +79,11 @@ class UncheckedConfig:
             values = _merged(values, layer.values)
         return values
 
+    @property
+    def offered_devices(self) -> list[int]:
+        """Numbers of devices that it has a layout for."""
+        return sorted(self.values.get("layouts", {}))
+
     def sets(self, key: str) -> bool:
         """Whether any of them sets `key` (dotted)."""
         value: Any = self.values
@@ -171,11 +176,6 @@ def _complaint(mistakes: Sequence[str]) -> UserError:
         return UserError(mistakes[0])
     more = [f"and {len(mistakes) - MOST_TOLD:,} more."] if len(mistakes) > MOST_TOLD else []
     return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MOST_TOLD], *more)
-
-
-def offered_devices(path: str | Path) -> list[int]:
-    """Numbers of devices that the file at `path` has a layout for."""
-    return sorted(UncheckedConfig.read(path).values.get("layouts", {}))
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
+from megaptm.suggest import ELSEWHERE
 
 FILLED_IN = ("objective",)
 """Keys without a default that need not be given: another key says what they are."""
@@ -54,7 +55,8 @@ def config_sections() -> list[ConfigSection]:
 
 
 def find_sections(name: str | None) -> list[ConfigSection]:
-    """All sections, those of a name with what is below them, or a single key."""
+    """All sections, those of a name with what is below them, or keys: one by its path, or all that are called so, here
+    or in another library (`learning_rate`)."""
     every = config_sections()
     if name is None:
         return every
@@ -64,6 +66,10 @@ def find_sections(name: str | None) -> list[ConfigSection]:
     if name in keys:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
+    called = {name, ELSEWHERE.get(name)}
+    of_name = {one: tuple(key for key in one.keys if key.name in called) for one in every}
+    if any(of_name.values()):
+        return [ConfigSection(one.name, one.meaning, some) for one, some in of_name.items() if some]
     known = [*(one.name for one in every if one.name), *keys]
     sections = ", ".join(one.name for one in every if one.name)
     raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
@@ -137,8 +143,12 @@ def _type(field: dict[str, Any]) -> str:
     if field["type"] == "array":
         items = field.get("prefixItems") or [field["items"]]
         return f"list of {len(items)}: {_type(items[0])}" if "prefixItems" in field else f"list of {_type(items[0])}"
-    bounds = [form.format(f"{field[bound]:g}") for bound, form in BOUNDS.items() if bound in field]
+    bounds = [form.format(_number(field[bound])) for bound, form in BOUNDS.items() if bound in field]
     return ", ".join([TYPES[field["type"]], *bounds])
+
+
+def _number(bound: float) -> str:
+    return f"{bound:,.0f}" if bound == int(bound) else f"{bound:g}"
 
 
 def _joined(text: str) -> str:

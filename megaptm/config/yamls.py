@@ -149,6 +149,8 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
+        if "'\\t'" in (error.problem or ""):
+            raise UserError(f"{where}{line}: not valid YAML: a tab; indent with spaces.") from None
         raise UserError(f"{where}{line}: not valid YAML: {error.problem or error.context}.") from None
     except RecursionError:
         raise UserError(f"{where}: {TOO_DEEP}") from None

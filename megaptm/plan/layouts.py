@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.config import load, offered_devices
+from megaptm.config import UncheckedConfig, load
 from megaptm.families import CATALOGUE
 from megaptm.plan.machine import FOLDER, load_machine
 from megaptm.plan.plan import Plan, plan
@@ -19,7 +19,7 @@ def rows() -> Iterator[tuple[str, Plan]]:
     for family in CATALOGUE:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
         for path in sorted(paths, key=lambda path: (plan(load(path), machine).parameters, path.stem)):
-            for devices in offered_devices(path):
+            for devices in UncheckedConfig.read(path).offered_devices:
                 yield f"{family}/{path.stem}", plan(load(path, [f"devices={devices}"]), machine)
 
 

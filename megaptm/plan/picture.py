@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from megaptm.errors import UserError
 from megaptm.plan import costs
 from megaptm.plan.plan import Plan
 from megaptm.plan.schedule import Pass, timeline
+from megaptm.plan.show import PARTS, layout_words, parts_of_memory, seconds_words
 from megaptm.plan.stages import stages
 
 GIB = 2**30
@@ -31,7 +32,9 @@ td, th { border-bottom: 1px solid var(--line) } td + td, th + th { text-align: r
 td, th { font-variant-numeric: tabular-nums }
 .tiles { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem } .tiles b { display: block; font-size: 1.4rem }
 .faint { color: var(--faint) } svg { width: 100%; height: auto; display: block } svg text { fill: currentColor }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em } .bad { color: #cc6677 }
+.drawing { overflow-x: auto } .drawing svg { min-width: 40rem }
+.keys { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin: .6rem 0 } .keys span { white-space: nowrap }
+.key { display: inline-block; width: .8em; height: .8em; margin-right: .3em } .bad { color: #cc6677 }
 """
 
 
@@ -77,7 +80,7 @@ def html(plan: Plan) -> str:
     passes, shown = drawn_passes(plan)
     fullest = plan.memory[plan.fullest]
     tiles = {
-        "a step": f"{step.seconds:,.3g} s",
+        "a step": seconds_words(step.seconds),
         "of peak (MFU)": f"{step.mfu:.1%}",
         "tokens/s": f"{work.tokens / step.seconds:,.0f}",
         "with failures": f"{plan.days_with_failures:,.3g} days",
@@ -89,12 +92,17 @@ def html(plan: Plan) -> str:
     note = "" if shown == work.microbatches else f" The first {shown:,} of {work.microbatches:,} micro-batches."
     body = [
         f"<h1>{escape(plan.title)} on {plan.nodes:,} x {plan.machine.devices} {escape(plan.machine.name)}</h1>",
-        f"<p class=faint>{plan.parameters:,} parameters; {_layout(plan)}</p>",
+        f"<p class=faint>{plan.parameters:,} parameters; {layout_words(work.layout)}; {work.precision}, "
+        f"batch {work.batch:,}</p>",
         f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in tiles.items())}</div>{fit}",
         "<h2>Memory of a rank, by stage</h2>",
-        _bars([one.parts() for one in plan.memory], usable=plan.machine.usable_bytes),
+        _bars(plan),
         "<h2>Time of a step</h2>",
-        _table([(name, f"{value:.4g} s", f"{value / step.seconds:.1%}") for name, value in step.parts().items()]),
+        _table(
+            (PARTS[name], seconds_words(value), f"{value / step.seconds:.1%}")
+            for name, value in step.parts().items()
+            if value
+        ),
         f"<h2>The pipeline</h2><p class=faint>A row a stage, time to the right; blue forward, red backward, a shade a "
         f"chunk.{note}</p>",
         _timeline(passes, work.layout.pipeline),
@@ -105,10 +113,6 @@ def html(plan: Plan) -> str:
     )
 
 
-def _layout(plan: Plan) -> str:
-    return ", ".join(f"{name} {value}" for name, value in plan.work.layout.model_dump().items())
-
-
 def _table(rows: Iterable[Sequence[str]]) -> str:
     return f"<table>{''.join(_row(row) for row in rows)}</table>"
 
@@ -117,23 +121,33 @@ def _row(cells: Sequence[str]) -> str:
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
-def _bars(stages: Sequence[Mapping[str, float]], *, usable: float) -> str:
-    """A bar a stage; the line is what a device has to give."""
-    most = max(usable, *(sum(parts.values()) for parts in stages)) * 1.02
+def _bars(plan: Plan) -> str:
+    """A bar a stage, with its sum behind it; the line is what a device has to give."""
+    usable, names = plan.machine.usable_bytes, parts_of_memory(plan)
+    most = max(usable, *(one.total for one in plan.memory))
     height, shapes = 14, []
-    for row, parts in enumerate(stages):
+    for row, one in enumerate(plan.memory):
         at = 60.0
         shapes.append(f"<text x=0 y={row * height + 10} font-size=10>stage {row}</text>")
-        for (name, value), color in zip(parts.items(), COLORS, strict=False):
-            width = value / most * 940
+        for name, color in zip(names, COLORS, strict=False):
+            value = one.parts()[name]
+            width = value / most * 880
             title = f"<title>{name} {value / GIB:.2f} GiB</title>"
             shapes.append(_rectangle(at, row * height, width, height - 2, color, title))
             at += width
-    line = 60 + usable / most * 940
-    shapes.append(f"<line x1={line:.1f} x2={line:.1f} y1=0 y2={len(stages) * height} stroke=currentColor />")
-    keys = zip(stages[0], COLORS, strict=False)
-    legend = "".join(f"<span class=key style='background:{color}'></span>{name}" for name, color in keys)
-    return f"<svg viewBox='0 0 1000 {len(stages) * height}'>{''.join(shapes)}</svg><p>{legend}</p>"
+        shapes.append(f"<text x={at + 5:.1f} y={row * height + 10} font-size=10>{one.total / GIB:.1f}</text>")
+    line, end = 60 + usable / most * 880, len(plan.memory) * height
+    shapes.append(f"<line x1={line:.1f} x2={line:.1f} y1=0 y2={end} stroke=currentColor stroke-dasharray=3 />")
+    keys = zip(names, COLORS, strict=False)
+    legend = "".join(f"<span><span class=key style='background:{color}'></span>{name}</span>" for name, color in keys)
+    limit = f"{usable / GIB:.1f} GiB, which {escape(plan.machine.name)} has to give"
+    said = f"<p class=faint>In GiB; the dashed line: {limit}.</p>"
+    return f"{said}{_drawing(end, shapes)}<div class=keys>{legend}</div>"
+
+
+def _drawing(height: int, shapes: Iterable[str]) -> str:
+    """Of a width of 1000; in a narrow window it is moved under its edge, since its words must stay readable."""
+    return f"<div class=drawing><svg viewBox='0 0 1000 {height}'>{''.join(shapes)}</svg></div>"
 
 
 def _timeline(passes: Sequence[Pass], number: int) -> str:
@@ -144,7 +158,7 @@ def _timeline(passes: Sequence[Pass], number: int) -> str:
         left, width = one.start / end * 1000, (one.stop - one.start) / end * 1000
         title = f"<title>{'backward' if one.backward else 'forward'} {one.microbatch}, chunk {one.chunk}</title>"
         shapes.append(_rectangle(left, one.stage * height, max(width - 0.3, 0.2), height - 1, shade, title))
-    return f"<svg viewBox='0 0 1000 {number * height}'>{''.join(shapes)}</svg>"
+    return _drawing(number * height, shapes)
 
 
 def _rectangle(x: float, y: float, width: float, height: float, color: str, title: str) -> str:
@@ -172,7 +186,7 @@ def _png(plan: Plan, path: Path) -> None:
 
 def _draw_memory(axes: Any, plan: Plan) -> None:
     numbers, left = range(len(plan.memory)), [0.0] * len(plan.memory)
-    for name, color in zip(plan.memory[0].parts(), COLORS, strict=False):
+    for name, color in zip(parts_of_memory(plan), COLORS, strict=False):
         values = [one.parts()[name] / GIB for one in plan.memory]
         axes.barh(numbers, values, left=left, color=color, label=name)
         left = [before + value for before, value in zip(left, values, strict=True)]

@@ -63,9 +63,7 @@ def _memory(plan: Plan, console: Console) -> None:
     table.add_column("")
     for stage, name in sorted(stages.items()):
         table.add_column(name if len(plan.memory) == 1 else f"stage {stage} ({name})", justify="right")
-    for part in plan.memory[0].parts():
-        if part in ("compared", "remembered", "teacher") and not any(getattr(one, part) for one in plan.memory):
-            continue
+    for part in parts_of_memory(plan):
         table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")
     console.print(table)
@@ -81,6 +79,14 @@ def _memory(plan: Plan, console: Console) -> None:
     )
 
 
+def parts_of_memory(plan: Plan) -> list[str]:
+    """What takes memory; not what few models have, and this one has not."""
+    rare = {"compared", "remembered", "teacher"}
+    return [
+        part for part in plan.memory[0].parts() if part not in rare or any(getattr(one, part) for one in plan.memory)
+    ]
+
+
 def _step(plan: Plan, console: Console) -> None:
     step = plan.step
     table = Table(title="Time of a step", title_justify="left", box=None, pad_edge=False, show_header=False)
@@ -89,8 +95,8 @@ def _step(plan: Plan, console: Console) -> None:
     table.add_column(justify="right")
     for part, seconds in step.parts().items():
         if seconds:
-            table.add_row(PARTS[part], _seconds(seconds), f"{seconds / step.seconds:.1%}")
-    table.add_row("a step", _seconds(step.seconds), "", style="bold")
+            table.add_row(PARTS[part], seconds_words(seconds), f"{seconds / step.seconds:.1%}")
+    table.add_row("a step", seconds_words(step.seconds), "", style="bold")
     console.print(table)
     console.print(bar(step.parts(), whole=step.seconds))
     console.print(
@@ -118,7 +124,7 @@ def _run(plan: Plan, console: Console) -> None:
         "steps": f"{plan.steps:,}, {plan.tokens:,} tokens",
         "time": f"{_days(plan.days)} of steps, {_days(plan.days_with_failures)} with saving and failures",
         "device hours": f"{plan.device_hours:,.0f}",
-        "checkpoint": f"{saving.bytes / 1e9:,.1f} GB in {_seconds(saving.seconds)}{_beside(saving)}, "
+        "checkpoint": f"{saving.bytes / 1e9:,.1f} GB in {seconds_words(saving.seconds)}{_beside(saving)}, "
         f"every {plan.every:,} steps; least is lost at every {failures.best_interval_steps:,}",
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
@@ -132,7 +138,9 @@ def _run(plan: Plan, console: Console) -> None:
 def _beside(saving: Saving) -> str:
     if not saving.host_bytes:
         return ""
-    return f" (steps wait for {_seconds(saving.stall)}, and {saving.host_bytes / GIB:,.1f} GiB of each host hold it)"
+    return (
+        f" (steps wait for {seconds_words(saving.stall)}, and {saving.host_bytes / GIB:,.1f} GiB of each host hold it)"
+    )
 
 
 def bar(parts: Mapping[str, float], *, whole: float) -> Text:
@@ -182,7 +190,7 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
 
 
 def _candidates(candidates: Iterable[Candidate]) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # ten titles in 80 columns
     for name in ("data", "tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB"):
         table.add_column(name, justify="right")
     for one in candidates:
@@ -191,7 +199,7 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
             *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
             str(layout.microbatch),
             "full" if layout.recompute == "full" else "-",
-            _seconds(one.step.seconds),
+            seconds_words(one.step.seconds),
             f"{one.step.mfu:.1%}",
             f"{one.step.bubble / one.step.seconds:.1%}",
             f"{one.bytes / GIB:.1f}",
@@ -199,7 +207,8 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
     return table
 
 
-def _seconds(seconds: float) -> str:
+def seconds_words(seconds: float) -> str:
+    """`18.05 s`, `292 ms`"""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 

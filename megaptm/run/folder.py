@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from typing import Any
 from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load
-from megaptm.errors import NO_PLACE, UserError
+from megaptm.errors import NO_PLACE, UserError, why_no_place
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import (
@@ -172,7 +173,7 @@ def _folder_errors_told(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in NO_PLACE:
+        if error.errno not in (*NO_PLACE, errno.ENOENT):
             raise
         raise UserError(no_folder(run, error)) from None
 
@@ -227,7 +228,7 @@ def no_folder(run: Path, error: OSError) -> str:
     """What is said where no folder can be made or written to."""
     if run.is_dir():  # what is in it may be weeks of work
         return f"run ({run}) cannot be written to ({error.strerror}): mend that, or choose another run=FOLDER."
-    return f"run ({run}) cannot be a folder ({error.strerror}): choose another run=FOLDER."
+    return f"run ({run}) cannot be a folder ({why_no_place(error, run)}): choose another run=FOLDER."
 
 
 def note_launch(run: Path) -> None:

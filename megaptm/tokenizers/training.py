@@ -60,7 +60,7 @@ def check_options(
 ) -> None:
     """Raise a `UserError` where these do not go together."""
     if kind not in KINDS:
-        raise UserError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}.")
+        raise UserError(f"kind ({kind}) is not known; {nearest(kind, KINDS)}")
     if specials is not None and specials not in SPECIALS:
         raise UserError(f"specials ({specials}) is not known; {nearest(specials, SPECIALS)}")
     if KINDS[kind].unknown and specials is not None and "unknown" not in SPECIALS[specials].roles:

@@ -18,7 +18,7 @@ def test_ticks_and_crosses_by_topic_and_a_last_line_that_counts(bench):
     assert lines[1].startswith("!            optimizer.warmup_steps (20) are not over")
     assert lines[2].startswith("? memory     whether a rank fits on its device is not known: name one with --machine.")
     assert lines[3].startswith("✗ folder     run (")
-    assert lines[-1] == "Faults: 1 fault, 1 warning, 1 unknown, 1 good."
+    assert lines[-1] == "1 fault, 1 warning, 1 unknown, 1 good."
 
 
 def test_a_topic_that_is_none_is_told_with_those_there_are(bench):
@@ -36,4 +36,4 @@ def test_a_config_that_is_no_file_is_one_fault():
         lines[0]
         == "✗ config     nowhere.yaml: no such config file; give the path of a YAML file, or a name such as gpt2/tiny."
     )
-    assert lines[-1] == "Faults: 1 fault."
+    assert lines[-1] == "1 fault."

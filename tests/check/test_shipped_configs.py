@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import Case, Request, look
-from megaptm.config import load, offered_devices
+from megaptm.config import UncheckedConfig, load
 from megaptm.families import WORDS
 from megaptm.plan.machine import load_machine
 
@@ -18,7 +18,7 @@ COUNTED = [(topic, check) for topic, check in CHECKS if topic in ("config", "pro
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_a_shipped_config_is_good_on_a_common_machine(path):
-    for devices in offered_devices(path) or [None]:
+    for devices in UncheckedConfig.read(path).offered_devices or [None]:
         config = load(path, [f"devices={devices}"] if devices else [])
         for machine in ("a100-80g", "h100-80g"):
             case = Case(config=config, machine=load_machine(machine), request=Request(seconds=24 * 3600.0))

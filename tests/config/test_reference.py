@@ -35,6 +35,11 @@ def test_a_section_and_a_key_can_be_asked_for():
     assert [key.path for key in one.keys] == ["train.steps"]
     with pytest.raises(UserError, match=r"no key train\.stpes; did you mean train\.steps\?"):
         find_sections("train.stpes")
+    assert [key.path for one in find_sections("learning_rate") for key in one.keys] == ["optimizer.lr"]
+    assert [key.path for one in find_sections("heads") for key in one.keys] == [
+        "model.heads",
+        "model.stacks.NAME.heads",
+    ]
 
 
 def test_the_command_prints_it_and_shows_a_config():

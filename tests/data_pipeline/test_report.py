@@ -11,9 +11,13 @@ REPORT = CorpusReport(
     id="12",
     files=3,
     splits={"train": {"documents": 6, "tokens": 60, "bytes": 240, "shards": 2}},
-    dropped={"empty": 2, "<script>": 2},
-    examples={"<script>": [("a.txt", "<script>alert('no')</script>")]},
-    said={"<script>": "has no `text`, but <b>: name it"},
+    dropped={"empty": 1, "<script>": 2, "duplicate": 1},
+    examples={
+        "empty": [("c.txt", "is empty: remove it")],
+        "<script>": [("a.txt", "<script>alert('no')</script>")],
+        "duplicate": [("b.txt", "a.txt")],
+    },
+    said={"empty": "is empty: remove it", "<script>": "has no `text`, but <b>: name it"},
     languages={"en": 5, "de": 1},
     lengths={8: 5, 16: 1},
     tokenizer={"kind": "byte-bpe", "vocabulary": 300},
@@ -50,6 +54,8 @@ def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
     said = " ".join(reader.words)
     assert "10 documents in 3 files; 6 kept" in said
     assert "<script>alert('no')</script>" in said
+    assert "in its place stays a.txt" in said
+    assert said.count("is empty: remove it") == 1
     assert "4 jobs were found done" in said
     assert {"width:100.00%", "width:20.00%"} <= set(reader.widths)
 

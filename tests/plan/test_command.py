@@ -92,6 +92,9 @@ def test_a_page_is_drawn_without_scripts(tmp_path):
     assert "<script" not in text
     assert "http" not in text
     assert text.count("<svg") == 2
+    assert "remembered" not in text  # of this model nothing is, and a legend is what there is
+    assert "tensor communication" in text
+    assert "75.2 GiB, which A100 80 GB has to give" in text
 
 
 def test_a_picture_is_drawn(tmp_path):

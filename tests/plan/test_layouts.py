@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load, offered_devices
+from megaptm.config import UncheckedConfig, load
 from megaptm.families import CATALOGUE
 from megaptm.plan.layouts import MACHINE, markdown
 from megaptm.plan.machine import load_machine
@@ -19,7 +19,7 @@ ROWS = [
     for family in CATALOGUE
     for path in sorted((ROOT / "configs" / family).glob("*.yaml"))
     if not path.stem.startswith("tiny")
-    for devices in offered_devices(path)
+    for devices in UncheckedConfig.read(path).offered_devices
 ]
 PATHS = sorted({path for path, _ in ROWS})
 SHORT = ("gpt3/small", "bert/large", "t5/11b")
@@ -60,7 +60,7 @@ def test_a_layout_is_among_the_fastest(path, devices):
 def test_8_and_64_devices_have_a_layout_wherever_the_model_fits():
     for path in PATHS:
         for devices in (8, 64):
-            assert (devices in offered_devices(path)) == (fastest(path, devices) is not None)
+            assert (devices in UncheckedConfig.read(path).offered_devices) == (fastest(path, devices) is not None)
 
 
 @pytest.mark.drill
@@ -69,12 +69,14 @@ def test_1024_devices_have_a_layout_but_for_batches_of_256_short_rows_and_less()
         train, data = load(path).train, load(path).data
         # The 118 layers of PaLM 540B cannot be cut for so many.
         wanted = train.batch * data.sequence > 256 * 512 and fastest(path, 1024) is not None
-        assert (1024 in offered_devices(path)) == wanted
+        assert (1024 in UncheckedConfig.read(path).offered_devices) == wanted
 
 
 def test_the_shipped_default_is_the_fewest_devices_but_for_the_175b():
     for path in PATHS:
-        assert load(path).layout.processes == (1024 if path.stem == "175b" else min(offered_devices(path)))
+        assert load(path).layout.processes == (
+            1024 if path.stem == "175b" else min(UncheckedConfig.read(path).offered_devices)
+        )
 
 
 def test_the_page_shows_this_table():

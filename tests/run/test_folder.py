@@ -221,6 +221,13 @@ def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
         prepare(config())
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_told(config, tmp_path):
+    """Of which the system says "File exists"."""
+    (tmp_path / "scratch").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"cannot be a folder \(.*/scratch is a link to .*/gone, which is not there\)"):
+        prepare(config(f"run={tmp_path / 'scratch/run'}"))
+
+
 def test_a_run_whose_disk_became_read_only_is_told_so(config, monkeypatch):
     prepare(config())
 
