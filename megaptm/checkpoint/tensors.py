@@ -41,7 +41,7 @@ MAX_OPEN_FILES = 64
 
 
 class NotFiniteError(UserError):
-    """A tensor to be saved holds a NaN or an infinity."""
+    """A tensor that is saved or read holds a NaN or an infinity."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,19 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
 
 
 def _refuse_not_finite(name: str, data: Tensor) -> None:
-    # A sum is one pass without memory of its own, and finite only where all its terms are; the rest is looked at again.
-    if not data.is_floating_point() or math.isfinite(data.sum().item()):
-        return
-    if bad := data.numel() - int(data.isfinite().sum()):
+    if bad := _not_finite(data):
         raise NotFiniteError(
             f"{name} is not finite ({bad} of {data.numel()} numbers), so no checkpoint was made of it: lower "
             "optimizer.lr, and continue from the checkpoint before."
         )
+
+
+def _not_finite(data: Tensor) -> int:
+    """How many of its numbers are NaN or infinite."""
+    # A sum is one pass without memory of its own, and finite only where all its terms are; the rest is looked at again.
+    if not data.is_floating_point() or math.isfinite(data.sum().item()):
+        return 0
+    return data.numel() - int(data.isfinite().sum())
 
 
 def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
@@ -171,7 +176,8 @@ def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
 class TensorReader:
     """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread.
 
-    A `UserError` names the tensor and the folder where files disagree on a shape, or do not hold what is asked.
+    A `UserError` names the tensor and the folder where files disagree on a shape, do not hold what is asked, or hold a
+    number that is not finite, which we never write: a teacher's would be told as its student's loss.
     """
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
@@ -214,12 +220,16 @@ class TensorReader:
             for box, position in stored.boxes():
                 missing = list(self._fill(out, wanted, missing, file, box, position))
             if not missing:
-                return out
+                break
         if missing:
             first = missing[0]
             raise UserError(
                 f"{self.folder}: no file of this checkpoint holds the elements of {name} (shape {shape}) from "
                 f"{first.offset} on (a block of {first.shape})"
+            )
+        if bad := _not_finite(out):
+            raise NotFiniteError(
+                f"{self.folder}: {name} is not finite ({bad} of {out.numel()} numbers): take another checkpoint."
             )
         return out
 

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from megaptm.data.files import npy_bytes
 from megaptm.data.table import MOST, ShardInfo, ShardTable, table_name, table_of
-from megaptm.errors import UserError
+from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import FileName, Record, parse_json, plain_file, validated, write_whole
 
 FORMAT = "megaptm-corpus-2"
@@ -138,7 +138,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check `manifest.json` and the tables of shards that it names."""
     path = Path(folder) / MANIFEST
     try:
-        written = plain_file(path).read_bytes()
+        with storage_errors_as_user_errors(path):  # also of who calls this from Python
+            written = plain_file(path).read_bytes()
     except FileNotFoundError:
         raise NoCorpusError(f"{path} does not exist, so {folder} is not a finished corpus:") from None
     content = parse_manifest(written, path)

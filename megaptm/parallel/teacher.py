@@ -10,6 +10,7 @@ from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.errors import UserError
 from megaptm.models.model import Model
+from megaptm.parallel.background import together
 from megaptm.parallel.groups import Ranks
 from megaptm.parallel.initial import InitialFrom
 from megaptm.parallel.stage import build_stages, transformer_config
@@ -31,8 +32,13 @@ def build_teacher(
     spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
     config = transformer_config(spec, layout, CommunicationConfig(), precision, _nothing)
     (stage,) = build_stages(spec, layout, ranks, config, losses=(), marks=marks, kernel=kernel)
-    for place, parameter in stage.placed_parameters():
-        parameter.copy_(reader.read(f"weight/{place.name}", place.offset, tuple(parameter.shape)))
+
+    def read() -> None:
+        with torch.no_grad():  # of the thread that it runs in
+            for place, parameter in stage.placed_parameters():
+                parameter.copy_(reader.read(f"weight/{place.name}", place.offset, tuple(parameter.shape)))
+
+    together(read)  # what one rank cannot take of its part is told on all
     teacher: Model = stage.model
     teacher.keep_layers(distillation.read_of_teacher())
     return teacher.requires_grad_(False).eval()

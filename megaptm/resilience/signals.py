@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from megaptm.resilience.failures import LOST_PEER
+
 # SIGTERM: a scheduler or a person ends the job. SIGUSR1: Slurm's word, some time before the limit. SIGINT: Ctrl-C.
 # SIGHUP: the terminal is lost.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -67,12 +69,17 @@ class StopRequest:
 
     @contextmanager
     def ends_waiting(self) -> Iterator[None]:
-        """For what may wait for a server: `StopError` some seconds after a stop is requested, wherever it waits."""
+        """For what may wait for a server, or for ranks that do: `StopError` some seconds after a stop is requested,
+        wherever it waits, or where another rank has ended because of it meanwhile."""
         self._giving_up = True
         try:
             if self.requested:
                 signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
             yield
+        except RuntimeError as error:  # who waits in a collective is not woken by the signal, but by that end
+            if self.requested and LOST_PEER.search(str(error)):
+                raise StopError from error
+            raise
         finally:
             self._giving_up = False
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -25,21 +25,33 @@ class OtherRun:
     step_key: str
     step: int | None
 
-    def check(self, *, otherwise: str = "") -> None:
-        """A `UserError` where there is no such run, or no such checkpoint of it; `otherwise` ends what is said."""
+    def check(self, *, learned: Path | None = None) -> None:
+        """A `UserError` where there is no such run, or no such checkpoint of it: of `learned`, a run that has learned
+        from this one, there was."""
         if not (self.folder / CONFIG).is_file():
+            self._refuse_lost("is not the folder of a run", learned)
             raise UserError(
                 f"{self.key} ({self.folder}) is not the folder of a run: train it first, or begin a run with a model "
                 "of Hugging Face's (`megaptm import hf`)."
             )
         if not (steps := sorted(committed(self.folder))):
+            self._refuse_lost("has no checkpoint", learned)
             raise UserError(
                 f"{self.key} ({self.folder}) has no checkpoint yet: train it first (`megaptm train {self.folder}`)."
             )
         if self.step is not None and self.step not in steps:
+            those = ", ".join(map(str, steps))
+            self._refuse_lost(f"has no checkpoint of step {self.step}, but of {those}", learned)
             raise UserError(
-                f"{self.step_key} ({self.step}): {self.folder} has no checkpoint of that step, but of "
-                f"{', '.join(map(str, steps))}: name one of these{otherwise}."
+                f"{self.step_key} ({self.step}): {self.folder} has no checkpoint of that step, but of {those}: name "
+                "one of these."
+            )
+
+    def _refuse_lost(self, what: str, learned: Path | None) -> None:
+        if learned is not None:
+            raise UserError(
+                f"{self.key} ({self.folder}) {what}, and {learned} has learned from it: put it back where it was, or "
+                f"let {self.key} say where it is now."
             )
 
     @property

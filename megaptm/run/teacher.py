@@ -8,6 +8,7 @@ from pathlib import Path
 from megaptm.config import Config, distillation_of, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
+from megaptm.resilience.events import last_saved
 from megaptm.run.compatibility import OF_LOGITS
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import Distillation, ModelSpec
@@ -29,7 +30,8 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     distillation = distillation_of(config)
     run = teacher_run(config)
     if needs_weights(config):
-        run.check(otherwise="; for a student that has learned from it, put it back")
+        student = Path(config.run)
+        run.check(learned=student if last_saved(student) else None)
     if config.distill.cached is not None:
         kept = teacher_logits(config)
         _check_kept(config, kept, distillation)

@@ -47,6 +47,10 @@ class StepSource(Protocol):
     def train(self) -> Samples:
         """What is learned from."""
 
+    def count(self) -> None:
+        """Read what must be known of the whole text before the first step, which may take hours: not before a
+        checkpoint was found to be of this text. All ranks at once."""
+
     def steps(self, start: int) -> Iterator[list[Any] | None]:
         """Each step's micro-batches, from step `start` on, without end."""
 
@@ -72,6 +76,9 @@ class BatchSource:
     @property
     def reads(self) -> bool:
         return self.ranks.tensor == 0
+
+    def count(self) -> None:
+        """Nothing: samples are known by their numbers."""
 
     def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:
         """Each step's micro-batches, from step `start` on, without end."""

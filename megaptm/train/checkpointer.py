@@ -104,6 +104,8 @@ class Checkpointer:
             refuse_another_teacher(checkpoint, self.teacher)
             self.layout_before = layout_of(checkpoint)
             self.held_out.restore(state_of(checkpoint, HELD_OUT))
+        self.source.count()
+        if checkpoint is not None:
             together(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
             self.engine.fill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from megaptm.config import Config, distillation_of
@@ -127,7 +128,7 @@ def _word_engine(config: Config, spec: WordSpec, corpora: RunCorpora, timeout_mi
 
     task = config.built_objective
     if isinstance(task, GloVe):
-        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes)
+        return PairEngine(spec, config, corpora, timeout_minutes=timeout_minutes, run=Path(config.run))
     assert isinstance(task, WordWindows)
     return WordEngine(
         spec,

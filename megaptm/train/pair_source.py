@@ -35,10 +35,11 @@ class PairSource:
     """Steps without micro-batches: the number of a step says which pairs it has."""
 
     def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
-        """All ranks at once: they count the text."""
-        engine.count()
         self.config, self.engine = config, engine
         self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
+
+    def count(self) -> None:
+        self.engine.count()
 
     def steps(self, start: int) -> Iterator[list[Any]]:
         return repeat([])

@@ -98,7 +98,8 @@ def _work(
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)
-    tell("looking for a checkpoint")
+    counts = config.built_objective.unit == "pairs"
+    tell(f"looking for a checkpoint{', and then counting the pairs of the text' if counts else ''}")
     with stop.ends_waiting(), heartbeat.during("loading"):
         start = checkpointer.restore()
     heartbeat.continues_from(start)

@@ -40,7 +40,8 @@ def main(run: str) -> None:
             # Where the rank waits for data, torch raises a second one of the first, which alone says how it ended.
             said = str(error.__cause__ if LOST_LOADER.match(str(error.__cause__)) else error)
             sentence, code = told_of_lost_loader(said, Path(run))
-            click.echo(f"error: {sentence}", err=True)
+            # On a line of its own, where the launcher looks for it: torch may have raised it in the midst of another.
+            click.echo(f"\nerror: {sentence}", err=True)
             end_now(code, handlers=False)
         # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
         # traceback at the beginning of a line, to hold back one that only echoes another's.

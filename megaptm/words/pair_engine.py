@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.run.corpora import RunCorpora
 from megaptm.words.engine import DIVERGED
+from megaptm.words.kept_pairs import SPLITS, Counted, KeptPairs
 from megaptm.words.pair_kernels import learn_pairs
 from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
 from megaptm.words.rotating_table import RotatingTable
@@ -32,10 +34,19 @@ class PairEngine:
     from what all before it have left.
     """
 
-    def __init__(self, spec: WordSpec, config: Config, corpora: RunCorpora, *, timeout_minutes: float = 30.0) -> None:
+    def __init__(
+        self,
+        spec: WordSpec,
+        config: Config,
+        corpora: RunCorpora,
+        *,
+        timeout_minutes: float = 30.0,
+        run: Path | None = None,
+    ) -> None:
+        """What is counted is kept in the folder `run`, where there is one."""
         task = config.built_objective
         assert isinstance(task, GloVe)
-        self.spec, self.config, self.task, self.corpora = spec, config, task, corpora
+        self.spec, self.config, self.task, self.corpora, self.run = spec, config, task, corpora, run
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
@@ -53,17 +64,23 @@ class PairEngine:
         self.losses = {name: weights[name] for name in self.losses}
 
     def count(self) -> None:
-        """Words, and the pairs of those that take part, at each start: sums are exact, so they are the same. All ranks
-        at once."""
-        exchange = self.exchange
-        self.counts = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.total)
-        takes_part = np.zeros(self.spec.vocabulary, bool)
-        special = self.corpora.tokenizer.special.specials
-        takes_part[words_to_learn(self.spec, self.counts, special, self.task)] = True
-        self.pairs = self._table("train", takes_part, 1.0)
+        """Words, and the pairs of those that take part, unless that was done before: sums are exact, so they are the
+        same. All ranks at once."""
+        kept = (
+            None if self.run is None else KeptPairs(self.run, self._counted_of(), self.spec.vocabulary, self.exchange)
+        )
+        counted = None if kept is None else kept.read()
+        if counted is None:
+            counted = self._count()
+            if kept is not None:
+                kept.write(counted)
+        self.counts = counted.words
         # As often as they would come in as much text as is learned from: else each would be off by the same.
         self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
-        self.held_out = self._table("validation", takes_part, self._share)
+        self.pairs, self.held_out = (
+            self._table(split, counted.pairs[split], share)
+            for split, share in zip(SPLITS, (1.0, self._share), strict=True)
+        )
         train, most = self.config.train, self.config.data.epochs
         if most is not None and train.steps > most * self.pairs.steps:
             raise UserError(
@@ -71,6 +88,30 @@ class PairEngine:
                 f"{self.pairs.pairs:,} pairs are read {most} time{'s' if most > 1 else ''} (data.epochs): lower "
                 "train.steps, raise data.epochs, or leave data.epochs out."
             )
+
+    def _counted_of(self) -> dict[str, Any]:
+        """All that says what is counted."""
+        task = self.task
+        return {
+            "text": [*self.corpora.ids.values()],
+            "mix": [*self.config.data.mix.values()],
+            "vocabulary": self.spec.vocabulary,
+            "window": task.window,
+            "symmetric": task.symmetric,
+            "distance_weighting": task.distance_weighting,
+            "min_count": task.min_count,
+        }
+
+    def _count(self) -> Counted:
+        exchange = self.exchange
+        words = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.total)
+        takes_part = np.zeros(self.spec.vocabulary, bool)
+        special = self.corpora.tokenizer.special.specials
+        takes_part[words_to_learn(self.spec, words, special, self.task)] = True
+        texts = {split: self.corpora.texts(split, exchange.rank, exchange.ranks) for split in SPLITS}
+        return Counted(
+            words, {split: count_pairs(some, takes_part, self.task, exchange) for split, some in texts.items()}
+        )
 
     def fill(self) -> None:
         """Begin with the initial vectors."""
@@ -138,10 +179,8 @@ class PairEngine:
         loss, asked = self.exchange.all_gather(np.array(mine)).sum(axis=0).tolist()
         return float(loss / max(asked, 1.0))
 
-    def _table(self, split: str, takes_part: np.ndarray, share: float) -> PairTable:
+    def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
         """Its pairs, each as often as `share` of its counts."""
-        texts = self.corpora.texts(split, self.exchange.rank, self.exchange.ranks)
-        held: PairCounts = count_pairs(texts, takes_part, self.task, self.exchange)
         pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
         if not pairs:
             raise UserError(

@@ -92,7 +92,7 @@ def test_a_file_of_a_corpus_that_is_none_is_not_waited_for(kind: str, name: str,
         os.mkfifo(tmp_path / name)
     else:
         (tmp_path / name).symlink_to("/dev/zero")
-    with pytest.raises((UserError, OSError), match=rf"{name}|Not a regular file"):
+    with pytest.raises(UserError, match=name):
         _read_all(tmp_path)
 
 

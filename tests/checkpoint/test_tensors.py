@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import struct
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -127,6 +128,15 @@ def test_a_file_cut_short_is_an_error_that_names_it(tmp_path):
         file.truncate(record.size - 40)
     with pytest.raises(UserError, match="a is cut short"):
         TensorReader(tmp_path, [record]).read("w")
+
+
+def test_a_number_that_is_none_is_not_read(tmp_path):
+    record = write_pieces(tmp_path / "a", [TensorPiece("w", (4, 2), (0, 0), (4, 2), torch.ones(4, 2))])
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:-4] + struct.pack("<f", math.nan))
+    reader = TensorReader(tmp_path, [record])
+    assert reader.read("w", (0, 0), (3, 2)).sum() == 6
+    with pytest.raises(UserError, match=rf"{tmp_path}: w is not finite \(1 of 8 numbers\): take another checkpoint"):
+        reader.read("w")
 
 
 def test_the_files_are_plain_safetensors_and_describe_themselves(tmp_path):

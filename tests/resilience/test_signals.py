@@ -108,3 +108,20 @@ def test_reading_that_is_done_in_time_is_not_given_up_nor_what_comes_after(monke
             time.sleep(0.01)
         time.sleep(0.5)
     assert stop.requested
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said", "ends_as"),
+    [
+        (True, "Connection closed by peer", StopError),
+        (False, "Connection closed by peer", RuntimeError),
+        (True, "no such row", RuntimeError),
+    ],
+)
+def test_a_rank_whose_peer_has_heeded_a_stop_heeds_it_too(stopped, said, ends_as):
+    """It waits in a collective, which a signal does not end."""
+    with StopRequest() as stop:
+        if stopped:
+            send(signal.SIGTERM)
+        with pytest.raises(ends_as), stop.ends_waiting():
+            raise RuntimeError(said)

@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import sys
 
 import pytest
+from click.testing import CliRunner
 
 from megaptm.config import dump, load
 from megaptm.data import Corpus
@@ -13,6 +15,7 @@ from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
 from megaptm.run.folder import CONFIG
+from megaptm.train import worker
 from megaptm.train.worker import told_of_lost_loader
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
@@ -57,6 +60,21 @@ def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_p
     sentence, code = told_of_lost_loader(said, tmp_path)
     assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", sentence)
     assert code == EXIT_USER_ERROR
+
+
+def test_what_is_said_of_a_lost_loader_begins_a_line(monkeypatch, tmp_path):
+    """torch raises it wherever the rank is, also in the midst of what it prints."""
+
+    def lose(run):
+        print("step 5/8  loss 0.7  0:01 left", end="")
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr("megaptm.train.run.run_worker", lose)
+    for name in ("outlive_terminal", "collect_garbage_rarely"):
+        monkeypatch.setattr(worker, name, lambda: None)
+    monkeypatch.setattr(worker, "end_now", lambda code, handlers: sys.exit(code))
+    said = CliRunner().invoke(worker.main, ["--run", str(tmp_path)])
+    assert (said.exit_code, said.output.count("\nerror: a process that reads this rank's data was lost")) == (1, 1)
 
 
 def test_each_is_opened_once(corpus, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,22 @@ def test_a_step_that_is_not_there_is_one_sentence_with_its_key(tmp_path: Path) -
     wanted = student(tmp_path / "teacher", tmp_path / "run", ", step: 3")
     with pytest.raises(UserError, match=r"distill\.step \(3\): .*teacher has no checkpoint of that step, but of 2, 4"):
         check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+
+
+def test_of_a_teacher_that_a_student_has_lost_it_is_not_said_to_train_it(tmp_path: Path) -> None:
+    config = load(BERT, ["model.vocabulary=300"])
+    teacher, run = saved(tmp_path / "teacher", 2, config), tmp_path / "run"
+    saved(run, 1, wanted := student(teacher, run))
+    shutil.rmtree(teacher / FOLDER / "step-00000002")
+    for what, change in (
+        ("has no checkpoint, ", lambda: saved(teacher, 4, config)),
+        ("has no checkpoint of step 2, but of 4, ", lambda: teacher.rename(tmp_path / "moved")),
+        ("is not the folder of a run, ", lambda: None),
+    ):
+        said = rf"distill\.teacher \({teacher}\) {what}and {run} has learned from it: put it back where it was, or let"
+        with pytest.raises(UserError, match=said):
+            check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+        change()
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,15 @@ from megaptm.launch.local import train
 from megaptm.parallel.step_result import DivergedError
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.corpora import RunCorpora
+from megaptm.run.rank import RankEnvironment
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track.journal import read_metrics
+from megaptm.train.checkpointer import Checkpointer
+from megaptm.train.pair_source import PairSource
 from megaptm.words.export import export as write
 from megaptm.words.pair_engine import PairEngine
 from megaptm.words.vectors import load_words
+from tests.checkpoint.test_store import change_byte
 from tests.data.corpora import tiny_corpus
 from tests.ranks import run_ranks
 
@@ -78,6 +82,59 @@ def test_stopped_and_continued_on_two_ranks_it_is_one_ranks(run, corpus):
     for table, name in enumerate(("word", "context")):
         assert (whole(one, table) == weights[name].reshape(-1, 34).numpy()).all()
     assert last(run, "validation/loss") == one[0][0][-1]
+
+
+def test_a_run_of_other_text_is_refused_before_its_pairs_are_counted(run, corpus):
+    [(told, counted)] = run_ranks(1, go_on_with_other_text, str(run), str(corpus))
+    assert "was built again since" in told
+    assert counted == 0
+
+
+def test_what_was_counted_is_read_by_who_goes_on_and_counted_again_where_it_is_damaged(corpus, tmp_path):
+    def count(ranks: int, window: int = 6) -> tuple[list[str], list[np.ndarray]]:
+        found = run_ranks(ranks, counted, str(corpus), str(tmp_path), ranks, window)
+        keys, counts = (np.concatenate([one[1][number] for one in found]) for number in (0, 1))
+        return found[-1][0], [keys[order := np.argsort(keys)], counts[order], found[-1][1][2]]
+
+    [*splits], begun = count(1)
+    assert splits == ["train", "validation"]
+    for ranks in (3, 1):
+        read, gone_on = count(ranks)
+        assert not read
+        assert all((one == other).all() for one, other in zip(begun, gone_on, strict=True))
+    change_byte(next(tmp_path.rglob("rank-00000.safetensors")), -1)
+    for ranks, splits in ((3, ["train", "validation"]), (1, [])):
+        read, gone_on = count(ranks)
+        assert read == splits
+        assert all((one == other).all() for one, other in zip(begun, gone_on, strict=True))
+    assert count(1, window=5)[0]
+
+
+def counted(corpus: str, run: str, ranks: int, window: int) -> tuple[list[str], list[np.ndarray]]:
+    """Which splits were read, and of this rank the pairs and the words."""
+    objective = f"objective={{glove: {{window: {window}}}}}"
+    config = load(CONFIG, settings("unused", corpus, f"layout.data={ranks}", objective))
+    corpora, read = RunCorpora(config), []
+    corpora.texts = lambda split, *part: read.append(split) or RunCorpora.texts(corpora, split, *part)
+    spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
+    engine = PairEngine(spec, config, corpora, run=Path(run))
+    engine.count()
+    held = engine.pairs.held
+    return read, [held.keys, held.counts, engine.counts]
+
+
+def go_on_with_other_text(run: str, corpus: str) -> tuple[str, int]:
+    config = load(CONFIG, settings(run, corpus))
+    corpora = RunCorpora(config)
+    spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
+    source = PairSource(config, corpora, engine := PairEngine(spec, config, corpora))
+    source.train.corpora = dict.fromkeys(source.train.corpora, "another")
+    checkpointer = Checkpointer(
+        Path(run), config, engine, spec, source, RankEnvironment(0, 1, 0), lock=None, events=None
+    )
+    with pytest.raises(UserError) as caught:
+        checkpointer.restore()
+    return str(caught.value), len(engine.counts)
 
 
 def test_ranks_that_do_not_divide_the_lanes_learn_what_one_learns(corpus):

@@ -1,0 +1,136 @@
+"""What GloVe has counted, kept in the run's folder: who goes on need not count again, on any number of ranks."""
+
+# P pairs, V words
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.checkpoint.tensors import TensorPiece
+from megaptm.errors import UserError
+from megaptm.families.words import LANES
+from megaptm.parallel.background import together
+from megaptm.parallel.collectives import any_rank, broadcast_object
+from megaptm.words.pairs import PairCounts
+from megaptm.words.sharded_table import Exchange, lane_edges
+from megaptm.words.vocabulary import counts_piece, read_counts
+
+FOLDER = "pairs"
+SPLITS = ("train", "validation")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Of the text, as a rank needs it."""
+
+    words: np.ndarray
+    """int64 [V]"""
+    pairs: Mapping[str, PairCounts]
+    """Of each of `SPLITS`, those whose words this rank holds."""
+
+
+@dataclass(frozen=True)
+class KeptPairs:
+    """`run/pairs`: a store as that of checkpoints, so what is there is whole, and what is damaged is known.
+
+    Pairs lie in the order of their words' lanes, so that each rank's are one piece, however many ranks there are. All
+    ranks call each method at once. What cannot be read is counted again, and what cannot be kept ends no run.
+    """
+
+    run: Path
+    of: Mapping[str, Any]
+    """What is counted, and of which text: of anything else nothing is read."""
+    vocabulary: int
+    exchange: Exchange
+
+    def read(self) -> Counted | None:
+        """None on all ranks where there is nothing that can be used."""
+        store = Store(self.run / FOLDER)
+        if any_rank(not store.steps()):
+            return None
+        try:
+            return together(partial(self._read, store))
+        except UserError as error:
+            self._warn(f"what was counted before cannot be used, and is counted again: {error}")
+            return None
+
+    def write(self, counted: Counted) -> None:
+        """Keep it, in the place of what is there; a warning where there is no room."""
+        rank, ranks = self.exchange.rank, self.exchange.ranks
+        pairs = self.exchange.all_gather(np.array([len(counted.pairs[split].keys) for split in SPLITS]))
+        # Who was given up for dead and lives on must not write what this job writes.
+        store = Store(self.run / FOLDER, keep=1, fence=lambda: True, token=broadcast_object(secrets.token_hex(8)))
+        size = 16 * int(pairs.sum())
+        pieces = [*self._pieces(counted, pairs)]
+        try:
+            together(lambda: store.prepare(0, size) if rank == 0 else None)
+            together(partial(store.write, 0, rank, pieces))
+            together(lambda: store.commit(0, {"of": self.of}, ranks) if rank == 0 else None)
+        except UserError as error:
+            self._warn(f"what was counted is not kept, and whoever goes on counts again: {error}")
+
+    def _warn(self, what: str) -> None:
+        if self.exchange.rank == 0:
+            log.warning("%s: %s", self.run / FOLDER, what)
+
+    def _pieces(self, counted: Counted, pairs: np.ndarray) -> Iterator[TensorPiece]:
+        """`pairs`: int64 [ranks, splits], how many each rank has."""
+        first, last = lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
+        for split, of_ranks in zip(SPLITS, pairs.T, strict=True):
+            held = counted.pairs[split]
+            lanes = held.keys // self.vocabulary % LANES
+            order = np.argsort(lanes, kind="stable")
+            at, whole = int(of_ranks[: self.exchange.rank].sum()), (int(of_ranks.sum()),)
+            for name, numbers in (("keys", held.keys[order]), ("counts", held.counts[order])):
+                yield TensorPiece(f"{split}/{name}", whole, (at,), numbers.shape, torch.from_numpy(numbers))
+            of_lanes = torch.from_numpy(np.bincount(lanes, minlength=LANES)[first:last])
+            yield TensorPiece(f"{split}/lanes", (LANES,), (int(first),), (len(of_lanes),), of_lanes)
+        if self.exchange.rank == 0:
+            yield counts_piece(counted.words)
+
+    def _read(self, store: Store) -> Counted:
+        found = store.look(0, part=self.exchange.rank, parts=self.exchange.ranks)
+        if not isinstance(found, Checkpoint):
+            raise UserError(found)
+        if found.state.get("of") != self.of:
+            raise UserError("it is of other text, or was counted otherwise.")
+        return Counted(
+            read_counts(found.reader, self.vocabulary), {split: self._read_split(found, split) for split in SPLITS}
+        )
+
+    def _read_split(self, found: Checkpoint, split: str) -> PairCounts:
+        """Those of this rank's lanes; a `UserError` where they are no pairs: compiled code looks words up in tables by
+        them, and asks no more."""
+        reader, (first, last) = found.reader, lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
+        strange = UserError(f"{found.folder}: its {split} pairs are none.")
+        lanes = reader.read(f"{split}/lanes").numpy()
+        if (
+            lanes.shape != (LANES,)
+            or (lanes < 0).any()
+            or sum(lanes.tolist()) != math.prod(reader.shape(f"{split}/keys"))
+        ):
+            raise strange
+        at, number = int(lanes[:first].sum()), int(lanes[first:last].sum())
+        keys, counts = (reader.read(f"{split}/{name}", (at,), (number,)).numpy() for name in ("keys", "counts"))
+        if {lanes.dtype, keys.dtype, counts.dtype} != {np.dtype(np.int64)} or (counts <= 0).any():
+            raise strange
+        if (keys // self.vocabulary % LANES != np.repeat(np.arange(first, last), lanes[first:last])).any():
+            raise strange
+        order = np.argsort(keys)
+        held = PairCounts(keys[order], counts[order])
+        if (np.diff(held.keys, prepend=-1) <= 0).any() or (keys >= self.vocabulary**2).any():
+            raise strange
+        return held
