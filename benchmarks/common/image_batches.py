@@ -57,7 +57,7 @@ def image_batch(spec: ModelSpec, rows: int) -> dict[str, Tensor]:
 def image_inputs(spec: ModelSpec, batch: dict[str, Tensor]) -> dict[str, Tensor | bool]:
     """The same for theirs, normalized already, and what a text ends with nowhere else."""
     images = np.stack([from_patches(one, PIXELS) for one in batch["patches"].numpy()])
-    mean, std = (torch.tensor(some)[:, None, None] for some in (spec.family.pixel_mean, spec.family.pixel_std))
+    mean, std = (torch.tensor(some)[:, None, None] for some in spec.pixels)
     pixels_BCHW = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
     if "image_label" in batch:
         return {"pixel_values": pixels_BCHW.contiguous(), "labels": batch["image_label"]}

@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily, WordSize, WordSpec
 from megaptm.objectives.ranking import WindowRanking
-from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
+from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatistics, Size, change
 
 SHAPE = tuple(Shape.model_fields)
 OF_TABLES = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE)
@@ -109,7 +109,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         for name in (*CLUSTERS, *OF_CHARACTERS)
         for value in [getattr(model, name)]
     }
-    return ModelSpec(
+    spec = ModelSpec(
         family=family,
         size=Size(
             **shape,
@@ -129,6 +129,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         context=context,
         dropout=family.dropout if model.dropout is None else model.dropout,
     )
+    return spec.with_pixels(PixelStatistics(model.pixel_mean or spec.pixels.mean, model.pixel_std or spec.pixels.std))
 
 
 def resolved(config: Config) -> Config:
@@ -145,7 +146,8 @@ def resolved(config: Config) -> Config:
     rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}
     rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
-    rest |= {"patch": spec.size.patch} if spec.family.reads_images else {}
+    if spec.family.reads_images:
+        rest |= {"patch": spec.size.patch, "pixel_mean": spec.pixels.mean, "pixel_std": spec.pixels.std}
     rest |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     rest |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}

@@ -55,6 +55,9 @@ def _keys_without_meaning(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         yield f"model.negatives means nothing to {family.name}, whose losses compare all tokens; remove it."
     if model.patch is not None and not family.reads_images:
         yield f"model.patch ({model.patch}) means nothing to {family.name}, which reads no images; remove it."
+    for key in ("pixel_mean", "pixel_std"):
+        if getattr(model, key) is not None and not family.reads_images:
+            yield f"model.{key} means nothing to {family.name}, which reads no images; remove it."
     if model.detector is not None and not family.reads_regions:
         yield (
             f"model.detector ({[*model.detector]}) means nothing to {family.name}, which reads no regions of images; "

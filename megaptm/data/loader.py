@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
 JOIN_SECONDS = 5.0
+VALIDATION_PREFETCH = 2
+"""Micro-batches that each worker is ahead of a validation: training's are held meanwhile."""
 ALIGNED = 64
 """Bytes at a multiple of which an array of a micro-batch begins."""
 
@@ -56,7 +59,8 @@ class RankSlice:
 
 
 class Loader:
-    """Iterates (step, micro-batches) from `start_step` on, without end; starting anywhere costs the same.
+    """Iterates (step, micro-batches) from `start_step` on, to `end_step` or without end; starting anywhere costs the
+    same.
 
     What a step holds depends on the mix alone: not on workers, nor on how it is divided among ranks and micro-batches.
     """
@@ -66,6 +70,7 @@ class Loader:
         mix: Mix | TaughtMix,
         *,
         start_step: int = 0,
+        end_step: int | None = None,
         batch: int | BatchSchedule,
         microbatch: int,
         rank: int = 0,
@@ -77,6 +82,7 @@ class Loader:
         self.mix = mix
         self.step = start_step
         """The step that comes next."""
+        self.end_step = end_step
         schedule = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.slice = RankSlice(schedule=schedule, microbatch=microbatch, rank=rank, ranks=ranks)
         self._reader: _Processes | _Thread = (
@@ -87,6 +93,8 @@ class Loader:
         return self
 
     def __next__(self) -> tuple[int, list[MicroBatch]]:
+        if self.step == self.end_step:
+            raise StopIteration
         batches = [self._reader.next() for _ in self.slice.of(self.step)]
         self.step += 1
         return self.step - 1, batches
@@ -103,19 +111,47 @@ class Loader:
 
     def numbers(self) -> Iterator[range]:
         """Sample numbers of every micro-batch to come."""
-        step = self.step
-        while True:
+        for step in count(self.step) if self.end_step is None else range(self.step, self.end_step):
             yield from self.slice.of(step)
-            step += 1
 
 
 def validation_batches(
     mix: Mix | TaughtMix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
     """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
+    return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, most=most)]
+
+
+def read_validation(
+    mix: Mix | TaughtMix,
+    *,
+    batch: int,
+    microbatch: int,
+    rank: int = 0,
+    ranks: int = 1,
+    most: int | None = None,
+    workers: int | None = None,
+) -> Iterator[list[MicroBatch]]:
+    """The same, each step when it is asked for, so that one is held; of images, which are decoded, some micro-batches
+    ahead (`workers`, as a `Loader` has them)."""
     slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
-    steps = range(validation_steps(mix, batch=batch, most=most))
-    return [[as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)] for step in steps]
+    steps = validation_steps(mix, batch=batch, most=most)
+    if workers is None:
+        for step in range(steps):
+            yield [as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)]
+        return
+    with Loader(
+        mix,
+        end_step=steps,
+        batch=batch,
+        microbatch=microbatch,
+        rank=rank,
+        ranks=ranks,
+        workers=workers,
+        prefetch=VALIDATION_PREFETCH,
+    ) as loader:
+        for _, batches in loader:
+            yield batches
 
 
 def validation_steps(mix: Mix | TaughtMix, *, batch: int, most: int | None = None) -> int:
@@ -247,10 +283,12 @@ class _Thread:
 
     def _run(self, mix: Mix, numbers: Iterator[range]) -> None:
         try:
-            while not self._closed:
+            for samples in numbers:
                 self._room.get()
+                if self._closed:
+                    return
                 with storage_errors_as_user_errors("a corpus"):
-                    self._ready.put(stacked(mix, next(numbers)))
+                    self._ready.put(stacked(mix, samples))
         except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
             self._ready.put(error)
 

@@ -14,6 +14,7 @@ PATTERNS = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "spiece.model"),
+    *("preprocessor_config.json", "processor_config.json"),
 )
 ANSWER_SECONDS = 10.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, flat, nested, spec_of
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
-from megaptm.hub.images import label_names, write_processor
+from megaptm.hub.image_processor import read_processor, write_processor
+from megaptm.hub.images import label_names
 from megaptm.hub.library import transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
@@ -63,6 +64,8 @@ class ImportedModel:
     """Shapes of the heads' parameters that the model came without."""
     otherwise: tuple[str, ...] = ()
     """Numbers of its training that are others here, as `attention_dropout 0.0`."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """Options of an objective by which images are shown as its processor does, where these are not the usual ones."""
 
     @property
     def fresh(self) -> tuple[str, ...]:
@@ -111,8 +114,8 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
                 "give the tokenizer that the model was trained with."
             )
+    trained_on = objective or objective_of(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
-        trained_on = objective or objective_of(spec.family.objectives[0])
         longest = spec.longest if spec.family.reads_images else sequence  # which are an image's places
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
     models = {".": (spec, weights)}
@@ -127,7 +130,7 @@ def to_hugging_face(
             part = unfinished / place
             part.mkdir(parents=True, exist_ok=True)
             if spec.family.reads_images:
-                write_processor(spec, part)
+                write_processor(spec, part, trained_on)
             if spec.family.reads_images and not spec.family.has_tokens:
                 # The tokenizer is names of labels, which their config has.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
@@ -197,7 +200,16 @@ def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = No
         counterpart, spec = described(config, family=family)
         state, where = source.state_dict(), type(source).__name__
     model = replace(_imported(counterpart, spec, state, where), otherwise=_otherwise(counterpart, spec, config))
+    if spec.family.reads_images and isinstance(source, Path):
+        return _with_processor(model, source)
     return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
+
+
+def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:
+    """The model, which reads images as the processor beside it says, if there is one."""
+    if (found := read_processor(model.spec, folder, remedy=REMEDY)) is None:
+        return model
+    return replace(model, spec=model.spec.with_pixels(found.pixels), shown=found.options)
 
 
 def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:

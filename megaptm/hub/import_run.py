@@ -21,7 +21,7 @@ from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import ImportedModel, from_hugging_face
-from megaptm.hub.images import read_labels, refuse_other_pixels
+from megaptm.hub.images import read_labels
 from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import read_tokenizer
@@ -75,7 +75,7 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     _check(model.spec, source)
     if contexts:
         model = at_context(model, _number(contexts[-1]))
-    config = write_run(run, source, _first_values(model.spec, run), overrides, model, tokenizer)
+    config = write_run(run, source, _first_values(model, run), overrides, model, tokenizer)
     return Import(config, model.fresh, model.otherwise)
 
 
@@ -134,8 +134,6 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family)
-    if model.spec.family.reads_images:
-        refuse_other_pixels(model.spec, folder, remedy=REMEDY)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
         tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     else:
@@ -170,12 +168,13 @@ def _check(spec: ModelSpec, source: str) -> None:
             )
 
 
-def first_config(spec: ModelSpec, run: Path) -> Config:
+def first_config(model: ImportedModel, run: Path) -> Config:
     """What a run in the folder `run` would begin with from a model, if nothing were said of it."""
-    return absolute_paths(UncheckedConfig.of(_first_values(spec, run)).load())
+    return absolute_paths(UncheckedConfig.of(_first_values(model, run)).load())
 
 
-def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
+def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
+    spec = imported.spec
     stacks = {
         stack: _shape(size) | ({} if size.context is None else {"context": size.context})
         for stack, size in spec.size.stacks.items()
@@ -191,7 +190,9 @@ def _first_values(spec: ModelSpec, run: Path) -> dict[str, Any]:
     if spec.family.reads_images:
         assert spec.size.patch is not None
         data |= {"sequence": spec.context}
-        seen: dict[str, Any] = {"size": spec.grid * spec.size.patch}
+        seen: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.shown}
+        if spec.own_pixels is not None:
+            numbers |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
         name = KNOWN[spec.name].objectives[0]
         objective = {"objective": {name: seen | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}

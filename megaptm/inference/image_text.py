@@ -23,7 +23,7 @@ from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import TEMPLATES, Image, LoadedModel
-from megaptm.objectives.images import TEXT, ImageLabels, ImageText, shown_text
+from megaptm.objectives.images import TEXT, ImageText, shown_text
 from megaptm.run.corpora import cache_of
 from megaptm.storage import plain_file
 from megaptm.tokenizers import load as load_tokenizer
@@ -153,7 +153,7 @@ def zero_shot(
     mix = open_mix(
         {str(corpus): 1.0},
         split="validation",
-        objective=ImageLabels(size=task.size, crop=task.crop, flip=False),
+        objective=task.of_labels(),
         sequence=loaded.spec.context,
         seed=0,
         special=known.special,

@@ -196,7 +196,7 @@ def open_exported(folder: str | Path, *, device: str | torch.device | None = Non
 
     folder = Path(folder)
     imported, tokenizer = read_model(str(folder))
-    config = first_config(imported.spec, folder)
+    config = first_config(imported, folder)
     return LoadedModel(
         folder=folder,
         config=config,

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, places_of, prefix_of, teacher_run
 from megaptm.spec import ModelSpec
-from megaptm.storage import write_whole
+from megaptm.storage import is_rest, write_whole, writing_in
 from megaptm.tokenizers import load as load_tokenizer
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
@@ -81,17 +81,34 @@ def cache_logits(
     teacher.check_tokenizer(corpora.tokenizer)
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     manifest = _manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
-    _begin(folder, manifest, teacher)
-    model = open_run(teacher.folder, step=teacher.chosen, device=device).model
+    _refuse_other(folder, manifest)
+    with writing_in(folder):
+        _begin(folder, manifest, teacher)
+        model = open_run(teacher.folder, step=teacher.chosen, device=device).model
+        return _write(folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell)
+
+
+def _write(
+    folder: Path,
+    manifest: TeacherLogitsManifest,
+    mixes: Mapping[str, Mix],
+    model: Model,
+    *,
+    rows: int,
+    part: int,
+    parts: int,
+    tell: Callable[[int, int], object],
+) -> CachedLogits:
+    """The files of a part that are not there, and the manifest where none is missing then."""
     files = [
         (folder / file_name(split, number), mixes[split], numbers)
         for split, samples in manifest.samples.items()
-        for number, numbers in enumerate(file_ranges(samples, per_file))
+        for number, numbers in enumerate(file_ranges(samples, manifest.per_file))
     ]
     done, asked, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
     for path, mix, numbers in files[part::parts]:
         if not _is_there(path, mix, numbers, manifest):
-            kept = [*_of_samples(model, mix, numbers, manifest, rows=config.layout.microbatch)]
+            kept = [*_of_samples(model, mix, numbers, manifest, rows=rows)]
             write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
             asked += len(numbers)
         done += len(numbers)
@@ -147,10 +164,10 @@ def _manifest(
     )
 
 
-def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
-    """Make the folder, or go on in it where it is of the same."""
+def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
+    """A `UserError` where a folder is there that is not of the same."""
     there = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
-    if there is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if there is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
         raise UserError(f"distill.cached ({folder}) is there and no folder of logits: choose another.")
     if there is not None:
         found = read_manifest(there)
@@ -160,7 +177,10 @@ def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> 
                     f"distill.cached ({folder}) was begun with {name} {getattr(found, name)}, and this is "
                     f"{getattr(manifest, name)}: choose another folder, or remove that one."
                 )
-    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
+    """What says of whom the folder is."""
     write_whole(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
     # What it is of is known from here on without its run.
     write_whole(folder / CONFIG, dump(teacher.config).encode())

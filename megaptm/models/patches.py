@@ -23,7 +23,7 @@ class ImagePatches(nn.Module):
         width = patch_map(spec).outputs
         self.image = Embedding(1, width)
         self.mask = Embedding(1, width) if spec.masks_patches else None
-        mean, std = spec.family.pixel_mean, spec.family.pixel_std
+        mean, std = spec.pixels
         self.scales = [1 / (255 * one) for one in std]
         self.shifts = [-middle / one for middle, one in zip(mean, std, strict=True)]
 

@@ -6,7 +6,7 @@ which (CLIP, arXiv:2103.00020)."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import isqrt
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -34,6 +34,7 @@ from megaptm.objectives.pixels import (
     CropBox,
     drawn_box,
     drawn_square,
+    inner,
     mean_colors,
     middle,
     open_image,
@@ -62,6 +63,13 @@ class ImageObjective(Objective):
     """Of `random`: the smallest and the largest share of an image's area."""
     flip: bool = True
     """Whether every second image is shown as in a mirror; held-out ones never are."""
+    held_out_crop: Literal["middle", "whole"] | None = None
+    """What is shown of held-out images, and of those that a model is asked about; absent: the whole where `crop` is
+    that, and else the largest square in the middle."""
+    inner: Area = 1.0
+    """Of `middle` and `whole`: the share of each of their sides that is shown, in the middle."""
+    resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
+    """By which interpolation, of Pillow's, what is shown is scaled to `size`."""
 
     unit = "document"
     blobs: ClassVar = SUFFIXES
@@ -73,7 +81,12 @@ class ImageObjective(Objective):
             raise UserError(f"area ({self.area[0]:g}, {self.area[1]:g}) must rise: a smallest share, then a largest.")
 
     def held_out(self) -> Self:
-        return replace(self, crop="middle" if self.crop in ("random", "square") else self.crop, flip=False)
+        usual: Literal["middle", "whole"] = "whole" if self.crop == "whole" else "middle"
+        return replace(self, crop=self.held_out_crop or usual, flip=False)
+
+    def of_labels(self) -> ImageLabels:
+        """Who shows the same of images, and asks for their labels."""
+        return ImageLabels(**{one.name: getattr(self, one.name) for one in fields(ImageObjective) if one.init})
 
     def raw_length(self, sequence: int) -> int:
         """One image a row."""
@@ -145,7 +158,8 @@ class ImageObjective(Objective):
                 box = drawn_square(*image.size, rng)
             else:
                 box = middle(*image.size) if self.crop == "middle" else CropBox(0, 0, *image.size)
-            shown = scaled(image, box, self.size)
+                box = box if self.inner == 1 else inner(box, self.inner)
+            shown = scaled(image, box, self.size, self.resample)
         except (UserError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise of all kinds on bytes that are not what a header says

@@ -29,6 +29,8 @@ OPENED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 have decoders that nobody looks after, and EPS is a program that it hands to Ghostscript."""
 SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 """Pillow's modes of grey with more than eight bits, whose own conversion cuts off all above 255."""
+RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Of Pillow, each at the place of its number there."""
 TRIES = 10
 """Of the published crop: after so many that do not fit the middle is taken."""
 ASPECT = (3 / 4, 4 / 3)
@@ -92,8 +94,15 @@ def drawn_box(width: int, height: int, area: tuple[float, float], rng: np.random
     return middle(width, height)
 
 
-def scaled(image: Image, box: CropBox, size: int) -> np.ndarray:
-    """uint8 [size, size, C]: a part of an image, by bilinear interpolation.
+def inner(box: CropBox, share: float) -> CropBox:
+    """What lies in the middle of a rectangle: this share of each side."""
+    edge = (1 - share) / 2
+    across, down = edge * (box.right - box.left), edge * (box.lower - box.upper)
+    return CropBox(box.left + across, box.upper + down, box.right - across, box.lower - down)
+
+
+def scaled(image: Image, box: CropBox, size: int, resample: str = "bilinear") -> np.ndarray:
+    """uint8 [size, size, C]: a part of an image, by an interpolation of `RESAMPLINGS`.
 
     A JPEG is decoded at the smallest of its own scales (1/2, 1/4, 1/8) at which the part has as many pixels: large
     ones then cost a fraction of time and memory.
@@ -105,8 +114,8 @@ def scaled(image: Image, box: CropBox, size: int) -> np.ndarray:
             image.draft("RGB" if image.mode == "YCbCr" else image.mode, (int(width / shrink), int(height / shrink)))
     across, down = image.size[0] / width, image.size[1] / height
     part = (box.left * across, box.upper * down, box.right * across, box.lower * down)
-    bilinear = _pillow().Resampling.BILINEAR
-    return np.asarray(rgb(image).resize((size, size), bilinear, box=part))
+    how = _pillow().Resampling[resample.upper()]
+    return np.asarray(rgb(image).resize((size, size), how, box=part))
 
 
 def to_patches(image_HWC: np.ndarray, side: int) -> np.ndarray:

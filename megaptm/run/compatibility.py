@@ -37,6 +37,9 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
                 for name, block in spec.family.stacks.items()
                 if block.share
             },
+            # What is absent is the family's, as it was in all runs before it could be another's.
+            "pixel_mean": None if spec.pixels.mean == spec.family.pixel_mean else [*spec.pixels.mean],
+            "pixel_std": None if spec.pixels.std == spec.family.pixel_std else [*spec.pixels.std],
         },
         "tokenizer": tokenizer,
     }

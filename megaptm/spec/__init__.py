@@ -17,7 +17,7 @@ from megaptm.spec.block import (
 )
 from megaptm.spec.distillation import EMBEDDED, HOOKS, LOSS, Distillation
 from megaptm.spec.family import Family, Reading, change
-from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
+from megaptm.spec.model import MOST_OF_PIXELS, VOCABULARY_MULTIPLE, ModelSpec, PixelStatistics, published
 from megaptm.spec.size import BAND, Size
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "EMBEDDED",
     "HOOKS",
     "LOSS",
+    "MOST_OF_PIXELS",
     "PATTERN_NUMBERS",
     "SCORE_BIASES",
     "TURNS",
@@ -36,6 +37,7 @@ __all__ = [
     "Distillation",
     "Family",
     "ModelSpec",
+    "PixelStatistics",
     "Reading",
     "Size",
     "Visibility",

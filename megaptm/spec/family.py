@@ -31,7 +31,7 @@ class Family:
     `patch` and `token` the first stack reads images, the others texts, each by tables of its own width (CLIP). With
     `region` what a detector found in an image stands behind a text, in the same stream (UNITER)."""
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Of red, green and blue from 0 to 1: what is subtracted where images are read."""
+    """Of red, green and blue from 0 to 1: what is subtracted where images are read, unless a model has its own."""
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """What they are divided by then."""
     region_norms: str = "each"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
+from typing import NamedTuple
 
 from megaptm.spec.family import Family, Reading
 from megaptm.spec.size import Size
@@ -11,6 +12,18 @@ from megaptm.spec.size import Size
 # Tables are padded to a multiple of this, whatever the layout, so that a checkpoint has the same shapes on any number
 # of ranks. The rows above the vocabulary are zero, can never be asked for, and are left out of counts and exports.
 VOCABULARY_MULTIPLE = 128
+
+MOST_OF_PIXELS = 1e6
+"""No mean of pixels is farther from zero, no spread larger; and none is smaller than one over this."""
+
+
+class PixelStatistics(NamedTuple):
+    """Of red, green and blue from 0 to 1, by which pixels become the numbers that a model reads."""
+
+    mean: tuple[float, float, float]
+    """What is subtracted."""
+    std: tuple[float, float, float]
+    """What they are divided by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +35,17 @@ class ModelSpec:
     vocabulary: int
     context: int
     dropout: float
+    own_pixels: PixelStatistics | None = None
+    """Where images are read by other statistics than the family's."""
+
+    @property
+    def pixels(self) -> PixelStatistics:
+        """By which images are read."""
+        return self.own_pixels or PixelStatistics(self.family.pixel_mean, self.family.pixel_std)
+
+    def with_pixels(self, pixels: PixelStatistics) -> ModelSpec:
+        """The same model, which reads images by these."""
+        return replace(self, own_pixels=None if pixels == replace(self, own_pixels=None).pixels else pixels)
 
     @property
     def padded_vocabulary(self) -> int:

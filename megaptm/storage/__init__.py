@@ -18,6 +18,7 @@ from megaptm.storage.files import (
     size_of,
     upload,
 )
+from megaptm.storage.halves import is_rest, writing_in
 from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.stream import open_remote
@@ -46,6 +47,7 @@ __all__ = [
     "is_not_finite",
     "is_number",
     "is_remote",
+    "is_rest",
     "join",
     "journal_lines",
     "listed",
@@ -63,4 +65,5 @@ __all__ = [
     "upload",
     "validated",
     "write_whole",
+    "writing_in",
 ]

@@ -10,7 +10,7 @@ import torch
 
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.config import Config
-from megaptm.data.loader import Loader, validation_batches, validation_steps
+from megaptm.data.loader import Loader, read_validation, validation_steps
 from megaptm.data.mix import Mix
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
@@ -99,19 +99,19 @@ class BatchSource:
             yield batches
 
     def held_out(self) -> Iterator[list[MicroBatch] | None]:
-        """The validation batches, the same at each call."""
+        """The validation batches, the same at each call, read as they are asked for."""
         batch, most = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:
             return repeat(None, validation_steps(self.validation, batch=batch, most=most))
-        batches = validation_batches(
+        return read_validation(
             self._taught(self.validation, "validation"),
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,
             most=most,
+            workers=self.config.data.workers if self.config.built_objective.blobs else None,
         )
-        return iter(batches)
 
     def _taught(self, mix: Mix, split: str) -> Mix | TaughtMix:
         if self._kept is None:

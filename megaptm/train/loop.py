@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
-from megaptm.resilience.signals import StopError, StopRequest
+from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""
+
+
+LAST = object()
+"""Where no batch comes any more."""
 
 
 @dataclass
@@ -164,15 +169,11 @@ def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, flo
 
 def _validate(run: Training, step: int, unreadable: Exception | None) -> Exception | None:
     """Measure, unless some process cannot read what it needs; why, if it is this one."""
-    with run.during("validation"):
-        try:
-            with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
-                held_out = list(run.held_out()) if unreadable is None else []
-        except Exception as error:  # whatever it is, the steps before can be saved
-            unreadable = error
-        if any_rank(unreadable is not None):
-            return unreadable
-        means = mean_losses(run.engine, iter(held_out))
+    try:
+        with run.during("validation"):
+            means = mean_losses(run.engine, _read_together(run, unreadable))
+    except _UnreadableError as error:
+        return error.mine
     run.checkpointer.held_out.add(step, means["loss"])
     if run.report is not None:
         run.report.validation(step, means)
@@ -180,6 +181,40 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
         _finish_saving(run)
         raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
     return None
+
+
+class _UnreadableError(Exception):
+    """Some process cannot read what it needs."""
+
+    def __init__(self, mine: Exception | None) -> None:
+        self.mine = mine
+        """Why, if it is this one."""
+        super().__init__()
+
+
+def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]:
+    """The held-out batches, of which all processes have as many, each when all have read it: one is held, however many
+    there are. `_UnreadableError` in all of them where one cannot."""
+    batches: Iterator[Any] | None = None
+    batch, waited = None, 0.0
+    while True:
+        begun = time.monotonic()
+        try:
+            if unreadable is None:
+                with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
+                    batches = run.held_out() if batches is None else batches
+                    batch = next(batches, LAST)
+                # Of each batch it is told anew how long it may wait.
+                waited += time.monotonic() - begun if run.stop.requested else 0.0
+                if waited > GRACE_SECONDS:
+                    raise StopError
+        except Exception as error:  # whatever it is, the steps before can be saved
+            unreadable = error
+        if any_rank(unreadable is not None):
+            raise _UnreadableError(unreadable)
+        if batch is LAST:
+            return
+        yield batch
 
 
 def _save(run: Training, step: int, *, wait: bool) -> None:

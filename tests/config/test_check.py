@@ -210,6 +210,12 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["model.init_std=0.1"],
             "model.init_std (0.1) means nothing to t5/base, where each weight begins by a rule of its own; remove it.",
         ),
+        (
+            "uniter/tiny",
+            ["model.pixel_mean=[0, 0, 0]"],
+            "model.pixel_mean means nothing to uniter, which reads no images; remove it.",
+        ),
+        ("vit/tiny", ["model.pixel_std=[1, 0, 1]"], "model.pixel_std.1 must be at least 1e-06, not 0."),
         ("bert/base", ["model.tasks=2"], "model.tasks (2): bert is not told its task; remove it, or use ernie-2."),
         (
             "bert/base",

@@ -17,8 +17,7 @@ from tests.models.vision import SIDE
 def pixel_values(model: Model, patches: Tensor) -> Tensor:
     """[B, C, H, W] of uint8 [B, N, C P], as Hugging Face's processor gives them."""
     images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
-    family = model.spec.family
-    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (family.pixel_mean, family.pixel_std))
+    mean, std = (torch.tensor(numbers)[:, None, None] for numbers in model.spec.pixels)
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 

@@ -50,6 +50,20 @@ def test_what_a_checkpoint_says_of_its_model_comes_back_from_its_file(family):
     refuse_another(Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=read, files=()), wanted)
 
 
+def test_pixels_of_other_statistics_are_another_model():
+    """Those of a family said by hand are its own; and what is written out is what is read again."""
+    own, other = (load("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"]) for std in (0.5, 0.25))
+    assert resolve_model(own) == resolve_model(load("vit/tiny"))
+    assert (other.model.pixel_mean, other.model.pixel_std) == ((0.5,) * 3, (0.25,) * 3)
+    folder = Path("run/checkpoints/step-00000005")
+    said = [json.loads(json.dumps(compatibility(resolve_model(one), "words"))) for one in (own, other)]
+    del said[0]["model"]["pixel_std"]  # as checkpoints were before it was said
+    for begun, wanted, refused in ((0, own, None), (1, other, None), (0, other, "None, the config's is"), (1, own, "")):
+        checkpoint = Checkpoint(step=5, folder=folder, state=said[begun], files=())
+        with nullcontext() if refused is None else pytest.raises(UserError, match=f"its pixel_std is .*{refused}"):
+            refuse_another(checkpoint, compatibility(resolve_model(wanted), "words"))
+
+
 def test_a_table_of_more_tasks_is_another_model():
     told = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
     four, seven = (compatibility(spec, "words") for spec in told)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.errors import UserError, storage_errors_as_user_errors
-from megaptm.storage import AtomicFile, write_whole
+from megaptm.storage import AtomicFile, is_rest, write_whole, writing_in
 
 
 def names(folder):
@@ -48,6 +48,28 @@ def test_a_folder_appears_with_all_that_is_in_it(tmp_path, empty_one_there):
         (part / "inner" / "file").write_bytes(b"content")
     assert (path / "inner" / "file").read_bytes() == b"content"
     assert names(tmp_path) == ["folder"]
+
+
+def test_what_killed_processes_left_is_removed_by_whoever_begins_when_no_other_writes(tmp_path):
+    def leave(name):
+        path = tmp_path / "folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+        return path
+
+    halves = [leave(".train-000000.safetensors.7-ab.part"), leave("tokenizer/.tokenizer.json.7-ab.part")]
+    kept = [leave("train-000001.safetensors"), leave("apart.part")]
+    with writing_in(tmp_path / "folder"):
+        assert not any(map(Path.exists, halves))
+        mine = leave(".train-000002.safetensors.8-cd.part")
+        with writing_in(tmp_path / "folder"):
+            assert mine.exists()
+        with writing_in(tmp_path / "folder"):
+            assert mine.exists()
+    assert all(map(Path.exists, kept))
+    assert not any(map(is_rest, kept))
+    with writing_in(tmp_path / "folder"):
+        assert not mine.exists()
 
 
 def test_a_folder_never_takes_the_place_of_one_that_holds_something(tmp_path):

@@ -83,9 +83,13 @@ def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
     said = f", cached: {tmp_path / 'logits'}, places: {places}"
     path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", said=said)
     config = read_config(Path(path), [*words, "train.steps=1"])
+    half = tmp_path / "logits/.unfinished.json.7-ab12cd34.part"
+    half.parent.mkdir()
+    half.touch()  # of a process that was killed before anything was there
     # Of three files of training samples and three of held-out ones each has every second.
     first, second = (cache_logits(config, top=3, per_file=5, part=part, parts=2) for part in (0, 1))
     assert (first.samples, first.missing, second.samples, second.missing) == (5 + 2 + 5, 3, 5 + 5 + 2, 0)
+    assert not half.exists()
     kept, corpora, model = TeacherLogits.open(tmp_path / "logits"), RunCorpora(config), open_run(teachers[family]).model
     assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
     for split in ("train", "validation"):

@@ -7,6 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, field_validator
 
 from megaptm.config.sections.base import Count, Counts, Fraction, Section
+from megaptm.spec import MOST_OF_PIXELS
+
+Mean = Annotated[float, Field(ge=-MOST_OF_PIXELS, le=MOST_OF_PIXELS)]
+Spread = Annotated[float, Field(ge=1 / MOST_OF_PIXELS, le=MOST_OF_PIXELS)]
 
 
 class Shape(Section):
@@ -78,6 +82,11 @@ class ModelConfig(Shape):
     detector: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Where regions of images are read: numbers of a region's features, and classes of what found it, the background
     among them; absent: the size's."""
+    pixel_mean: Annotated[tuple[Mean, Mean, Mean], Strict(False)] | None = None
+    """Where images are read: what is subtracted of red, green and blue, from 0 to 1; absent: the family's. ImageNet's,
+    which many models have: [0.485, 0.456, 0.406]."""
+    pixel_std: Annotated[tuple[Spread, Spread, Spread], Strict(False)] | None = None
+    """What they are divided by then; absent: the family's. ImageNet's: [0.229, 0.224, 0.225]."""
     vectors: str | None = None
     """Text file of word vectors, a line each (GloVe's and word2vec's text formats): words of the vocabulary that it has
     begin with these; absent: all begin as the others do."""

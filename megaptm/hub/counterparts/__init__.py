@@ -66,7 +66,7 @@ COUNTERPARTS = (
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (
     *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
-    *("init_std", "dropout", "objectives", "sizes"),
+    *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
 )
 
 # The same of blocks.
