@@ -15,11 +15,11 @@ from megaptm.config import dump, load
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
+from tests import ROOT
 from tests.data_pipeline.images.pictures import build, picture, write_tar
 from tests.fuzz.image_targets import CAPTION_TOKENIZER, FAMILIES, REGION_TOKENIZER, image_targets
 from tests.train.runs import save_initial
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "model.layers=1",
     "model.width=16",

@@ -18,11 +18,10 @@ from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models import build_model, fill
 from megaptm.run.checkpoint import open_checkpoint
+from tests import ROOT
 from tests.fuzz.image_materials import make as make_images
 from tests.models.recurrent import tiny_elmo
 from tests.train.runs import build, save_untrained, write_text
-
-ROOT = Path(__file__).parents[2]
 
 
 def make(folder: Path, wanted: set[str]) -> None:

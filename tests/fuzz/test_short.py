@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 
 def test_spoiled_files_end_with_a_sentence_or_do_no_harm():

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from megaptm.commands.launch_ray import ray as command
-from tests.test_cli import ROOT
+from tests import ROOT
 
 CLUSTER = ROOT / "cluster"
 

@@ -14,7 +14,8 @@ from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
 from megaptm.run.folder import read_config
 from megaptm.run.submission import check_submitted, submitted_config, write_submission
-from tests.drills.program import ROOT, arguments
+from tests import ROOT
+from tests.drills.program import arguments
 
 HUGE = ("model.width=4096", "model.ffn=16384", "model.layers=24", "model.heads=32")
 

@@ -11,8 +11,8 @@ from megaptm.plan.layouts import MACHINE, markdown
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import plan
 from megaptm.plan.search import Candidate, search
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 A100 = load_machine(MACHINE)
 ROWS = [
     (path, devices)

@@ -15,7 +15,7 @@ from megaptm.objectives.windows import SkipGram
 from megaptm.words import kernels
 from megaptm.words.compiled import compiled
 from megaptm.words.vocabulary import COUNTS, alias_table, huffman, read_counts, thresholds, word_tables
-from tests.docs.page_edits import ROOT
+from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
 SETTINGS = json.loads(str(GOLDEN["meta_json"]))["exact"]

@@ -13,7 +13,7 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.words import pairs
 from megaptm.words.pair_kernels import learn_pairs
 from megaptm.words.sharded_table import Exchange
-from tests.docs.page_edits import ROOT
+from tests import ROOT
 from tests.ranks import run_ranks
 
 GOLDEN = np.load(ROOT / "tests/golden/glove.npz")

@@ -11,7 +11,7 @@ import torch
 from megaptm.words import kernels
 from megaptm.words.subwords import bags_of, pieces_of
 from megaptm.words.vocabulary import alias_table
-from tests.docs.page_edits import ROOT
+from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/fasttext.npz")
 ROWS = json.loads(str(GOLDEN["words_json"]))
