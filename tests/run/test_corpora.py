@@ -16,7 +16,7 @@ from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
 from megaptm.run.folder import CONFIG
 from megaptm.train import worker
-from megaptm.train.worker import told_of_lost_loader
+from megaptm.train.lost_loader import why_lost
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
@@ -52,12 +52,12 @@ def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_p
     asked = config(tmp_path / "corpus", "data.verify=size")
     (tmp_path / CONFIG).write_text(dump(asked))
     said = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out"
-    assert told_of_lost_loader(said, tmp_path) == (
+    assert why_lost(said, tmp_path) == (
         f"a process that reads this rank's data was lost (signal: Bus error): {MAPPED}.",
         EXIT_FAILURE,
     )
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
-    sentence, code = told_of_lost_loader(said, tmp_path)
+    sentence, code = why_lost(said, tmp_path)
     assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", sentence)
     assert code == EXIT_USER_ERROR
 

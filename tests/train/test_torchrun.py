@@ -102,3 +102,20 @@ def test_a_port_that_another_program_has_is_told_in_a_sentence(tmp_path, real_co
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"error: MASTER_PORT ({port}): another program of this machine")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.drill
+def test_a_loader_that_is_killed_is_told_in_a_sentence(tmp_path, real_corpus):
+    run = tmp_path / "run"
+    more = ("train.steps=1000000", "data.workers=1")
+    job = torchrun(2, *words(run, real_corpus("byte-bpe"), *more))
+    wait_for(lambda: last_step(run) > 2, job)
+    [rank] = [
+        one for one in family_of(job) if one.ppid() == job.pid and environment_of(one).get("RANK") == "0"
+    ]  # it reads
+    [loader] = rank.children()
+    loader.kill()
+    _, said = job.communicate(timeout=240)
+    assert job.returncode == 1, said[-2000:]
+    assert "\nerror: a process that reads this rank's data was lost (DataLoader worker (pid" in said
+    assert "the machine was out of memory" in said

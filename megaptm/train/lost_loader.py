@@ -1,0 +1,61 @@
+"""How a rank ends whose loader lost a process: torch raises that wherever the rank is, and says little of why."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
+from megaptm.processes import end_now
+
+LOST_LOADER = re.compile(r"DataLoader worker \(pid")
+BUS_ERROR = f"signal: {signal.strsignal(signal.SIGBUS)}"
+KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
+
+
+@contextmanager
+def ended_by_lost_loader(run: str | Path) -> Iterator[None]:
+    """Tell why a process that read for this rank was lost, and end the rank."""
+    try:
+        yield
+    except Exception as error:
+        if not LOST_LOADER.match(str(error)):
+            raise
+        # Where the rank waits for data, torch raises a second one of the first, which alone says how it ended.
+        said = str(error.__cause__ if LOST_LOADER.match(str(error.__cause__)) else error)
+        sentence, code = why_lost(said, Path(run))
+        # On a line of its own, where the launcher looks for it: torch may have raised it in the midst of another.
+        click.echo(f"\nerror: {sentence}", err=True)
+        end_now(code, handlers=False)
+
+
+def why_lost(said: str, run: Path) -> tuple[str, int]:
+    """Why a process that read for a run was lost, by what torch says of it, and the exit code.
+
+    Shards are mapped into memory: where one has become shorter, or its disk fails, the system ends who looks at what is
+    no longer there, and torch takes it for a lack of shared memory.
+    """
+    if BUS_ERROR in said:
+        from megaptm.config import load
+        from megaptm.resilience.failures import MAPPED
+        from megaptm.run.corpora import RunCorpora
+        from megaptm.run.folder import CONFIG
+
+        try:
+            with storage_errors_as_user_errors(run):
+                RunCorpora(load(run / CONFIG)).check()
+        except UserError as cut_short:
+            return str(cut_short), EXIT_USER_ERROR
+        return f"a process that reads this rank's data was lost ({BUS_ERROR}): {MAPPED}.", EXIT_FAILURE
+    why = (
+        "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the machine more "
+        "memory."
+        if KILLED in said
+        else "see what it wrote above, and whether code of the objective ends its process."
+    )
+    return f"a process that reads this rank's data was lost ({said}): {why}", EXIT_FAILURE
