@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.checkpoint.committed import committed, newest_step
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, load, resolve
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG
@@ -61,7 +61,7 @@ class OtherRun:
 
     def differs(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """What of the run's model is otherwise than of this one, if anything: a number's name, and both."""
-        wanted, theirs = (compatibility(one, "")["model"] for one in (spec, resolve_model(self.config)))
+        wanted, theirs = (compatibility(one, "")["model"] for one in (spec, resolve(self.config)))
         differing = [name for name in wanted if theirs.get(name) != wanted[name]]
         return next(((name, shown(wanted[name]), shown(theirs.get(name))) for name in differing), None)
 

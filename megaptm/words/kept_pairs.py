@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from megaptm.checkpoint.files import free_bytes, human_bytes
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
@@ -55,6 +56,8 @@ class KeptPairs:
     """What is counted, and of which text: of anything else nothing is read."""
     vocabulary: int
     exchange: Exchange
+    room: int
+    """Bytes that the run needs there besides, for its checkpoints, without which it is worth nothing."""
 
     def read(self) -> Counted | None:
         """None on all ranks where there is nothing that can be used."""
@@ -76,11 +79,18 @@ class KeptPairs:
         size = 16 * int(pairs.sum())
         pieces = [*self._pieces(counted, pairs)]
         try:
-            together(lambda: store.prepare(0, size) if rank == 0 else None)
+            together(lambda: self._prepare(store, size) if rank == 0 else None)
             together(partial(store.write, 0, rank, pieces))
             together(lambda: store.commit(0, {"of": self.of}, ranks) if rank == 0 else None)
         except UserError as error:
             self._warn(f"what was counted is not kept, and whoever goes on counts again: {error}")
+
+    def _prepare(self, store: Store, size: int) -> None:
+        if (free := free_bytes(self.run)) < size + self.room:
+            raise UserError(
+                f"it takes {human_bytes(size)}, checkpoints {human_bytes(self.room)}, and {human_bytes(free)} are free."
+            )
+        store.prepare(0, size)
 
     def _warn(self, what: str) -> None:
         if self.exchange.rank == 0:

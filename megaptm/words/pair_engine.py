@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,11 @@ class PairEngine:
     def count(self) -> None:
         """Words, and the pairs of those that take part, unless that was done before: sums are exact, so they are the
         same. All ranks at once."""
-        kept = (
-            None if self.run is None else KeptPairs(self.run, self._counted_of(), self.spec.vocabulary, self.exchange)
-        )
+        kept = None
+        if self.run is not None:
+            tables = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
+            room = (self.config.checkpoint.keep + 1) * tables
+            kept = KeptPairs(self.run, self._counted_of(), self.spec.vocabulary, self.exchange, room)
         counted = None if kept is None else kept.read()
         if counted is None:
             counted = self._count()

@@ -70,6 +70,14 @@ def test_of_a_teacher_that_a_student_has_lost_it_is_not_said_to_train_it(tmp_pat
         change()
 
 
+def test_a_run_of_word_vectors_is_no_teacher(tmp_path: Path) -> None:
+    config = load(BERT, ["model.vocabulary=300"])
+    wanted = student(saved(tmp_path / "teacher", 2, config), tmp_path / "run")
+    saved(tmp_path / "teacher", 4, load(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
+    with pytest.raises(UserError, match=r"distill\.model: family is 'bert', and that of .*teacher is 'nnlm'"):
+        check_teacher(wanted, tokenizer=None)  # type: ignore[arg-type]  # not asked before
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -22,6 +22,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.pair_source import PairSource
+from megaptm.words import kept_pairs
 from megaptm.words.export import export as write
 from megaptm.words.pair_engine import PairEngine
 from megaptm.words.vectors import load_words
@@ -91,8 +92,8 @@ def test_a_run_of_other_text_is_refused_before_its_pairs_are_counted(run, corpus
 
 
 def test_what_was_counted_is_read_by_who_goes_on_and_counted_again_where_it_is_damaged(corpus, tmp_path):
-    def count(ranks: int, window: int = 6) -> tuple[list[str], list[np.ndarray]]:
-        found = run_ranks(ranks, counted, str(corpus), str(tmp_path), ranks, window)
+    def count(ranks: int, window: int = 6, free: int = 1 << 40) -> tuple[list[str], list[np.ndarray]]:
+        found = run_ranks(ranks, counted, str(corpus), str(tmp_path), ranks, window, free)
         keys, counts = (np.concatenate([one[1][number] for one in found]) for number in (0, 1))
         return found[-1][0], [keys[order := np.argsort(keys)], counts[order], found[-1][1][2]]
 
@@ -107,10 +108,13 @@ def test_what_was_counted_is_read_by_who_goes_on_and_counted_again_where_it_is_d
         read, gone_on = count(ranks)
         assert read == splits
         assert all((one == other).all() for one, other in zip(begun, gone_on, strict=True))
-    assert count(1, window=5)[0]
+    # Of something else, and where checkpoints would have no room beside it, it is counted, and not kept.
+    for _ in range(2):
+        assert count(1, window=5, free=100_000)[0]
+    assert not count(1)[0]
 
 
-def counted(corpus: str, run: str, ranks: int, window: int) -> tuple[list[str], list[np.ndarray]]:
+def counted(corpus: str, run: str, ranks: int, window: int, free: int) -> tuple[list[str], list[np.ndarray]]:
     """Which splits were read, and of this rank the pairs and the words."""
     objective = f"objective={{glove: {{window: {window}}}}}"
     config = load(CONFIG, settings("unused", corpus, f"layout.data={ranks}", objective))
@@ -118,7 +122,9 @@ def counted(corpus: str, run: str, ranks: int, window: int) -> tuple[list[str], 
     corpora.texts = lambda split, *part: read.append(split) or RunCorpora.texts(corpora, split, *part)
     spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
     engine = PairEngine(spec, config, corpora, run=Path(run))
-    engine.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_pairs, "free_bytes", lambda folder: free)
+        engine.count()
     held = engine.pairs.held
     return read, [held.keys, held.counts, engine.counts]
 
