@@ -168,7 +168,7 @@ def spoil_picture_of_shard(folder: Path, draw: Random) -> bool:
 
 
 def spoil_hugging_face(folder: Path, draw: Random) -> bool:
-    names = ["config.json"] * 4 + ["preprocessor_config.json", "index", "weights", "weights"]
+    names = ["config.json"] * 4 + ["preprocessor_config.json"] * 3 + ["index", "weights", "weights"]
     names += [path.name for path in folder.glob("tokenizer*.json")]
     name = draw.choice(names)
     if name == "weights":
