@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -18,6 +19,7 @@ from rich.text import Text
 from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, MASKED_PATCH, MASKED_REGION, BatchSpec
 from megaptm.data.files import open_tar, tar_members
+from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.text_questions import QUESTIONS, field_of
@@ -36,8 +38,10 @@ def inspect_corpus(
     corpus = Corpus.open(place)
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
-    console.print(_summary(corpus, tokenizer))
-    console.print(histogram(_lengths(corpus, split), f"{split} documents by length in tokens"))
+    console.print(summary(corpus, tokenizer))
+    if not _has_labels(corpus):
+        what = "texts of images" if _has_images(corpus) else "documents"
+        console.print(histogram(_lengths(corpus, split), f"{split} {what} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
         if objective is None
@@ -52,16 +56,40 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
+def _has_images(corpus: Corpus) -> bool:
+    return "images" in corpus.manifest.made_from
+
+
+def _has_labels(corpus: Corpus) -> bool:
+    """Whether what is said of an image is its label, a token that stands for a name."""
+    return _has_images(corpus) and corpus.manifest.dtype == LABELS
+
+
+def summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
+    """What it is called, how much there is of it and what it was made from."""
     table = Table(box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
-    table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
+    if _has_labels(corpus):
+        table.add_row("labels", f"{tokenizer.vocabulary:,}")
+    else:
+        table.add_row("tokenizer", f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids")
     for name, split in corpus.manifest.splits.items():
-        counts = f"{plural(split.samples, 'document')}, {plural(split.tokens, 'token')}, {split.bytes:,} bytes of text"
-        table.add_row(name, f"{counts}, {plural(len(split.shards), 'shard')}")
-    made_from = yaml.safe_dump(dict(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
+        counts = [plural(split.samples, "image" if _has_images(corpus) else "document")]
+        counts += [] if _has_labels(corpus) else [plural(split.tokens, "token")]
+        counts += [
+            f"{split.bytes:,} bytes{'' if _has_images(corpus) else ' of text'}",
+            plural(len(split.shards), "shard"),
+        ]
+        table.add_row(name, ", ".join(counts))
+    made_from = yaml.safe_dump(said(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
     table.add_row("made from", Text(made_from.rstrip()))
     return table
+
+
+def said(made_from: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe says, without what nobody said and empty tables; a step without settings stays."""
+    kept = {key: said(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
 def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
@@ -82,7 +110,7 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, seq
         tokens = corpus.open_shard(shards[place]).tokens(document)
         text = tokenizer.decode(tokens[:sequence]) + (" ..." if len(tokens) > sequence else "")
         source = _source(corpus.folder / shards[place].name, document)
-        yield Panel(Text(text), title=Text(f"{source}: {len(tokens):,} tokens"), title_align="left")
+        yield Panel(Text(text), title=Text(f"{source}: {plural(len(tokens), 'token')}"), title_align="left")
 
 
 def _source(shard: Path, document: int) -> str:

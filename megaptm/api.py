@@ -164,7 +164,7 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
     try:
         from webdataset import WebDataset
     except ImportError:
-        raise UserError("open_webdataset needs webdataset: install it with `pip install megaptm[corpus]`.") from None
+        raise UserError("open_webdataset needs webdataset: install it with `pip install 'megaptm[corpus]'`.") from None
     if is_remote(corpus):
         raise UserError(f"{corpus} is not a folder of this machine: copy it here, or read it by open_dataset.")
     opened = Corpus.open(corpus)

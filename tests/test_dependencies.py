@@ -56,5 +56,5 @@ def test_without_transformers_a_model_goes_neither_out_nor_in(command, real_corp
     given, _ = save_untrained("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
     source = given if command == "export" else tmp_path / "model"
     refused = CliRunner().invoke(main, [command, "hf", str(source), str(tmp_path / "new")])
-    assert "transformers: `pip install megaptm[hub]`" in refused.output
+    assert "transformers: `pip install 'megaptm[hub]'`" in refused.output
     assert not (tmp_path / "new").exists()

@@ -133,6 +133,6 @@ def _jieba() -> Callable[[str], Iterable[str]]:
     try:
         import jieba
     except ImportError:
-        raise UserError("annotate.chinese: `words` needs jieba: `pip install megaptm[chinese]`.") from None
+        raise UserError("annotate.chinese: `words` needs jieba: `pip install 'megaptm[chinese]'`.") from None
     jieba.setLogLevel("WARNING")
     return jieba.cut

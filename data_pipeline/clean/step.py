@@ -184,4 +184,4 @@ def library(name: str, step: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{step} needs {name.split('.')[0]}: install it with `pip install megaptm[corpus]`.") from None
+        raise UserError(f"{step} needs {name.split('.')[0]}: `pip install 'megaptm[corpus]'`.") from None

@@ -18,7 +18,7 @@ def write_digits(folder: Path, *, texts: bool = False) -> None:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
-        raise UserError("the digits come with scikit-learn: install it with `pip install megaptm[images]`.") from None
+        raise UserError("the digits come with scikit-learn: install it with `pip install 'megaptm[images]'`.") from None
     from PIL import Image
 
     found = load_digits()

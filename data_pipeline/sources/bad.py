@@ -84,4 +84,4 @@ def needed(library: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise UserError(f"{library} is needed to read such files: pip install megaptm[corpus].") from None
+        raise UserError(f"{library} is needed to read such files: pip install 'megaptm[corpus]'.") from None

@@ -76,9 +76,11 @@ def _files_of(source: Source, passed: Dropped) -> list[InputFile]:
         there = ", ".join(
             f"{count:,} {reason} ({passed.examples[reason][0][0]})" for reason, count in passed.counts.items()
         )
+        images = any(is_image(name) for _, name in left_out)
         raise UserError(
             f"no text found in {source.path}{f', but {there}' if there else ''}: name a file, or a folder or glob with "
-            f"files such as {', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there."
+            f"files such as {', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there"
+            f"{'; of images `megaptm corpus images` makes a corpus' if images else ''}."
         )
     return files
 

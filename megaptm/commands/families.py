@@ -24,10 +24,9 @@ def _names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
 @click.argument("name", required=False, shell_complete=_names)
 @click.option("--json", "as_json", is_flag=True, help="Print numbers for a script.")
 def families(name: str | None, as_json: bool) -> None:
-    """List the families of models: sizes, parameters, objectives, Hugging Face's model that is the same, and the
-    layouts that come with megaptm.
+    """List the families of models: sizes, parameters, objectives and Hugging Face's model that is the same.
 
-    NAME is one of them, or one of your own: package.module:NAME.
+    NAME is one of them, told with the layouts that come with megaptm, or one of your own: package.module:NAME.
 
     \b
       megaptm families

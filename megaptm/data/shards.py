@@ -323,10 +323,11 @@ class Corpus:
         """The shards of `train` or `validation`; a split without a single document is the user's error."""
         split = self.manifest.splits.get(name)
         if split is None or not split.samples:
+            share = "larger" if name == "validation" else "smaller"
             raise UserError(
                 f"{self.name} has no documents in its split `{name}` (it has "
                 f"{', '.join(n for n, s in self.manifest.splits.items() if s.samples) or 'none at all'}): "
-                "build the corpus from more text."
+                f"build the corpus with a {share} validation=SHARE, or from more."
             )
         return split
 

@@ -12,7 +12,7 @@ def transformers() -> Any:
     try:
         import transformers as module
     except ImportError:
-        raise UserError("models of Hugging Face's format need transformers: `pip install megaptm[hub]`.") from None
+        raise UserError("models of Hugging Face's format need transformers: `pip install 'megaptm[hub]'`.") from None
     return module
 
 
@@ -21,5 +21,5 @@ def h5py() -> Any:
     try:
         import h5py as module
     except ImportError:
-        raise UserError("HDF5 files need h5py: `pip install megaptm[elmo]`.") from None
+        raise UserError("HDF5 files need h5py: `pip install 'megaptm[elmo]'`.") from None
     return module

@@ -144,7 +144,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise UserError("images are read by Pillow: install it with `pip install megaptm[images]`.") from None
+        raise UserError("images are read by Pillow: install it with `pip install 'megaptm[images]'`.") from None
     # What is too large is refused by its number of pixels, and not by a line on the terminal.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     return Image

@@ -100,7 +100,7 @@ class Remote:
             files = fsspec.filesystem(self._protocol, use_listings_cache=False, **options)
         except ImportError as error:
             raise UserError(
-                f"{self.url} needs a library that is not installed ({error}): pip install megaptm[corpus]."
+                f"{self.url} needs a library that is not installed ({error}): pip install 'megaptm[corpus]'."
             ) from None
         except (ValueError, TypeError) as error:  # the second of file systems that an address alone does not name
             raise UserError(f"{self.url} is no address that can be read ({error}).") from None

@@ -44,7 +44,7 @@ def build_engine(
         except ModuleNotFoundError as error:
             if error.name != "numba":
                 raise
-            raise UserError(f"{spec.name} needs numba: install it with `pip install megaptm[words]`.") from None
+            raise UserError(f"{spec.name} needs numba: install it with `pip install 'megaptm[words]'`.") from None
     from megaptm.parallel.engine import Engine
 
     return Engine(

@@ -158,11 +158,14 @@ def test_of_several_corpora_for_text_to_text_some_may_be_plain_text():
     assert shlex.split(build_command(second, config))[3:] == ["TEXT", f"out={second}", f"tokenizer={first}/tokenizer"]
 
 
-@pytest.mark.parametrize(("kept", "missing"), [("validation", "train"), ("train", "validation")])
-def test_a_corpus_without_documents(train, corpus, kept, missing):
+@pytest.mark.parametrize(
+    ("kept", "missing", "share"), [("validation", "train", "smaller"), ("train", "validation", "larger")]
+)
+def test_a_corpus_without_documents(train, corpus, kept, missing, share):
     keep_splits(corpus, kept)
     assert train(corpus) == (
-        f"{corpus} has no documents in its split `{missing}` (it has {kept}): build the corpus from more text."
+        f"{corpus} has no documents in its split `{missing}` (it has {kept}): "
+        f"build the corpus with a {share} validation=SHARE, or from more."
     )
 
 

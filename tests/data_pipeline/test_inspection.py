@@ -1,11 +1,15 @@
 """What `corpus inspect` says of a corpus."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+from rich.console import Console
 
-from data_pipeline.inspection import plural, shown
+from data_pipeline.inspection import plural, said, shown, summary
 from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.data.manifest import LABELS
 
 
 def test_what_an_objective_of_ones_own_asks_is_shown_by_its_name():
@@ -17,3 +21,32 @@ def test_what_an_objective_of_ones_own_asks_is_shown_by_its_name():
 
 def test_one_thing_is_no_plural():
     assert [plural(count, "shard") for count in (0, 1, 2000)] == ["0 shards", "1 shard", "2,000 shards"]
+
+
+def test_of_a_recipe_is_shown_what_it_says():
+    recipe = {
+        "annotate": None,
+        "steps": [{"normalize": {}}],
+        "deduplicate": {"documents": True, "near": None},
+        "seed": 0,
+    }
+    made_from = {"found": {}, "recipe": recipe, "tables": {}}
+    shown_recipe = {"steps": [{"normalize": {}}], "deduplicate": {"documents": True}, "seed": 0}
+    assert said(made_from) == {"recipe": shown_recipe}
+
+
+@pytest.mark.parametrize(
+    ("made_from", "dtype", "told"),
+    [
+        ({}, "uint16", ["tokenizer words, 5 ids", "train 2 documents, 7 tokens, 9 bytes of text, 1 shard"]),
+        ({"images": {}}, "uint16", ["tokenizer words, 5 ids", "train 2 images, 7 tokens, 9 bytes, 1 shard"]),
+        ({"images": {}}, LABELS, ["labels 5", "train 2 images, 9 bytes, 1 shard"]),
+    ],
+)
+def test_images_are_no_documents_and_labels_no_tokens(made_from, dtype, told):
+    split = SimpleNamespace(samples=2, tokens=7, bytes=9, shards=(0,))
+    manifest = SimpleNamespace(id="1f", splits={"train": split}, made_from=made_from, dtype=dtype)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
+    lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+    assert lines[:3] == ["id 1f", *told]

@@ -76,5 +76,5 @@ def test_without_h5py_it_says_what_to_install(file, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"need h5py: `pip install megaptm\[elmo\]`"):
+    with pytest.raises(UserError, match=r"need h5py: `pip install 'megaptm\[elmo\]'`"):
         read_hdf5(file, SHAPES)

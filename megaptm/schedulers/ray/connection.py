@@ -59,7 +59,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed, and this needs it: `pip install megaptm[corpus]`.") from None
+        raise UserError("Ray is not installed, and this needs it: `pip install 'megaptm[corpus]'`.") from None
     return ray
 
 

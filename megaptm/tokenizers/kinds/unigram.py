@@ -50,7 +50,7 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tupl
         import sentencepiece
         from sentencepiece import sentencepiece_model_pb2
     except ImportError:
-        raise UserError("training a unigram tokenizer needs SentencePiece: `pip install megaptm[corpus]`.") from None
+        raise UserError("training a unigram tokenizer needs SentencePiece: `pip install 'megaptm[corpus]'`.") from None
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

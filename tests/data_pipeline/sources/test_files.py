@@ -192,8 +192,9 @@ def test_a_source_that_does_not_exist_is_named(tmp_path):
 @pytest.mark.parametrize("source", [".", "*.txt", "**/*"])
 def test_a_source_without_text_is_refused_even_beside_others(source, tmp_path, text):
     written(tmp_path / "picture.png", b"\x89PNG")
-    with pytest.raises(UserError, match="no text found"):
+    with pytest.raises(UserError, match="no text found") as told:
         names(text, tmp_path / source)
+    assert ("of images `megaptm corpus images` makes a corpus" in str(told.value)) == (source != "*.txt")
 
 
 def test_no_source_at_all_is_refused():
