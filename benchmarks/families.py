@@ -9,13 +9,16 @@ and ratios are of medians. bf16: ours keeps fp32 masters; the peer is measured w
 keeps as much, and all in bf16, which does not. The first counts, unless it fails (DeBERTa's). `--packed`: our rows
 hold two documents apart from each other, theirs one of half the length and padding, as they are trained without a
 packing collator; tokens are those that are not padding. Images are of 224 pixels in patches of 16, four for each row of
-text; theirs come normalized, and places are counted as tokens.
+text; theirs come normalized, and places are counted as tokens. Where Hugging Face has no class of the family, one that
+does the same work stands for it: BERT that is given the mask for UniLM; GPT-Neo, which does not scale its scores and
+has fewer biases, for GPT-3 with bands.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,8 +34,8 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
-from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.counterparts import Counterpart, counterpart_of
+from megaptm.families import BERT, CATALOGUE, VISION
+from megaptm.hub.counterparts import counterpart_of
 from megaptm.spec import BAND, Family, ModelSpec, Size, change
 
 KNOWN = CATALOGUE | VISION
@@ -40,6 +43,8 @@ ASKED = 0.15
 """Share of the places that a masked language model is asked about."""
 IMAGE_ROWS = 4
 """Images for each row of text: they are shorter, and what CLIP compares are rows."""
+STANDS_FOR = {"gpt3-banded": "GPTNeoForCausalLM", "unilm": "BertForPreTraining"}
+"""Family without a class of its own -> one that does the same work."""
 SECOND = 4
 """A decoder's rows have a fourth of the places of the encoder's, as T5's."""
 
@@ -112,6 +117,8 @@ def theirs_of(heads: tuple[str, ...], model: str, batch: Fields, *, documents: i
         if issubclass(brick, RowClassHeadBrick):
             name = "sentence_order_label" if model.startswith("Albert") else "next_sentence_label"
             found[name] = batch[brick.answers]
+    if "order" in batch:
+        found["attention_mask"] = (batch["order"][:, None, :] <= batch["order"][:, :, None])[:, None]
     if documents == 1:
         return found
     padded = {name: _apart(value, documents, IGNORED if name == "labels" else 0) for name, value in found.items()}
@@ -140,18 +147,38 @@ def ours(spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields)
     return lambda: engine.step([dict(batch)], step=next(steps), lr=1e-4)
 
 
-def hugging_face(
-    spec: ModelSpec, counterpart: Counterpart, precision: str, inputs: Mapping[str, Any]
-) -> Callable[[], object]:
+def their_config(spec: ModelSpec) -> Any:
     import transformers
 
     from megaptm.hub.huggingface import hugging_face_config
 
-    config: Any = hugging_face_config(spec)
+    if spec.name == "unilm":
+        config = hugging_face_config(replace(spec, family=BERT))
+        config.type_vocab_size = spec.family.segments
+        return config
+    if spec.name == "gpt3-banded":
+        return transformers.GPTNeoConfig(
+            vocab_size=spec.vocabulary,
+            hidden_size=spec.width,
+            intermediate_size=spec.size.ffn,
+            num_layers=spec.layers,
+            num_heads=spec.size.heads,
+            max_position_embeddings=spec.context,
+            window_size=spec.size.band,
+            attention_types=[[["global", "local"], spec.layers // 2]],
+            **dict.fromkeys(("resid_dropout", "embed_dropout", "attention_dropout"), 0.0),
+        )
+    return hugging_face_config(spec)
+
+
+def hugging_face(spec: ModelSpec, model: str, precision: str, inputs: Mapping[str, Any]) -> Callable[[], object]:
+    import transformers
+
+    config = their_config(spec)
     config.use_cache = False
     if (getattr(config, "pad_token_id", None) or 0) >= spec.vocabulary:  # Marian's own, where the config says none
         config.pad_token_id = 0
-    return training_step(getattr(transformers, counterpart.model)._from_config(config), precision, **inputs)
+    return training_step(getattr(transformers, model)._from_config(config), precision, **inputs)
 
 
 def runs(step: Callable[[], object]) -> bool:
@@ -163,14 +190,16 @@ def runs(step: Callable[[], object]) -> bool:
     return True
 
 
-def comparable(length: int) -> dict[str, Counterpart]:
-    """Families that Hugging Face has."""
+def comparable(length: int) -> dict[str, str]:
+    """Families that Hugging Face has, or whose work a class of theirs does, and the class."""
     found = {}
     for name, table in KNOWN.items():
-        if table.drawn or any(block.ordered for block in table.stacks.values()):
+        if name in STANDS_FOR:
+            found[name] = STANDS_FOR[name]
+        if name in found or table.drawn or any(block.ordered for block in table.stacks.values()):
             continue
         try:
-            found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length))
+            found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length)).model
         except UserError:
             continue
     return found
@@ -201,20 +230,20 @@ def main() -> None:
     join_alone()
     known, metrics = comparable(options.length), []
     if options.packed:
-        known = {name: one for name, one in known.items() if not KNOWN[name].reads_images}
+        known = {name: one for name, one in known.items() if not KNOWN[name].reads_images and name != "unilm"}
     if unknown := set(options.families) - set(known):
         arguments.error(f"--families: {', '.join(sorted(unknown))} cannot be compared; these can: {', '.join(known)}")
     print(f"{'tokens/s':<16}{'':<8}{'megaptm':>10}{'autocast':>10}{'all bf16':>10}{'ratio':>8}")
     for name in options.families or known:
         spec = spec_of(name, layers=options.layers, width=options.width, length=options.length)
-        heads = compared_heads(spec.family, known[name].model)
+        heads = compared_heads(spec.family, known[name])
         inputs: Mapping[str, Any]
         if spec.family.reads_images:
             batch = image_batch(spec, IMAGE_ROWS * options.rows)
             inputs = image_inputs(spec, batch)
         else:
             batch = batch_of(spec, heads, options.rows, options.length, documents=documents)
-            inputs = theirs_of(heads, known[name].model, batch, documents=documents)
+            inputs = theirs_of(heads, known[name], batch, documents=documents)
         tokens = sum(value.numel() for field, value in batch.items() if field.endswith("tokens"))
         for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
             contenders = {"megaptm": ours(spec, heads, precision, batch)}

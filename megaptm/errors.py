@@ -22,6 +22,9 @@ EXIT_INTERRUPTED = 130
 LONGEST = 1000
 """Characters of a sentence."""
 
+NO_SPACE = re.compile(r"(.+):([^:/]+)")
+"""A key that was to be a key and its value, as in `{a:1}`."""
+
 
 class UserError(ValueError):
     """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback.
@@ -43,6 +46,13 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}."
     known = list(known)
     meant = suggest(name, known)
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
+
+
+def without_space(key: object, value: object) -> str | None:
+    """What to say of a key that YAML read without its value, because there is no space between; None of any other."""
+    if value is not None or not (joined := NO_SPACE.fullmatch(str(key))):
+        return None
+    return f"is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
 
 
 def shown(value: Any, most: int = 80) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -11,11 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
-from megaptm.errors import must_be, told_value
+from megaptm.errors import must_be, told_value, without_space
 from megaptm.suggest import ELSEWHERE, suggest
-
-NO_SPACE = re.compile(r"(.+):([^:/]+)")
-"""A key that was to be a key and its value, as in `{a:1}`."""
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
@@ -50,8 +46,8 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         begin = ": write it, or take another's, as `extends: gpt2/tiny` does" if key == "model" else ""
         return f"{where}: {key} is missing{_meaning(path)}{begin}."
     where = origin or source
-    if details["input"] is None and (joined := NO_SPACE.fullmatch(path[-1])):
-        return f"{where}: {key} is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
+    if told := without_space(path[-1], details["input"]):
+        return f"{where}: {key} {told}"
     if details["type"] == "extra_forbidden":
         return f"{where}: unknown key {key}{_nearest(path)}"
     if details["type"] == "invalid_key":

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, must_be, nearest, told_value
+from megaptm.errors import UserError, must_be, nearest, told_value, without_space
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import BaseObjective, SampleObjective
@@ -136,7 +136,17 @@ def _entry(label: Any, options: Any) -> dict[str, Any]:
         return {}
     if not isinstance(options, Mapping):
         raise UserError(f"objective.{label} must be a mapping of options, as in `{label}: {{}}`, not {options!r}.")
+    _refuse_joined(f"objective.{label}", options)
     return dict(options)
+
+
+def _refuse_joined(where: str, said: Mapping[Any, Any]) -> None:
+    """Raise where a key holds its value, as in `{0:1}`: of numbers YAML makes hours and minutes, or nothing."""
+    for key, value in said.items():
+        if told := without_space(key, value):
+            raise UserError(f"{where}: {key} {told}")
+        if isinstance(value, Mapping):
+            _refuse_joined(f"{where}.{key}", value)
 
 
 def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
