@@ -2,13 +2,14 @@
 
     python benchmarks/long_inputs.py [--lengths 1024 2048 4096 8192 16384] [--timed 8192] [--heads 4] [--rounds 3]
 
-One layer's attention, forward and backward, one row, heads 64 wide. Operations are those of products that torch counts;
-memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the logarithms,
-from the shortest row to the longest: 2 is quadratic, 1 linear. `scores` is attention that keeps all scores, up to 4,096
-places; `fused` is torch's own, whose memory is linear too, but whose operations are not. Reformer's four hashes are
-chosen for rows of 65,536 places and more: a place is compared with 2,048 others however short its row. Transformer-XL
-reads a text of so many places segment after segment; its maps are counted, too, and what each segment keeps for its
-backward pass is kept to the end of the text, where a run lets go of it after each.
+One layer's attention, forward and backward, one row, heads 64 wide. Operations are those of products that torch
+counts; memory is the most that is allocated at a time, queries, keys and values left out. A slope is that of the
+logarithms, from the shortest row to the longest: 2 is quadratic, 1 linear. `scores` is attention that keeps all
+scores, in one head: of 16,384 places they take 3 GiB; `fused` is torch's own, whose memory is linear too, but whose
+operations are not. Reformer's four hashes are chosen for rows of 65,536 places and more: a place is compared with
+2,048 others however short its row. Transformer-XL reads a text of so many places segment after segment; its maps are
+counted, too, and what each segment keeps for its backward pass is kept to the end of the text, where a run lets go of
+it after each.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from megaptm.layers.sparse import attend_by_tiles
 from megaptm.spec import Size
 
 KEY, SEGMENT = 64, 512
-MOST_SCORES = 4096
+SCORED_HEADS = 1
+"""Of attention that keeps all scores."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of queries, keys and values [S, 1, H, K]."""
 
@@ -147,10 +149,10 @@ def main() -> None:
     print(f"{'':20} {'places':>8} {'GFLOP':>8} {'MiB':>8}")
     slopes: dict[str, tuple[float, float]] = {}
     for name, attend in {**sparse, "scores": with_scores}.items():
-        lengths = [n for n in options.lengths if name != "scores" or n <= MOST_SCORES]
-        counted = {n: operations(attend, n, options.heads) for n in lengths}
-        taken = {n: peak_bytes(attend, n, options.heads) for n in lengths}
-        for n in lengths:
+        heads = SCORED_HEADS if attend is with_scores else options.heads
+        counted = {n: operations(attend, n, heads) for n in options.lengths}
+        taken = {n: peak_bytes(attend, n, heads) for n in options.lengths}
+        for n in options.lengths:
             print(f"{name:20} {n:8,} {counted[n] / 1e9:8.2f} {taken[n] / 2**20:8.1f}")
         slopes[name] = slope(counted), slope(taken)
     for name, (of_operations, of_memory) in slopes.items():

@@ -90,7 +90,7 @@ def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> 
             fields[f"{prefix}segments"] = (
                 (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
             )
-        if any("window" in block.words for block in family.stacks.values()):
+        if any("window" in block.words or not block.edge_blocks for block in family.stacks.values()):
             marks = torch.zeros_like(numbers)
             marks[:, 0] = marks[1::2, numbers.shape[1] // 2] = 1
             fields[f"{prefix}global_tokens"] = marks

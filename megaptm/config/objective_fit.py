@@ -16,6 +16,8 @@ from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
 
+PARTIAL = {"banded", "window", "blocks", "local"}
+"""Words of attention whose places see some alone, and those that are marked."""
 ANY_SEQUENCE = 512
 """What a batch holds, but for its lengths, does not depend on it."""
 
@@ -36,6 +38,8 @@ def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | W
 
 def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
     """The same in one row, where that fits; or what the family's papers have."""
+    if name in family.objectives:
+        return "take it without what its paper has not."
     if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:
         joined = replace(task, joined=True)
         if next(_reasons(joined, joined.batch(ANY_SEQUENCE, True), family), None) is None:
@@ -68,6 +72,8 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
+    if batch.marks and not any(PARTIAL & {*block.words} for block in family.stacks.values()):
+        yield "its rows mark tokens that see all (global_tokens), and here no place is kept from seeing any"
     if "begins" in batch.fields and not any(
         block.relative or block.recurrent == "lstm" for block in family.stacks.values()
     ):

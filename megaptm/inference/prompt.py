@@ -61,7 +61,11 @@ def fields_of_texts(loaded: LoadedModel, rows: Sequence[list[int]]) -> dict[str,
 
     told = [task.text_fields(len(row)) for row in rows]
     fields = {"tokens": padded(rows)}
-    read = {"segments": "segment" in inputs, "order": loaded.spec.family.first_block.ordered}
+    read = {
+        "segments": "segment" in inputs,
+        "order": loaded.spec.family.first_block.ordered,
+        "global_tokens": any("global_tokens" in one for one in told),
+    }
     for name in (name for name, reads in read.items() if reads):
         fields[name] = padded([one.get(name, np.zeros(len(row), int)) for one, row in zip(told, rows, strict=True)])
     if "task" in inputs:

@@ -127,6 +127,9 @@ class MaskedLM(Objective):
     """Share that is shown as a random token; what remains is shown as it is."""
     similar: str | None = None
     """Where similar words come from: a file that `megaptm corpus similar-words` made, or a function of your own."""
+    global_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """The first places of each document, so many, see all of it and are seen by all, where attention is of some places
+    alone (Longformer; BigBird's ETC)."""
 
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
@@ -187,6 +190,13 @@ class MaskedLM(Objective):
         """Why a question that tells so many texts apart cannot be asked beside it; None where it can."""
         return None
 
+    def text_fields(self, length: int) -> Sample:
+        return {"global_tokens": self._see_all(np.arange(length))} if self.global_tokens else {}
+
+    def _see_all(self, positions: np.ndarray) -> np.ndarray:
+        """int64, 1 at places that see all, of places that are numbered within their document."""
+        return (positions < self.global_tokens).astype(np.int64)
+
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
@@ -203,7 +213,8 @@ class MaskedLM(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         asked = fields((self.most_asked(sequence),), "masked_positions", "labels")
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW) | asked)
+        row = (*ROW, "global_tokens") if self.global_tokens else ROW
+        return BatchSpec({"": sequence}, fields((sequence,), *row) | asked)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -225,8 +236,11 @@ class MaskedLM(Objective):
             begins = np.ones(len(text), dtype=np.int64)
         masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
         hidden, shown, answers = masking(text, context.special, context.rng)
+        read = row.fields([shown], context.special, context.sequence)
+        if self.global_tokens:
+            read["global_tokens"] = self._see_all(read["positions"]) * (read["document_ids"] > 0)
         return {
-            **row.fields([shown], context.special, context.sequence),
+            **read,
             "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
             "labels": padded([answers], most, IGNORED),
         }

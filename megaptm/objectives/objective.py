@@ -234,8 +234,8 @@ class BaseObjective(ABC):
         return self
 
     def text_fields(self, length: int) -> Sample:
-        """What rows hold of one text of so many tokens, beside them: int64 [length] `segments`, `order`, and int64 []
-        `task_ids`, where these are not zeros."""
+        """What rows hold of one text of so many tokens, beside them: int64 [length] `segments`, `order`,
+        `global_tokens`, and int64 [] `task_ids`, where these are not zeros."""
         return {}
 
     @abstractmethod

@@ -44,7 +44,8 @@ class OrderedMaskedLM(MaskedLM):
         return f"which tells {known} texts apart, and not {texts}" if texts > known else None
 
     def text_fields(self, length: int) -> Sample:
-        return {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
+        told = {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
+        return super().text_fields(length) | told
 
     def raw_length(self, sequence: int) -> int:
         return super().raw_length(sequence) - self._two_texts

@@ -56,7 +56,7 @@ class TranslationLM(MaskedLM):
         return "whose rows hold pairs of the corpus"
 
     def text_fields(self, length: int) -> Sample:
-        return {"segments": np.full(length, self.languages[0])}
+        return super().text_fields(length) | {"segments": np.full(length, self.languages[0])}
 
     def raw_length(self, sequence: int) -> int:
         return sequence - SLOTS

@@ -21,6 +21,7 @@ PATTERN_NUMBERS = {
     "block": ("blocks",),
     "random_blocks": ("blocks",),
     "blocks_seed": ("blocks",),
+    "edge_blocks": ("blocks",),
     "chunk": ("local", "lsh"),
     "hashes": ("lsh",),
     "hash_buckets": ("lsh",),

@@ -54,6 +54,13 @@ def test_encoders_learn_by_every_objective_that_hides_and_asks() -> None:
     assert all(fits(family, {"translation-lm": {"places": "continued"}}) for family in ENCODERS)
 
 
+def test_tokens_see_all_where_others_do_not() -> None:
+    marking = {"masked-lm": {"global_tokens": 1}}
+    assert {family for family in ENCODERS if fits(family, marking)} == {"longformer", "bigbird"}
+    with pytest.raises(UserError, match="no place is kept from seeing any; take it without"):
+        load(CONFIGS / "bert/tiny.yaml", [f"objective={marking}".replace("'", "")])
+
+
 def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> None:
     said = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, False).streams}
     assert len(said) > 10

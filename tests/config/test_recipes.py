@@ -441,6 +441,15 @@ def test_bigbird_has_the_papers_recipe(size):
     assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (1e-4, 10_000, "linear", 0.0)
 
 
+def test_bigbird_has_the_papers_tokens_that_see_all_in_the_place_of_blocks():
+    """arXiv:2007.14062, appendix E.1, table 8."""
+    found = config("bigbird/etc")
+    block = resolve_model(found).family.last_block
+    assert (block.block, block.random_blocks, block.edge_blocks) == (84, 0, False)
+    assert found.built_objective.global_tokens == 256
+    assert (found.data.sequence, found.train.batch, found.train.steps) == (4096, 256, 500_000)
+
+
 def test_reformer_has_the_released_recipe():
     """arXiv:2001.04451, section 5, and the released gin: 1 / sqrt(width x step) after 2,000 steps."""
     found, spec = config("reformer/enwik8"), resolve_model(config("reformer/enwik8"))
@@ -456,6 +465,50 @@ def test_reformer_has_the_released_recipe():
     assert (found.optimizer.betas, found.optimizer.eps, found.optimizer.weight_decay) == ((0.9, 0.98), 1e-9, 0.0)
     for step in (2_000, 50_000):
         assert rate_of(found, step - 1) == pytest.approx((1024 * step) ** -0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "batch", "steps", "warmup", "dropout"),
+    [
+        ("transformer-xl/base", 150, 60, 200_000, 0, 0.1),
+        ("transformer-xl/large", 384, 128, 4_000_000, 16_000, 0.2),
+        ("transformer-xl-bytes/base", 512, 22, 400_000, 0, 0.1),
+        ("transformer-xl-bytes/large", 768, 64, 400_000, 4_000, 0.15),
+    ],
+)
+def test_transformer_xl_has_the_released_recipe(name, places, batch, steps, warmup, dropout):
+    """The run_wt103 and run_enwik8 scripts; memory as long as rows, a batch that layouts divide."""
+    found, spec = config(name), resolve_model(config(name))
+    assert (found.data.sequence, spec.size.memory, found.train.steps, spec.dropout) == (places, places, steps, dropout)
+    assert batch <= found.train.batch <= 1.1 * batch
+    optimizer = found.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.warmup_steps, optimizer.clip) == ("adamw", 2.5e-4, warmup, 0.25)
+    assert (optimizer.decay, optimizer.final, optimizer.weight_decay) == ("cosine", 0.0, 0.0)
+    assert bool(spec.family.last_block.attention_dropout) == name.endswith("large")
+
+
+def test_xlnet_has_the_papers_recipe():
+    """arXiv:1906.08237, 3.1 and appendix A.4: 32.89 billion pieces of five corpora."""
+    found, spec = config("xlnet/large"), resolve_model(config("xlnet/large"))
+    assert (found.data.sequence, found.train.batch, found.train.steps, spec.size.memory) == (512, 8192, 500_000, 384)
+    assert (len(found.data.mix), sum(found.data.mix.values())) == (5, pytest.approx(32.89))
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.eps) == (4e-4, 40_000, "linear", 1e-6)
+    assert (optimizer.weight_decay, optimizer.final) == (0.01, 0.0)
+    task = found.built_objective
+    assert (task.partial, task.both_ways, task.units, task.elsewhere) == (6, True, "words", 0.5)
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "original", "original-5.5b"])
+def test_elmo_has_the_released_recipe(size):
+    """bilm-tf: ten epochs of 768,648,884 words on 3 GPUs, each 128 rows of 20; Adagrad, squares from 1, a norm of 10,
+    of a gradient that is twenty times ours."""
+    found, spec = config(f"elmo/{size}"), resolve_model(config(f"elmo/{size}"))
+    assert (found.data.sequence, found.train.batch, spec.family.negatives, spec.dropout) == (20, 3 * 128, 8192, 0.1)
+    assert found.train.steps * 3 * 128 * 20 == pytest.approx(10 * 768_648_884, rel=1e-4)
+    optimizer = found.optimizer
+    assert (optimizer.name, optimizer.lr, optimizer.decay, optimizer.clip) == ("adagrad", 0.2, "constant", 10 / 20)
+    assert optimizer.initial_accumulator == 1 / 20**2
 
 
 def test_a_pattern_number_of_a_family_without_the_pattern_is_refused():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,6 +188,19 @@ def test_a_tokenizer_too_big_for_the_model_is_refused(tmp_path: Path) -> None:
     model = tiny_model("gpt2")
     with pytest.raises(UserError, match="400 tokens, the model 101"):
         to_hugging_face(model.spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("family", "words"), [("longformer", {"dilation": 2}), ("bigbird", {"edge_blocks": False})], ids=str
+)
+def test_a_pattern_that_theirs_has_not_is_refused(family: str, words: dict[str, Any]) -> None:
+    """Its weights would fit, and say something else."""
+    table = CATALOGUE[family]
+    other = change(table, stacks={"encoder": change(table.last_block, **words)})
+    [name] = words
+    with pytest.raises(UserError, match=rf"has no model\.{name} .* but .* cannot be exported"):
+        counterpart_of(published(other, "base"))
+    assert counterpart_of(published(table, "base"))
 
 
 def test_a_model_that_computes_something_else_is_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from megaptm.families import BERT, GPT2, T5
+from megaptm.families import BERT, CATALOGUE, GPT2, T5
 from megaptm.spec import Block, Family, ModelSpec, Size, change
 from tests.models import exits, pairs
 
@@ -36,6 +36,8 @@ LED = {
     "encoder": Block(position="learned", norm_place="post", attention="window", window=4),
     "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
 }
+# BigBird's ETC: tokens that a batch marks, in the place of the first and the last block.
+MARKED_BLOCKS = change(CATALOGUE["bigbird"].last_block, edge_blocks=False, block=2, random_blocks=1)
 BOTH = ("attention", "ffn")
 VARIANTS = {
     "all layers are one": Variant("bert", bert(share=BOTH), {}),
@@ -75,6 +77,9 @@ VARIANTS = {
     "windows in an encoder, under a decoder": Variant("t5", change(T5, stacks=LED, init="normal"), {}),
     "windows of a decoder, wider and dilated from layer to layer": Variant(
         "gpt2", gpt(attention="window", window=(2, 3, 5), dilation=(1, 2)), {}
+    ),
+    "blocks, and tokens that see all": Variant(
+        "bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": MARKED_BLOCKS}), {}
     ),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }

@@ -5,7 +5,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, SpecialTokens
+from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
 from megaptm.objectives.masked import most_asked
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from tests.data.corpora import SPECIALS
@@ -35,6 +35,19 @@ def test_each_document_has_its_own_cls_and_sep():
     assert sample["positions"].tolist()[:10] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     assert sample["tokens"][64:].tolist() == [SPECIAL.pad] * 2
     assert sample["document_ids"][64:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_first_places_of_each_document_see_all_where_that_is_asked(apart):
+    task = objective_of({"masked-lm": {"global_tokens": 2}})
+    sample = task.make([part(5, 2), part(6, 1)], SampleContext(SPECIAL, np.random.default_rng(0), 18, apart))
+    first = [0, 1, 7, 8] if apart else [0, 1]
+    assert np.flatnonzero(sample["global_tokens"]).tolist() == first
+    assert {name: sample[name].shape for name in task.batch(18, apart).fields} == {
+        name: field.shape for name, field in task.batch(18, apart).fields.items()
+    }
+    assert task.text_fields(4)["global_tokens"].tolist() == [1, 1, 0, 0]
+    assert "global_tokens" not in MLM.batch(18, apart).fields
 
 
 @pytest.mark.parametrize("last", [0, 1])

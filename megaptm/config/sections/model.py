@@ -125,6 +125,9 @@ class ModelConfig(Shape):
     """Blocks that are drawn for each, to be seen besides its neighbors; absent: the family's."""
     blocks_seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     """By which they are drawn, besides layer and head; absent: the family's."""
+    edge_blocks: bool | None = None
+    """Whether the first and the last block see, and are seen by, all; false: only what an objective marks is
+    (`global_tokens`); absent: the family's."""
     chunk: Counts | None = None
     """Places of a chunk where the family's attention is local or lsh; or a list, which layers take in turn; absent: the
     family's."""

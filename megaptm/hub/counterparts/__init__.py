@@ -72,6 +72,8 @@ FREE = (
 # The same of blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
 LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
+DRAWN_BY = {"blocks_seed"}
+"""Numbers by which is drawn what theirs draws in its own way, whatever ours are."""
 BY_LAYER = {"local", "lsh"}
 """Words of attention that theirs lists by layer: which are mixed, and how, is a number of the config."""
 
@@ -97,6 +99,7 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
             "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
         )
     check_sharing(counterpart, spec)
+    _check_patterns(counterpart, spec)
     sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
     for size in sizes.values():
         _check_size(counterpart, size)
@@ -139,6 +142,18 @@ def _check_size(counterpart: Counterpart, size: Size) -> None:
             f"{counterpart.model} has as many heads of keys and values as of queries; {size.key_heads} are not "
             f"{size.heads}, so this size cannot be exported."
         )
+
+
+def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
+    """An error where a number says who sees whom that theirs has not."""
+    said = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.numbers.values()} | DRAWN_BY
+    for name in (one for one in PATTERN_NUMBERS if one not in said):
+        for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
+            if {*PATTERN_NUMBERS[name]} & {*block.words} and (found := getattr(block, name)) != getattr(own, name):
+                raise UserError(
+                    f"{counterpart.model} has no model.{name} ({found}) but {getattr(own, name)}, so this model cannot "
+                    "be exported: use it by `megaptm.load(RUN)` in Python."
+                )
 
 
 def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
