@@ -63,7 +63,7 @@ def build_images(
         held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
         given, dropped = given_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
-        beside: dict[str, str] = {}
+        beside: dict[tuple[str, str], str] = {}
         if not given and recipe.texts:
             files, beside = find_pairs(recipe, source, held_out, dropped)
         elif not given:

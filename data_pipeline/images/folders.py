@@ -33,6 +33,8 @@ class ImageFile:
     size: int
     modified: int
     """By which a build that goes on knows that it is still the same."""
+    group: str = ""
+    """Of an HDF5 file, that has the regions of this image."""
 
 
 @dataclass(frozen=True)

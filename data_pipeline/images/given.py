@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import ImageShardResult, refuse_odd_name
-from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.look import MOST_BYTES, OTHERS, ImageLimits, RefusedImage, look
 from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
 from data_pipeline.images.thumbnails import DroppedImages
@@ -50,6 +50,8 @@ class _Sample:
     images: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Suffix -> first byte, size."""
     content: bytes = b""
+    other: bool = False
+    """Whether there is an image of a format that readers of webdataset do not know."""
     label: int | None = None
     text: tuple[bytes, str | None] | None = None
     """A file's content, and the field that has the text, of JSON."""
@@ -77,8 +79,7 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
     for sample in _samples(Path(job.path), job, result.dropped):
         where = f"{Path(job.path).name}:{sample.key}"
         if len(sample.images) != 1:
-            none = "text without image" if job.texts and sample.text else "no image"
-            result.dropped.add("several images" if sample.images else none, where)
+            result.dropped.add(_why_not_one(sample, texts=job.texts), where)
             continue
         text = ""
         try:
@@ -155,12 +156,23 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
         yield sample
 
 
+def _why_not_one(sample: _Sample, *, texts: bool) -> str:
+    """The reason why a sample that has not one image is left out."""
+    if sample.images:
+        return "several images"
+    if sample.other:
+        return "another format than jpg, png and webp"
+    return "text without image" if texts and sample.text else "no image"
+
+
 def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: GivenShardJob) -> None:
     """What a file says of its sample."""
     if suffix in job.limits.spellings:
         sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
         if member.size <= MOST_BYTES:
             sample.content = _content(tar, member)
+    elif suffix in OTHERS and job.limits.detector is None:
+        sample.other = True
     elif suffix in ("txt", "json") and job.texts:
         # One that is too long is read as far as that shows.
         if suffix == "txt" or sample.text is None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from data_pipeline.images.ends import ends_early
+from data_pipeline.images.region_hdf5 import SUFFIXES as HDF5
 from data_pipeline.images.repeated import picture_sketch
 from data_pipeline.images.suffixes import MEMBERS
 from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 NAMES = frozenset(MEMBERS)
 """Suffixes of files of images that are looked at."""
+OTHERS = frozenset(name.removeprefix(".") for name, suffix in MEMBERS.items() if suffix not in SUFFIXES)
+"""Suffixes of images that no reader of webdataset knows: of files they become PNG, and in a given shard nothing can."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
 """Suffixes of images in public shards -> ours."""
 MOST_BYTES = 64 << 20
@@ -36,7 +40,8 @@ class ImageLimits:
     stretched: float = 20.0
     """The longer side is at most so many times the shorter."""
     check: Literal["pixels", "header"] = "pixels"
-    """Whether each image is decoded once, which finds what was cut off; or only its header is read."""
+    """Whether each image is decoded once, which finds all that is damaged; or only its header is read, and whether its
+    end is there."""
     sketch: bool = False
     """Whether it is also said what each looks like, where it is decoded."""
     detector: tuple[int, int] | None = None
@@ -51,6 +56,11 @@ class ImageLimits:
     def names(self) -> frozenset[str]:
         """Suffixes of files that are looked at."""
         return NAMES if self.detector is None else frozenset({f".{SUFFIX}"})
+
+    @property
+    def packed(self) -> tuple[str, ...]:
+        """Suffixes of files that have many images each."""
+        return () if self.detector is None else HDF5
 
     @property
     def spellings(self) -> Mapping[str, str]:
@@ -124,6 +134,8 @@ def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | Refu
         return RefusedImage("pixels that are no colors", f"mode {image.mode}")
     oddities = _oddities(image)
     suffix, sketch = FORMATS.get(image.format or ""), 0
+    if limits.check == "header" and ends_early(content, suffix):
+        return RefusedImage("damaged", "the file ends early")
     if limits.check == "pixels" or suffix is None:
         picture = rgb(image)  # decodes all of it
         sketch = picture_sketch(picture) if limits.sketch else 0

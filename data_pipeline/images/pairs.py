@@ -23,18 +23,19 @@ from megaptm.data.shards import ShardInfo
 
 def find_pairs(
     recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
-) -> tuple[dict[str, list[ImageFile]], dict[str, str]]:
-    """Split -> images with a text beside them; and, by the path of an image, the name of the file that has it."""
+) -> tuple[dict[str, list[ImageFile]], dict[tuple[str, str], str]]:
+    """Split -> images with a text beside them; and, by the path and group of an image, the name of the file that has
+    it."""
     found = dict(pairs_below(source, dropped, recipe.limits))
     held = dict(pairs_below(held_out, dropped, recipe.limits)) if held_out else {}
     splits = {"train": [*found], "validation": [*held]} if held_out else split_by_hash(recipe, found)
-    return splits, {file.path: beside for file, beside in (found | held).items()}
+    return splits, {(file.path, file.group): beside for file, beside in (found | held).items()}
 
 
 def packed(
     recipe: ImageRecipe,
     files: Mapping[str, Sequence[ImageFile]],
-    beside: Mapping[str, str],
+    beside: Mapping[tuple[str, str], str],
     work: JobRunner,
     dropped: Dropped,
 ) -> dict[str, list[Path]]:
@@ -42,7 +43,7 @@ def packed(
     jobs, splits, first = [], [], 0
     for split in SPLITS:
         for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
-            names = tuple(beside[file.path] for file in shard)
+            names = tuple(beside[file.path, file.group] for file in shard)
             changed = tuple(
                 Path(file.path).with_name(name).stat().st_mtime_ns for file, name in zip(shard, names, strict=True)
             )

@@ -42,8 +42,8 @@ class ImageRecipe:
     """Of images with texts, those whose image was there before: kept, or left out where the file is the same, or where
     it looks the same."""
     regions: bool = False
-    """Whether `texts` come with files of what a detector found in images (`.npz`, `objectives.region_files`), and not
-    with images."""
+    """Whether `texts` come with files of what a detector found in images (`.npz`, `objectives.region_files`; or
+    HDF5), and not with images."""
     detector: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=2)]] | None = None
     """Numbers of a region's features, and classes; files of others are left out. Absent: 2,048 and 1,601, or what the
     drawn shapes have."""
@@ -70,7 +70,7 @@ class ImageRecipe:
     stretched: Annotated[float, Field(ge=1)] = ImageLimits.stretched
     """The longer side is at most so many times the shorter."""
     check: Literal["pixels", "header"] = ImageLimits.check
-    """Whether each image is decoded once, or only its header read."""
+    """Whether each image is decoded once, or only its header and its end are looked at."""
 
     def for_manifest(self) -> dict[str, Any]:
         """As the manifest keeps it; of texts nothing where there are none, and of a tokenizer that was given nothing:

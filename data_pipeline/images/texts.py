@@ -21,6 +21,7 @@ from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, in_utf8
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
+from data_pipeline.images.region_hdf5 import groups_in, regions_of
 from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
@@ -28,6 +29,7 @@ from megaptm.data.manifest import TEXTS, text_columns
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
+from megaptm.objectives.region_files import RefusedRegions
 from megaptm.storage import AtomicFile, hash_of, write_whole
 from megaptm.tokenizers import Tokenizer, load
 
@@ -75,10 +77,24 @@ def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator
         below.sort()
         there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if _suffix(name) == suffix}
         stems = {Path(name).stem for name in names if _suffix(name) in limits.names}
+        packed = {}
+        for name in sorted(names):
+            if _suffix(name) in limits.packed and in_utf8(name):
+                packed[name] = _groups(Path(place, name), dropped)
+                stems |= {group.name for group in packed[name]}
         for name in sorted(names):
             path, shown = Path(place, name), Path(place, name).relative_to(folder).as_posix()
             if not in_utf8(shown):
                 dropped.add("name that is no UTF-8", shown)
+            elif name in packed:
+                for group in packed[name]:
+                    own = f"{shown}/{group.name}"
+                    if not in_utf8(own):
+                        dropped.add("name that is no UTF-8", own)
+                    elif group.name not in there or not Path(place, there[group.name]).is_file():
+                        dropped.add("image without text", own)
+                    else:
+                        yield replace(group, name=own), there[group.name]
             elif _suffix(name) in BESIDE:
                 if path.stem not in stems:
                     dropped.add("text without image", shown)
@@ -91,6 +107,25 @@ def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator
             else:
                 status = path.stat()
                 yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), there[path.stem]
+
+
+def _groups(path: Path, dropped: Dropped) -> list[ImageFile]:
+    """The images in an HDF5 file, each by the name of its group."""
+    if not path.is_file():  # a pipe would never end
+        dropped.add("no plain file", path.name)
+        return []
+    try:
+        names = through_outages(partial(groups_in, path), path)
+    except RefusedRegions as refused:
+        dropped.add(refused.reason, path.name, said=refused.said)
+        return []
+    except OSError as error:
+        dropped.add("unreadable", path.name, said=str(error))
+        return []
+    status = path.stat()
+    # How large each is nobody says: of shards as large as others it is near enough.
+    size = status.st_size // max(1, len(names))
+    return [ImageFile(name, str(path), 0, size, status.st_mtime_ns, name) for name in names]
 
 
 def _suffix(name: str) -> str:
@@ -130,13 +165,17 @@ def pack(job: PackJob) -> PackedShard:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
             path, content = Path(file.path), b""
             try:
-                if file.size > MOST_BYTES:
+                if file.size > MOST_BYTES and not file.group:
                     raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
                 said = through_outages(partial(_beginning, path.with_name(beside)), path.with_name(beside))
-                content = through_outages(path.read_bytes, path)
+                read = partial(regions_of, path, file.group) if file.group else path.read_bytes
+                content = through_outages(read, path)
                 text = text_of(said, job.field if _suffix(beside) == ".json" else None)
             except RefusedText as reason:
                 found.dropped.add_image(str(reason), file.name, content)
+                continue
+            except RefusedRegions as refused:
+                found.dropped.add(refused.reason, file.name, said=refused.said)
                 continue
             except OSError as error:
                 found.dropped.add("unreadable", file.name, said=str(error))

@@ -26,6 +26,8 @@ MOST_BYTES = 64 << 20
 """Of a file, unpacked: 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
 NEEDED = {"features": 2, "norm_bb": 2, "soft_labels": 2}
 """Array -> its number of axes."""
+ARRAYS = (*NEEDED, "conf")
+"""Those that are read; the last may be absent."""
 OF_A_BOX = 6
 BEYOND = 0.1
 """How far shares of an image's sides may be below 0 or above 1: detectors round."""
@@ -116,7 +118,7 @@ def _arrays(content: bytes) -> dict[str, np.ndarray]:
             if sum(member.file_size for member in file.infolist()) > MOST_BYTES:
                 raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB")
             there = {*file.namelist()}
-            names = [name for name in (*NEEDED, "conf") if f"{name}.npy" in there]
+            names = [name for name in ARRAYS if f"{name}.npy" in there]
             if any(file.getinfo(f"{name}.npy").compress_type not in PACKED for name in names):
                 raise RefusedRegions("regions that are packed otherwise than numpy packs them")
             return {name: _array(_content(file, f"{name}.npy")) for name in names}

@@ -55,8 +55,9 @@ def in_each_run(family, precision, layout):
     return (family, precision) == ("gpt2", "bf16") or (family, precision, layout) == ("t5", "fp32", "PP2 interleaved")
 
 
-OTHERS = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"))
-"""Whose rows are compared over the batch, with a temperature in float32; and whose stages share what reads regions."""
+OTHERS = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"), ("unimo", "fp32"), ("vit", "fp32"))
+"""Whose rows are compared over the batch, with a temperature in float32; whose stages share what reads regions; and
+whose rows are images."""
 
 
 @pytest.mark.parametrize(

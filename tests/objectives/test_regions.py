@@ -411,6 +411,49 @@ def test_a_build_counts_bad_files_and_goes_on(tmp_path, shards):
     assert report.regions
 
 
+def test_an_hdf5_file_of_many_images_is_files_of_each(tmp_path):
+    """The same corpus; what in it is no image's own numbers is counted, and neither followed nor made room for."""
+    h5py = pytest.importorskip("h5py")
+    wrong = {"elsewhere", "outside", "virtual", "flat", "bare", "never", "wide", "silent"}
+    for form in ("npz", "hdf5"):
+        (tmp_path / form).mkdir()
+        for name in (*"abcd", *wrong - {"silent"}):
+            (tmp_path / form / f"{name}.txt").write_text(f"what {name} shows")
+    good_ones = {name: good(3 + number) for number, name in enumerate("abcd")}
+    for name, arrays in good_ones.items():
+        (tmp_path / f"npz/{name}.npz").write_bytes(npz(**arrays))
+    with h5py.File(tmp_path / "hdf5/all.h5", "w") as file:
+        for name, arrays in {**good_ones, "wide": good(features=np.ones((3, 8))), "silent": good()}.items():
+            for array, numbers in arrays.items():
+                file[f"{name}/{array}"] = numbers
+        file["elsewhere"] = h5py.ExternalLink("another.h5", "/")
+        file["outside/features"] = h5py.SoftLink("/a/features")
+        layout = h5py.VirtualLayout((3, 4), "f4")
+        layout[:] = h5py.VirtualSource(tmp_path / "another.h5", "features", (3, 4))
+        file.create_group("virtual").create_virtual_dataset("features", layout)
+        file["flat"] = np.ones(4)
+        file["bare/features"] = np.ones((3, 4))
+        file.create_group("never").create_dataset("features", shape=(1 << 20, 4), dtype="f4")
+    (tmp_path / "hdf5/cut.hdf5").write_bytes((tmp_path / "hdf5/all.h5").read_bytes()[:3000])
+    usual = {"texts": True, "regions": True, "detector": (4, 5), "validation": 0}
+    told = [build(tmp_path / form, tmp_path / f"of-{form}", **usual, tokenizer=CASED) for form in ("npz", "hdf5")]
+    assert [report.splits["train"]["images"] for report in told] == [4, 4]
+    assert told[1].dropped == {
+        "damaged": 1,
+        "image without text": 1,
+        "regions of an HDF5 file that are a link": 2,
+        "regions of another shape": 1,
+        "regions of an HDF5 file that are in no group": 1,
+        "regions without norm_bb": 1,
+        "regions of more than 64 MiB": 1,
+        "regions of another detector": 1,
+    }
+    by_text = [documents(tmp_path / f"of-{form}") for form in ("npz", "hdf5")]
+    assert by_text[0].keys() == by_text[1].keys()
+    for text, [arrays] in by_text[0].items():
+        assert all((by_text[1][text][0][name] == array).all() for name, array in arrays.items())
+
+
 def test_a_corpus_of_regions_has_no_images(folder):
     with pytest.raises(UserError, match="has no images, which objective image-labels reads"):
         opened(folder, {"image-labels": {"size": 8}}, sequence=17)

@@ -87,6 +87,7 @@ GOOD: Mapping[str, bytes] = {
 BAD: Mapping[str, tuple[bytes, str]] = {
     "cut.jpg": (picture(width=200, height=160)[:-900], "damaged"),
     "cut.png": (picture("PNG")[:-300], "damaged"),
+    "cut.webp": (picture("WEBP")[:-100], "damaged"),
     "dot.png": (picture("PNG", 1, 1), "too small"),
     "huge.png": (huge(), "too many pixels"),
     "line.png": (picture("PNG", 400, 10), "too long for its width"),

@@ -45,6 +45,23 @@ def test_what_nobody_can_learn_from_is_left_out_with_a_reason(name):
     assert found.reason == reason
 
 
+@pytest.mark.parametrize("name", [name for name, (_, reason) in BAD.items() if reason == "damaged"])
+def test_what_was_cut_off_is_found_by_its_end(name):
+    """Who trains on images that nobody decoded would be ended by it; a picture before the pixels has an end, too."""
+    content, reason = BAD[name]
+    if name.endswith(".jpg"):
+        small = picture(width=8, height=8)
+        content = content[:2] + b"\xff\xe1" + (2 + len(small)).to_bytes(2) + small + content[2:]
+    found = look(content, ImageLimits(check="header"))
+    assert isinstance(found, RefusedImage)
+    assert found.reason == reason
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_an_end_that_is_there_is_found_whatever_stands_behind_it(name):
+    assert isinstance(look(GOOD[name] + bytes(100), ImageLimits(check="header")), KeptImage)
+
+
 @pytest.mark.parametrize("name", GOOD)
 def test_odd_ones_are_kept_and_become_colors(name):
     found = look(GOOD[name], ImageLimits())
@@ -206,6 +223,8 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
         "a/0010.cls": b"0",
         "a/0011.jpg": GOOD["moving.gif"],
         "a/0011.cls": b"0",
+        "a/0012.gif": GOOD["moving.gif"],
+        "a/0012.cls": b"0",
     }
     write_tar(given / "shard-000.tar", files)
     short = write_tar(given / "shard-001.tar", {**files, "b/1.jpg": picture(width=300, height=300), "b/1.cls": b"0"})
@@ -214,6 +233,7 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
     report = build(given, tmp_path / "corpus", validation=0.5)
     assert {path.name: path.read_bytes() for path in given.iterdir()} == before
     twice = {"no label": 2, "no image": 2, "damaged": 2, "another format than its suffix says": 2}
+    twice |= {"another format than jpg, png and webp": 2}
     assert report.dropped == {**twice, "archive that ends early": 1}
     assert report.labels == {"0": 4, "1": 10, "2": 2}
     corpus = Corpus.open(tmp_path / "corpus")
