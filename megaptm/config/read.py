@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ def _said(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
     """The layers of a file, furthest ancestor first."""
-    here = path.resolve()
+    here = Path(os.path.realpath(path))  # `resolve` raises of links in a circle, which `read_file` tells
     if here in above:
         circle = " -> ".join(str(step) for step in (*above, here))
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")

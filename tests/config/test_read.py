@@ -197,6 +197,10 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     assert "extends itself" in complaint(tmp_path / "a.yaml")
+    (tmp_path / "c.yaml").write_text("extends: d.yaml\n")
+    (tmp_path / "d.yaml").symlink_to("d.yaml")
+    assert "d.yaml: no such config file" in complaint(tmp_path / "d.yaml")
+    assert "d.yaml" in complaint(tmp_path / "c.yaml")
 
 
 @pytest.mark.parametrize(
