@@ -52,7 +52,7 @@ class ImageRecipe:
     longest: Annotated[int, Field(ge=1, le=4096)] = 75
     """Tokens of a text, at most: what is beyond is cut off. CLIP reads so many, and one before and behind."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share that is held out: of images, by a hash of their names; of given shards, whole ones, one at least."""
+    """Share that is held out: of images, by a hash of their names; of given shards, whole ones. One at least."""
     held_out: str | None = None
     """Folder of what is held out, in the place of a share."""
     seed: Annotated[int, Field(ge=0)] = 0

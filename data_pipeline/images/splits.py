@@ -41,11 +41,15 @@ def labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: S
 
 
 def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
-    """By hashes of their names."""
+    """By hashes of their names; one is held out of few, where a share of them is to be."""
+    files = [*found]
+    hashes = [hashed(file.name, recipe.seed) for file in files]
     below = int(recipe.validation * 2**64)
+    if below and len(files) > 1:
+        below = max(below, min(hashes) + 1)
     splits: dict[str, list[ImageFile]] = {"train": [], "validation": []}
-    for file in found:
-        splits["validation" if hashed(file.name, recipe.seed) < below else "train"].append(file)
+    for file, number in zip(files, hashes, strict=True):
+        splits["validation" if number < below else "train"].append(file)
     return splits
 
 

@@ -15,7 +15,10 @@ import pytest
 from PIL import Image
 
 from data_pipeline.commands import images
+from data_pipeline.images.folders import ImageFile
 from data_pipeline.images.look import ImageLimits, KeptImage, RefusedImage, look
+from data_pipeline.images.recipe import ImageRecipe
+from data_pipeline.images.splits import split_by_hash
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
@@ -335,6 +338,15 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(files, options, said, tmp_
     with pytest.raises(UserError, match=said):
         build(source, tmp_path / "corpus", **options)
     assert not (tmp_path / "corpus").exists()
+
+
+def test_of_few_images_one_is_held_out_where_a_share_is_to_be():
+    files = [ImageFile(name, name, 0, 1, 0) for name in ("a.png", "b.png", "c.png")]
+    for seed in range(5):
+        splits = split_by_hash(ImageRecipe(source="photos", validation=0.001, seed=seed), files)
+        assert (len(splits["train"]), len(splits["validation"])) == (2, 1)
+    assert split_by_hash(ImageRecipe(source="photos", validation=0.0), files)["validation"] == []
+    assert split_by_hash(ImageRecipe(source="photos", validation=0.001), files[:1])["validation"] == []
 
 
 @pytest.mark.parametrize(
