@@ -15,7 +15,7 @@ from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
 from megaptm.run.folder import CONFIG
-from megaptm.train import worker
+from megaptm.train import lost_loader, worker
 from megaptm.train.lost_loader import why_lost
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
@@ -72,7 +72,7 @@ def test_what_is_said_of_a_lost_loader_begins_a_line(monkeypatch, tmp_path):
     monkeypatch.setattr("megaptm.train.run.run_worker", lose)
     for name in ("outlive_terminal", "collect_garbage_rarely"):
         monkeypatch.setattr(worker, name, lambda: None)
-    monkeypatch.setattr(worker, "end_now", lambda code, handlers: sys.exit(code))
+    monkeypatch.setattr(lost_loader, "end_now", lambda code, handlers: sys.exit(code))
     said = CliRunner().invoke(worker.main, ["--run", str(tmp_path)])
     assert (said.exit_code, said.output.count("\nerror: a process that reads this rank's data was lost")) == (1, 1)
 
