@@ -443,7 +443,7 @@ def test_bigbird_has_the_papers_recipe(size):
 
 def test_bigbird_has_the_papers_tokens_that_see_all_in_the_place_of_blocks():
     """arXiv:2007.14062, appendix E.1, table 8."""
-    found = config("bigbird/etc")
+    found = config("bigbird/base-etc")
     block = resolve_model(found).family.last_block
     assert (block.block, block.random_blocks, block.edge_blocks) == (84, 0, False)
     assert found.built_objective.global_tokens == 256
