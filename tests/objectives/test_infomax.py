@@ -24,9 +24,10 @@ SEQUENCE, SPECIAL = 64, tiny_special()
 TASK = DeepInfoMax()
 
 
-def made(seed: int, tokens: int = 40, task: DeepInfoMax = TASK) -> dict[str, np.ndarray]:
-    """A sample of a text whose tokens are all different."""
-    text = np.resize(SPECIAL.ordinary, tokens)
+def made(seed: int, tokens: int = 40, task: DeepInfoMax = TASK, order: int | None = None) -> dict[str, np.ndarray]:
+    """A sample of a text whose tokens are all different, in an order of its own where one is asked for."""
+    ordinary = SPECIAL.ordinary if order is None else np.random.default_rng(order).permutation(SPECIAL.ordinary)
+    text = np.resize(ordinary, tokens)
     piece = SentenceGroup([text[: tokens // 2], text[tokens // 2 :]], other=lambda rng: [])
     return task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), SEQUENCE, True))
 
@@ -156,11 +157,12 @@ def test_the_loss_is_that_of_each_text_among_all_ngrams(model):
 def test_an_ngram_that_is_the_texts_is_nearest_when_learned(model):
     """LEARN, by a few steps on the same rows: each text finds its own among those of others."""
     learner = build_model(replace(model.spec, dropout=0.0))
-    fill(learner, seed=5)
+    fill(learner, seed=6)
+    learner.double()
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3)
-    batch = batch_of([made(seed, 20 + seed) for seed in range(8)])
+    batch = batch_of([made(seed, 20 + seed, order=seed) for seed in range(8)])
     losses = []
-    for _ in range(120):
+    for _ in range(60):
         loss, count = learner(batch)["infomax"]
         optimizer.zero_grad()
         (loss / count).backward()
