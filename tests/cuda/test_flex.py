@@ -13,9 +13,24 @@ pytestmark = pytest.mark.drill
 PATTERNS = ("window of documents", "dilated window, causal", "chunks")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs the package triton")
-def test_kernels_of_patterns_are_machine_code_of_both_gpus(guard, tmp_path):
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory) -> list[str]:
+    """Where triton is found: torch for CPUs comes without, and the tests' environment need not have its gigabyte."""
+    if importlib.util.find_spec("triton") is not None:
+        return []
+    program, folder = Path(sys.executable).with_name("uv"), tmp_path_factory.mktemp("triton")
+    if not program.exists():
+        pytest.skip("needs the package triton, or uv to install it")
+    words = ("pip", "install", "--quiet", f"--python={sys.executable}", f"--target={folder}", "triton")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the package triton, which no registry gave: {done.stderr.strip().splitlines()[-1]}")
+    return [str(folder)]
+
+
+def test_kernels_of_patterns_are_machine_code_of_both_gpus(guard, beside, tmp_path):
     environment = {**os.environ, "GUARD": str(guard), "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "tests.cuda.flex", *PATTERNS]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False
