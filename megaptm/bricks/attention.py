@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.brick import OWN, Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.own_pattern import load_pattern
 from megaptm.bricks.pattern import ChunkPairs, SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
 
@@ -81,6 +82,16 @@ class BlockAttentionBrick(SelfAttentionBrick):
         self.pattern = SparseBlocks(
             block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads), seed=block.blocks_seed
         )
+
+
+@register("attention", OWN)
+class OwnPatternBrick(SelfAttentionBrick):
+    """Of what a pattern of the user's own lets be seen."""
+
+    def __init__(self, block: Block, size: Size, memory: int) -> None:
+        super().__init__(block, size, memory)
+        assert isinstance(block.attention, str), "ask for the block `at` a layer"
+        self.pattern = load_pattern(block.attention)
 
 
 @register("attention", "local")

@@ -14,6 +14,8 @@ from megaptm.errors import UserError
 from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
+OWN = "package.module:NAME"
+"""The word for a pattern of the user's own, whatever it is called."""
 WHOLE = ("none", "shared")
 """Words of `Map.split` under which each tensor rank has all of it."""
 
@@ -162,8 +164,8 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
 def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
     """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
     known = BRICKS[slot]
-    if slot == "ffn" and is_plugin(word):  # a function of the user's costs what one of ours does
-        word = "gelu"
+    if is_plugin(word):  # a function of the user's costs what one of ours does, a pattern what it leaves
+        word = {"ffn": "gelu", "attention": OWN}.get(slot, word)
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
     return known[word](block, size, size.width if memory is None else memory)

@@ -49,8 +49,13 @@ class Pattern(ABC):
     def tiles(self, length: int) -> Iterator[Tile]:
         """Of a row; each query is in one."""
 
+    @property
+    def tile_block(self) -> int:
+        """Places of a block, where tiles have numbers of blocks; else 0."""
+        return 0
+
     def table(self, length: int) -> np.ndarray | None:
-        """What `sees` looks up, where it does not compute."""
+        """What `sees` looks up, where it does not compute; of one head where all are alike."""
         return None
 
     def pairs(self, length: int) -> int:
@@ -70,8 +75,7 @@ def _pairs(pattern: Pattern, length: int) -> int:
         if isinstance(tile.keys, slice):
             total += queries * len(positions[tile.keys])
         else:
-            assert isinstance(pattern, SparseBlocks)
-            total += queries * tile.keys.shape[1] * pattern.block
+            total += queries * tile.keys.shape[1] * pattern.tile_block
     return total
 
 
@@ -139,6 +143,10 @@ class SparseBlocks(Pattern):
     heads: range = range(1)
     """Those of the layer that are here."""
     seed: int = 0
+
+    @property
+    def tile_block(self) -> int:
+        return self.block
 
     def count(self, length: int) -> int:
         return -(-length // self.block)
@@ -210,8 +218,8 @@ def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:
     """Places, [H or 1, k]."""
     if isinstance(tile.keys, slice):
         return places[tile.keys][None]
-    assert isinstance(pattern, SparseBlocks)
-    keys = (tile.keys[:, :, None] * pattern.block + np.arange(pattern.block)).reshape(len(tile.keys), -1)
+    block = pattern.tile_block
+    keys = (tile.keys[:, :, None] * block + np.arange(block)).reshape(len(tile.keys), -1)
     return np.minimum(keys, len(places) - 1)
 
 

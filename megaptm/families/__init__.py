@@ -11,6 +11,7 @@ from megaptm.families.distilbert import DISTILBERT, TINYBERT
 from megaptm.families.electra import ELECTRA
 from megaptm.families.ernie import ERNIE, ERNIE_2
 from megaptm.families.gpt import GPT1, GPT2, GPT3, GPT3_BANDED
+from megaptm.families.led import LED
 from megaptm.families.longformer import LONGFORMER
 from megaptm.families.macbert import MACBERT
 from megaptm.families.own import refuse_broken
@@ -60,6 +61,7 @@ CATALOGUE: dict[str, Family] = {
         DISTILBERT,
         TINYBERT,
         LONGFORMER,
+        LED,
         BIGBIRD,
         REFORMER,
         REFORMER_NOVEL,

@@ -168,9 +168,10 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
                 f"for which {counterpart.family} has one number, {name}; make them equal."
             )
     if type(windows := ours.get("window")) is list:
-        if len(windows) != ours["layers"]:
+        layers = ours["layers"] if "layers" in ours else ours[f"{next(iter(counterpart.table.stacks))}.layers"]
+        if len(windows) != layers:
             raise UserError(
-                f"{counterpart.model} config: attention_window has {len(windows)} numbers for {ours['layers']} layers; "
+                f"{counterpart.model} config: attention_window has {len(windows)} numbers for {layers} layers; "
                 "give one, or one for each."
             )
         ours["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
@@ -272,7 +273,7 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             kv_heads=None if kv_heads == heads else kv_heads,
             axial=tuple(ours["axial"]) if "axial" in ours else None,
             patch=ours.get("patch") if stack == stacks[0] else None,
-            context=ours.get(f"{stack}.context"),
+            context=None if (own := ours.get(f"{stack}.context")) == ours.get("context") else own,
             embedding=None if embedding == width else embedding,
         )
 

@@ -398,7 +398,7 @@ def _room(spec: ModelSpec) -> dict[str, int]:
     """Where a decoder's learned places end: `pipeline` would write 256 tokens on, and fall off a shorter one."""
     stacks = [*spec.family.stacks]
     ends = stacks == ["decoder"] or ("decoder" in stacks and spec.longest is not None)
-    return {"max_length": spec.context} if ends else {}
+    return {"max_length": spec.context_of("decoder")} if ends else {}
 
 
 def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, int | None]:

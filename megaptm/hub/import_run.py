@@ -186,7 +186,7 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     ours, theirs = KNOWN[spec.name].first_block, spec.family.first_block
     differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
     numbers |= {name: getattr(theirs, name) for name in differing}
-    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(spec.context, LONGEST_ROW)}
+    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(LONGEST_ROW, *map(spec.context_of, spec.family.stacks))}
     if spec.family.reads_images:
         assert spec.size.patch is not None
         data |= {"sequence": spec.context}

@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from megaptm.bricks.own_pattern import has_own_pattern
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
@@ -107,7 +108,8 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
     if decoder.block.relative:
         yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
         return
-    if {"local", "lsh"} & {*decoder.block.words} or decoder.block.reversible:
+    block = decoder.block
+    if {"local", "lsh"} & {*block.words} or has_own_pattern(block) or block.reversible:
         yield from _read_again_ids(loaded, ids, tokens=tokens, draw=draw)
         return
     with with_cache(decoder) as memory:
@@ -148,7 +150,8 @@ def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
 
 
 def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """Of a decoder whose layers sort what they read, which a new token may change: all is read again for each."""
+    """Of a decoder whose layers sort what they read, or see by a pattern of the user's own, which a new token may
+    change: all is read again for each."""
     limit, end = loaded.spec.longest, loaded.tokenizer.special.end
     for _ in range(tokens):
         if limit is not None and len(ids) > limit:

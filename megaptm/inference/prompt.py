@@ -107,15 +107,15 @@ def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
 def prepare_prompt(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
     """Ids of the encoder, those that the decoder begins with, and how many tokens the answer may have; a decoder alone
     begins with all of the prompt."""
-    special, longest = loaded.tokenizer.special, loaded.spec.longest
+    special, longest, stack = loaded.tokenizer.special, loaded.spec.longest, stack_of_words(loaded)
     task = loaded.config.built_objective.of_prompt(kind)
     text = task.with_special_tokens(ids, special)
-    alone = loaded.spec.family.stacks[stack_of_words(loaded)].cross is None
+    alone = loaded.spec.family.stacks[stack].cross is None
     decoder_ids = text if alone else special.ids_of(task.decoder_start)
     if longest is not None:
         if len(text) > longest:
             raise UserError(f"the prompt has {len(text)} tokens, the model reads {longest}: shorten it.")
-        tokens = min(tokens, longest - len(decoder_ids) + 1)
+        tokens = min(tokens, loaded.spec.context_of(stack) - len(decoder_ids) + 1)
     return text, decoder_ids, tokens
 
 

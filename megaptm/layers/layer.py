@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import BRICKS, Brick, sublayers
+from megaptm.bricks.brick import OWN
 from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
@@ -37,6 +38,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
         "banded": SelfAttention,
         "window": WindowAttention,
         "blocks": SelfAttention,
+        OWN: SelfAttention,
         "local": SelfAttention,
         "lsh": HashedAttention,
         "disentangled": DisentangledAttention,
@@ -68,7 +70,7 @@ def check_words(block: Block) -> None:
     for slot, known in WORDS.items():
         words = getattr(block, slot)
         for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
-            if word not in known and not (slot == "ffn" and is_plugin(word)):
+            if word not in known and not (slot in ("attention", "ffn") and is_plugin(word)):
                 raise UserError(
                     f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
                 )
@@ -165,7 +167,8 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
-            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
+            word = OWN if is_plugin(sub.word) else sub.word
+            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][word]
             self.add_module(sub.name, made(sub.brick, dropout=dropout))
         if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):
             attend.is_of(layer=number)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.autograd.function import once_differentiable
 
-from megaptm.bricks.pattern import Pattern, SparseBlocks
+from megaptm.bricks.pattern import Pattern
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.draws import seed_of_stream
 from megaptm.layers.mask import Mask
@@ -227,21 +227,25 @@ class _Seen:
         """Places that broadcast to [B, H, q, k]."""
         if isinstance(tile.keys, slice):
             return self.places[tile.keys]
-        assert isinstance(self.mask.pattern, SparseBlocks)
-        block = self.mask.pattern.block
+        assert self.mask.pattern is not None
+        block = self.mask.pattern.tile_block
         starts = tile.keys * block
         return (starts[:, :, None] + torch.arange(block, device=starts.device)).flatten(1)[None, :, None]
 
     def _by_place(self, tile: _Tile, query: Tensor, key: Tensor) -> Tensor | None:
+        zero = query.new_zeros(())
         if not isinstance(tile.keys, slice):
             ragged = len(self.places) % (key.shape[-1] // tile.keys.shape[1])
-            return (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
+            within = (key < len(self.places)).expand(1, -1, len(query), -1) if ragged else None
+            if tile.exact:
+                return within
+            seen = self.mask.unmarked.by_place(zero, zero, query, key.clamp(max=len(self.places) - 1))
+            return seen if within is None else seen & within
         if tile.exact:
             return None
         # What windows hide looks the same wherever they are.
         at = (tile.queries.start - tile.keys.start, len(query), len(key))
         if at not in self.windows:
-            zero = query.new_zeros(())
             self.windows[at] = self.mask.unmarked.by_place(zero, zero, query, key)[None, None]
         return self.windows[at]
 
@@ -252,7 +256,7 @@ class _Side:
 
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
         self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
-        self.block = mask.pattern.block if isinstance(mask.pattern, SparseBlocks) else 0
+        self.block = 0 if mask.pattern is None else mask.pattern.tile_block
         self.x_NSK = x_SBHK.flatten(1, 2).transpose(0, 1)
         if self.block:
             missing = -len(x_SBHK) % self.block

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
-from megaptm.batch import BatchSpec
+from megaptm.batch import BatchSpec, fields
 from megaptm.errors import UserError
 from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
 from megaptm.objectives.masked import enclosed_window, laid_out, word_begins
@@ -51,6 +52,9 @@ class Denoising(Objective):
     """Share of the masks in whose place a random token is shown."""
     hide: Literal["tokens", "whole-words"] = "tokens"
     """What is hidden, and counted: tokens, or words with all of their tokens."""
+    global_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    """The first places of each document, so many, see all that is left of it for the encoder and are seen by all, where
+    its attention is of some places alone (LED)."""
 
     losses: ClassVar = {"lm": 1.0}
     needs = ("pad", "begin", "end", "mask")
@@ -83,7 +87,16 @@ class Denoising(Objective):
         return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return batch_of_two_rows(sequence, sequence)
+        rows = batch_of_two_rows(sequence, sequence)
+        marks = fields((sequence,), "global_tokens") if self.global_tokens else {}
+        return BatchSpec(rows.streams, rows.fields | marks)
+
+    def text_fields(self, length: int) -> Sample:
+        return {"global_tokens": self._see_all(np.arange(length))} if self.global_tokens else {}
+
+    def _see_all(self, positions: np.ndarray) -> np.ndarray:
+        """int64, 1 at places that see all, of places that are numbered within their document."""
+        return (positions < self.global_tokens).astype(np.int64)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -95,9 +108,12 @@ class Denoising(Objective):
             [self.spoil(part, special, context.rng) for part in piece], piece, begin, end, context.document_mask
         )
         decoder_inputs = [np.concatenate((end, text[:-1])) for text in labels]
-        return two_rows(
+        rows = two_rows(
             encoder_inputs, decoder_inputs, labels, sequence=context.sequence, targets=context.sequence, pad=special.pad
         )
+        if self.global_tokens:
+            rows["global_tokens"] = self._see_all(rows["positions"]) * (rows["document_ids"] > 0)
+        return rows
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""

@@ -431,6 +431,16 @@ def test_longformer_has_the_papers_recipe(size):
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
+def test_led_is_trained_on_from_bart_as_longformer_from_roberta(size):
+    """arXiv:2004.05150, sections 5 and 7; what the decoder says is as long as its places."""
+    found, first = config(f"led/{size}"), config(f"longformer/{size}")
+    assert (found.data.sequence, found.built_objective) == (1024, Denoising(global_tokens=1))
+    assert (found.train.batch, found.train.steps, found.optimizer) == (64, 65_000, first.optimizer)
+    spec = resolve_model(found)
+    assert (spec.family.first_block.window, spec.context, spec.context_of("decoder")) == (1024, 16_384, 1024)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
 def test_bigbird_has_the_papers_recipe(size):
     """arXiv:2007.14062, appendix E.1."""
     found = config(f"bigbird/{size}")

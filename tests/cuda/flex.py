@@ -101,15 +101,18 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import _identity
 
+from megaptm.bricks.own_pattern import OwnPattern
 from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow
 from megaptm.layers.kernels import block_mask
 from megaptm.layers.mask import Mask
+from tests.models.strided import near_or_first
 
 ROWS, HEADS, LENGTH, WIDTH = 2, 4, 1024, 64
 PATTERNS: dict[str, tuple[Pattern, bool, bool]] = {
     "window of documents": (SlidingWindow(255, 255), False, True),
     "dilated window, causal": (SlidingWindow(255, 0, dilation=2), True, True),
     "chunks": (ChunkPairs(64), False, False),
+    "one's own, of documents": (OwnPattern(near_or_first), False, True),
 }
 """Name -> pattern, whether it is causal, whether a row is several documents."""
 TOLD = {
@@ -138,12 +141,14 @@ def written(name: str, mode: FakeTensorMode) -> dict[str, str]:
         q, k, v, out, grad = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(5))
         said = torch.empty(shape[:3], dtype=torch.float32, device="cuda")
         blocks = block_mask(mask).as_tuple()
-    read = [documents] if packed else []
+    read = [*([documents] if packed else []), *([] if mask.table is None else [mask.table])]
 
     def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor, *given: Tensor) -> Tensor:
         asked = copy.copy(mask)
         if packed:
             object.__setattr__(asked, "documents", (given[0], given[0]))
+        if mask.table is not None:
+            object.__setattr__(asked, "table", given[-1])
         return asked.seen(batch, head, query, key)
 
     tensors = [one for one in blocks if isinstance(one, Tensor)]

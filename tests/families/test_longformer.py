@@ -109,17 +109,20 @@ def test_places_that_the_host_has_counted_are_those_that_layers_would_count(reco
     given.backward()
 
 
-@pytest.mark.parametrize("family", ["longformer", "bigbird"])
-def test_a_run_begins_from_a_roberta(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "first", "context"),
+    [("longformer", "roberta", 4096), ("bigbird", "roberta", 4096), ("led", "bart", 16384)],
+)
+def test_a_run_begins_from_one_of_its_first_family(family: str, first: str, context: int, tmp_path: Path) -> None:
     """By the command, on rows of its own length."""
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
     tokenizer.save(tmp_path / "tokenizer")
-    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
+    spec = replace(tiny_spec(first), vocabulary=tokenizer.vocabulary)
     fill(model := build_model(spec), seed=0)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out")
     run_command(imports, "hf", tmp_path / "out", tmp_path / "run", f"model.family={family}")
     loaded = megaptm.load(tmp_path / "run")
-    assert (loaded.spec.name, loaded.spec.context) == (family, 4096)
+    assert (loaded.spec.name, loaded.spec.context) == (family, context)
     assert loaded.model.embed.token.weight.equal(model.embed.token.weight)

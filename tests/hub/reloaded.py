@@ -117,7 +117,7 @@ def _prefix(name: str, prefixes: list[str]) -> str:
 
 
 def _is_placed(name: str, family: Family, batch: Batch) -> bool:
-    stems = ("tokens", "segments", "replaced")
+    stems = ("tokens", "segments", "replaced", "global_tokens")
     return name in {f"{prefix}{stem}" for prefix in family.prefixes.values() for stem in stems}
 
 
@@ -131,7 +131,12 @@ def _draws_everywhere(batch: Batch) -> Tensor:
 
 def inputs_of(documents: Batch) -> Batch:
     """By their names."""
-    names = {"tokens": "input_ids", "segments": "token_type_ids", "decoder_tokens": "decoder_input_ids"}
+    names = {
+        "tokens": "input_ids",
+        "segments": "token_type_ids",
+        "global_tokens": "global_attention_mask",
+        "decoder_tokens": "decoder_input_ids",
+    }
     inputs = {theirs: documents[ours] for ours, theirs in names.items() if ours in documents}
     if "task_ids" in documents:
         inputs["task_type_ids"] = documents["task_ids"][:, None].expand_as(documents["tokens"])

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.bricks.pattern import Pattern, SlidingWindow, SparseBlocks
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked, attend_by_tiles
+from tests.models.strided import CROSS, NEAR_OR_FIRST, STRIDED
 
 HEADS, KEY, SCALE = 3, 4, 0.5
 PATTERNS: dict[str, tuple[Pattern, bool]] = {
@@ -25,6 +26,9 @@ PATTERNS: dict[str, tuple[Pattern, bool]] = {
     "causal dilated window": (SlidingWindow(3, 0, dilation=2), True),
     "blocks with edges": (SparseBlocks(4, 1, heads=range(HEADS)), False),
     "blocks without edges": (SparseBlocks(4, 2, edges=False, heads=range(HEADS)), False),
+    "one's own, of all blocks in which it sees some": (NEAR_OR_FIRST, False),
+    "one's own, of blocks that are said": (CROSS, False),
+    "one's own, of what is before": (STRIDED, True),
 }
 LENGTHS = (64, 61)
 """Which blocks divide, and do not."""
@@ -121,7 +125,7 @@ def test_dropout_is_that_of_its_seed_and_of_its_rate() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    [SlidingWindow(16, 16), SlidingWindow(16, 0), SlidingWindow(4, 4, dilation=4), SparseBlocks(16, 2)],
+    [SlidingWindow(16, 16), SlidingWindow(16, 0), SlidingWindow(4, 4, dilation=4), SparseBlocks(16, 2), NEAR_OR_FIRST],
     ids=str,
 )
 def test_operations_and_memory_grow_as_the_row_does(pattern: Pattern) -> None:

@@ -31,11 +31,6 @@ TOWERS = {
     "encoder": Block(position="learned", norm_place="post"),
     "decoder": Block(visibility="causal", position="rope", ffn="swiglu"),
 }
-# Longformer's encoder, and a decoder that sees all of it (LED, arXiv:2004.05150, section 7).
-LED = {
-    "encoder": Block(position="learned", norm_place="post", attention="window", window=4),
-    "decoder": Block(visibility="causal", position="learned", norm_place="post", cross="encoder"),
-}
 # BigBird's ETC: tokens that a batch marks, in the place of the first and the last block.
 MARKED_BLOCKS = change(CATALOGUE["bigbird"].last_block, edge_blocks=False, block=2, random_blocks=1)
 BOTH = ("attention", "ffn")
@@ -74,13 +69,13 @@ VARIANTS = {
     "one head of keys, and a normalizer near one": Variant(
         "bert", change(bert(attention=("banded", "dot")), z_loss=1e-2), {"kv_heads": 1, "band": 3}
     ),
-    "windows in an encoder, under a decoder": Variant("t5", change(T5, stacks=LED, init="normal"), {}),
     "windows of a decoder, wider and dilated from layer to layer": Variant(
         "gpt2", gpt(attention="window", window=(2, 3, 5), dilation=(1, 2)), {}
     ),
     "blocks, and tokens that see all": Variant(
         "bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": MARKED_BLOCKS}), {}
     ),
+    "a pattern of one's own": Variant("bert", bert(attention="tests.models.strided:NEAR_OR_FIRST"), {}),
     "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
 }
 

@@ -227,3 +227,15 @@ def test_what_cannot_be_is_told(options, told):
 def test_a_tokenizer_without_its_tokens_is_refused():
     with pytest.raises(UserError, match=r"needs a tokenizer with a `begin` token: .* tokenizer.specials=roberta"):
         OBJECTIVES["denoising"].check(SpecialTokens(size=9, pad=0, cls=1, sep=2, mask=3), 128)
+
+
+def test_the_first_places_of_each_document_see_all_where_that_is_asked():
+    task, context = Denoising(global_tokens=2), SampleContext(SPECIAL, np.random.default_rng(0), 64, document_mask=True)
+    sample = task.make([text(20), text(30)], context)
+    task.batch(64, True).check(sample, maker="denoising")
+    marks, numbers = sample["global_tokens"], sample["document_ids"]
+    begins = np.flatnonzero(np.diff(numbers, prepend=0) * (numbers > 0))
+    assert len(begins) == 2
+    assert np.flatnonzero(marks).tolist() == sorted([*begins, *(begins + 1)])
+    assert task.text_fields(4)["global_tokens"].tolist() == [1, 1, 0, 0]
+    assert "global_tokens" not in Denoising().batch(64, True).fields

@@ -71,6 +71,8 @@ EXACT = {
     ("bart", "large"): 406_291_456,
     ("longformer", "base"): 148_659_456,
     ("longformer", "large"): 434_600_960,
+    ("led", "base"): 161_844_480,
+    ("led", "large"): 459_801_600,
     ("bigbird", "base"): 127_468_800,
     ("bigbird", "large"): 359_123_968,
     ("reformer", "enwik8"): 149_182_722,

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import bigbird, deberta, electra, longformer
+from megaptm.hub.counterparts import bigbird, deberta, electra, led, longformer
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
@@ -60,6 +60,8 @@ COUNTERPARTS = (
     CLIP,
     longformer.LONGFORMER,
     longformer.FROM_ROBERTA,
+    led.LED,
+    led.FROM_BART,
     bigbird.BIGBIRD,
     bigbird.FROM_ROBERTA,
 )

@@ -1,0 +1,110 @@
+"""A pattern of the user's own: a function of two places, and the blocks of a row in which it is asked. No torch."""
+
+# N blocks of a row
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from megaptm.bricks.pattern import Pattern, Tile
+from megaptm.errors import UserError
+from megaptm.plugins import is_plugin, load_plugin, plugin_error
+from megaptm.spec import Block
+
+
+@dataclass(frozen=True)
+class OwnPattern(Pattern):
+    """A place sees another where `mask` says so and `blocks` has the blocks that they are in: whatever either says, all
+    kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
+
+    mask: Callable[[Any, Any], Any]
+    """Of places of queries and of keys, integers that broadcast, numpy's or torch's: booleans. It is made of operators,
+    as in `(query - key) % 8 == 0`, which both have, and which FlexAttention can compile."""
+    blocks: Callable[[int], np.ndarray] | None = None
+    """Of how many blocks a row has: which blocks of queries see something of which blocks of keys, bool [N, N]. No
+    other is computed. Absent: `mask` is asked of all pairs of a row, once, in time that grows with its square."""
+    block: int = 64
+    """Places of a block."""
+    name: str = "OwnPattern"
+    """By which it is told of."""
+
+    @property
+    def tile_block(self) -> int:
+        return self.block
+
+    def everything(self, length: int) -> bool:
+        return False
+
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        return self.mask(query, key) & table[0, query // self.block, key // self.block]
+
+    def table(self, length: int) -> np.ndarray:
+        """Of blocks, [1, N, N]."""
+        return _table(self, length)
+
+    def tiles(self, length: int) -> Iterator[Tile]:
+        for row, seen in enumerate(self.table(length)[0]):
+            yield Tile(slice(row * self.block, min(length, (row + 1) * self.block)), np.flatnonzero(seen)[None])
+
+
+def has_own_pattern(block: Block) -> bool:
+    """Whether some layers see by one."""
+    return any(map(is_plugin, block.words))
+
+
+def load_pattern(word: str) -> OwnPattern:
+    """The pattern that a word of `Block.attention` names, `package.module:NAME`."""
+    found = load_plugin(word, "Block.attention", "pattern")
+    if not isinstance(found, OwnPattern):
+        raise UserError(f"Block.attention: `{word}` is not a `{__name__}.OwnPattern`: correct the name.")
+    if type(found.block) is not int or found.block < 1:
+        raise UserError(f"Block.attention: the block of `{word}` is {found.block!r}: give a whole number from 1 on.")
+    return replace(found, name=word)
+
+
+@lru_cache(maxsize=64)
+def _table(pattern: OwnPattern, length: int) -> np.ndarray:
+    number, places = -(-length // pattern.block), np.arange(length)
+    if not (itself := _asked(pattern, places, places)).all():
+        raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
+    if pattern.blocks is None:
+        rows = (places[start : start + pattern.block] for start in range(0, length, pattern.block))
+        begins = np.arange(0, length, pattern.block)
+        found = np.stack(
+            [np.logical_or.reduceat(_asked(pattern, row[:, None], places[None]).any(0), begins) for row in rows]
+        )
+        return found[None]
+    try:
+        found = pattern.blocks(number)
+    except Exception as error:  # whatever the user's code raises
+        raise plugin_error(f"Block.attention: the blocks of `{pattern.name}`", error) from None
+    if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != (number, number):
+        what = f"{found.dtype} {[*found.shape]}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise _wrong(pattern, f"its blocks are {what}", f"of {number} blocks give an array, bool [{number}, {number}]")
+    if not found.diagonal().all():
+        raise _wrong(pattern, f"block {np.argmin(found.diagonal())} does not see itself", "let each see itself")
+    return found[None]
+
+
+def _asked(pattern: OwnPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """What the mask says; a `UserError` where that is no booleans of the pairs."""
+    try:
+        seen = pattern.mask(query, key)
+    except Exception as error:  # whatever the user's code raises
+        raise plugin_error(f"Block.attention: the mask of `{pattern.name}`", error) from None
+    shape = np.broadcast_shapes(query.shape, key.shape)
+    if not isinstance(seen, np.ndarray) or seen.dtype != bool or seen.shape != shape:
+        what = f"{seen.dtype} {[*seen.shape]}" if isinstance(seen, np.ndarray) else type(seen).__name__
+        raise _wrong(
+            pattern, f"of places {[*query.shape]} and {[*key.shape]} its mask says {what}", f"give bool {[*shape]}"
+        )
+    return seen
+
+
+def _wrong(pattern: OwnPattern, what: str, remedy: str) -> UserError:
+    return UserError(f"Block.attention: the pattern `{pattern.name}` is broken ({what}): {remedy}.")

@@ -1,0 +1,89 @@
+"""A pattern of the user's own: what it costs, which kernels take it, and what is said where it is broken.
+
+That each kernel gives what its whole mask gives is in test_sparse.py and test_kernels.py; that a family trains with one
+on all layouts, with the other variants of tables (tests/models/grammar.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaptm.bricks import brick_of
+from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
+from megaptm.bricks.own_pattern import OwnPattern
+from megaptm.errors import UserError
+from megaptm.layers.layer import Stack
+from megaptm.spec import Block, Size
+from tests.layers.on_a_gpu import ALL_PACKAGES
+from tests.models.strided import CROSS, NEAR_OR_FIRST, every_third, near_or_first
+
+SIZE = Size(layers=1, width=32, heads=2, ffn=64)
+WORD = "tests.models.strided:NEAR_OR_FIRST"
+GPU = ComputeDevice("cuda", ALL_PACKAGES)
+
+
+def test_it_costs_the_pairs_of_its_blocks() -> None:
+    """Blocks of two: each its own, its neighbors and the first, of 32."""
+    brick = brick_of("attention", WORD, Block(attention=WORD), SIZE)
+    blocks = 2 + 3 + 29 * 4 + 3
+    assert brick.pairs(64, 64) == 4 * blocks
+    assert brick.tiled(64)
+    assert CROSS.pairs(40) == 4 * 4 * (2 * 10)
+
+
+def test_what_it_sees_is_what_its_mask_and_its_blocks_say() -> None:
+    places, table = np.arange(40), CROSS.table(40)
+    seen = CROSS.sees(0, places[:, None], places[None], table)
+    blocks = (places[:, None] // 4 == places // 4) | (places[:, None] // 4 == 9 - places // 4)
+    assert (seen == (every_third(places[:, None], places) & blocks)).all()
+
+
+def test_kernels_take_it_that_can_say_it() -> None:
+    asked: dict[str, Any] = {"queries": 64, "key_width": 16, "precision": "bf16", "pattern": NEAR_OR_FIRST}
+    work = AttentionWork(**asked)
+    assert choose(work, GPU).kernel == "flex"
+    assert choose(work, ComputeDevice("cpu")).kernel == "tiles"
+    for kernel in ("flash-attn", "transformer-engine"):
+        with pytest.raises(UserError, match="it knows windows and no other pattern"):
+            choose(work, GPU, kernel)
+
+
+def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
+    return OwnPattern(mask, blocks, block=4, name="mine:BROKEN")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        (broken(lambda query, key: query > key), r"\(place 0 does not see itself\): let each see itself"),
+        (broken(lambda query, key: query - key), r"its mask says int64 \[10\]\): give bool \[10\]"),
+        (broken(lambda query, key: True), "its mask says bool"),
+        (broken(lambda query, key: query.near(key)), "the mask of `mine:BROKEN` failed"),
+        (
+            broken(blocks=lambda number: np.ones((2, 2), bool)),
+            r"bool \[2, 2\]\): of 3 blocks give an array, bool \[3, 3\]",
+        ),
+        (broken(blocks=lambda number: [[True]]), "its blocks are list"),
+        (broken(blocks=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
+        (broken(blocks=lambda number: 1 / 0), "the blocks of `mine:BROKEN` failed"),
+    ],
+)
+def test_what_is_broken_is_said(pattern: OwnPattern, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        pattern.pairs(10)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
+        ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.own_pattern.OwnPattern`"),
+        ("mine", "use one of dot, .*package.module:NAME"),
+    ],
+)
+def test_a_word_that_names_none_is_refused(word: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        Stack(Block(attention=word), SIZE, range(1), dropout=0.0)
