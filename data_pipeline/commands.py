@@ -25,7 +25,7 @@ from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe, read_image_
 from data_pipeline.images.report import ImageReport
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
-from data_pipeline.recipe import TokenizerRecipe, read_recipe
+from data_pipeline.recipe import LISTS, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.sources import find_files
 from data_pipeline.typed import typed
@@ -59,9 +59,9 @@ def images(words: Sequence[str], *, console: Console | None = None) -> ImageRepo
     if len(sources) != 1:
         raise UserError(f"images are of one source, a folder, {DIGITS} or {SHAPES}, not of {len(sources)}: name one.")
     said = read_image_settings(settings)
-    report = build_images(
-        typed(ImageRecipe, {"source": sources[0], **said}, "images"), console=console, **asdict(options)
-    )
+    ready = {"steps": LISTS["steps"](said["steps"], "images")} if "steps" in said else {}
+    recipe = typed(ImageRecipe, {"source": sources[0], **said}, "images", ready)
+    report = build_images(recipe, console=console, **asdict(options))
     report.print(console)
     return report
 

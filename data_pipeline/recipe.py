@@ -75,7 +75,7 @@ class Recipe:
         if self.annotate is not None and self.annotate.parts and not self.has_parts:
             raise UserError("annotate.parts needs sources with `parts` or `aligned`: give them, or remove it.")
         if self.sources[0].has_parts and self._pairing:
-            [name] = _plain_step(self._pairing[0])
+            [name] = plain_step(self._pairing[0])
             raise UserError(f"step {name} makes parts of plain text, and the sources have parts: remove one.")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
@@ -101,7 +101,7 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""
         sources = [_changed(source) for source in self.sources]
-        content = {**asdict(self), "sources": sources, "steps": [_plain_step(step) for step in self.steps]}
+        content = {**asdict(self), "sources": sources, "steps": [plain_step(step) for step in self.steps]}
         if self.tokenizer.folder is not None:
             del content["tokenizer"]
         return content
@@ -176,7 +176,8 @@ def _is_called(kind: type) -> bool:
     return any("__call__" in vars(base) for base in kind.__mro__)
 
 
-def _plain_step(step: CleaningStep) -> dict[str, Any]:
+def plain_step(step: CleaningStep) -> dict[str, Any]:
+    """As a recipe writes it, with all its options."""
     kind = type(step)
     name = next((name for name, known in STEPS.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass

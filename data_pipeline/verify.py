@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.data.files import array_of, open_tar, tar_members
 from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
-from megaptm.storage import Cache, file_name, is_remote, listed, shown
+from megaptm.storage import Cache, file_name, listed, shown
 from megaptm.tokenizers import load
 
 
@@ -30,7 +30,7 @@ def verify_corpus(place: str | Path) -> Iterator[FolderCheck]:
     # Not in the cache of training, whose copies may be better than what is at the URL by now.
     with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
         try:
-            corpus = Corpus.open(place, Cache(Path(copies)) if is_remote(place) else None)
+            corpus = Corpus.open(place, Cache(Path(copies)))
         except UserError as error:
             yield FolderCheck("manifest.json", False, str(error))
             return
@@ -58,7 +58,7 @@ def _check_tokenizer(corpus: Corpus) -> FolderCheck:
 
 
 def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
-    place = f"{corpus.name}/{info.name}"
+    place = corpus.address_of(info.name)
     try:
         shard = corpus.open_shard(info, verify="hash")
         found = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])

@@ -167,7 +167,10 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
         raise UserError("open_webdataset needs webdataset: install it with `pip install 'megaptm[corpus]'`.") from None
     if is_remote(corpus):
         raise UserError(f"{corpus} is not a folder of this machine: copy it here, or read it by open_dataset.")
-    opened = Corpus.open(corpus)
+    if (opened := Corpus.open(corpus)).mirror:
+        raise UserError(
+            f"{corpus} has shards that are elsewhere: give webdataset their addresses, or use open_dataset."
+        )
     paths = [str(opened.folder / info.name) for info in opened.split(split).shards]
     return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
 

@@ -1,6 +1,6 @@
 """What is changed in documents, and which are left out and why, before any of them is counted or stored."""
 
-from data_pipeline.clean.basic import CutLong, DropEmpty, DropShort, Normalize
+from data_pipeline.clean.basic import CutLong, DropEmpty, DropFewLetters, DropLong, DropShort, Normalize
 from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.clean.decontaminate import Decontaminate
@@ -20,6 +20,8 @@ STEPS: dict[str, type] = {
     "drop-lines": DropLines,
     "drop-empty": DropEmpty,
     "drop-short": DropShort,
+    "drop-long": DropLong,
+    "drop-few-letters": DropFewLetters,
     "tag-language": TagLanguage,
     "keep-language": KeepLanguage,
     "gopher-quality": GopherQuality,

@@ -1,12 +1,13 @@
-"""Steps for any text: line ends, empty and short documents, long ones cut."""
+"""Steps for any text: line ends, empty, short and long documents, those of few letters; long ones cut."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from data_pipeline.annotate.parts import parts_of
-from data_pipeline.clean.step import Change, Filter, require, with_text
+from data_pipeline.clean.step import Change, Filter, require, require_shares, with_text
 from data_pipeline.document import Document, Dropped
 
 
@@ -41,6 +42,42 @@ class DropShort(Filter):
         if self.words and len(document.text.split(maxsplit=self.words)) < self.words:
             return f"shorter than {self.words} words"
         return None
+
+
+@dataclass(frozen=True)
+class DropLong(Filter):
+    """Leave out what is longer than texts of its kind are: of captions, pages that came with them."""
+
+    characters: int = 1_000
+    words: int = 0
+    """White space divides words here; 0: any number."""
+
+    def __post_init__(self) -> None:
+        require(self.characters >= 1, f"drop-long: characters ({self.characters}) must be 1 or more.")
+
+    def reason(self, document: Document) -> str | None:
+        if len(document.text.strip()) > self.characters:
+            return f"longer than {self.characters:,} characters"
+        if self.words and len(document.text.split(maxsplit=self.words)) > self.words:
+            return f"longer than {self.words:,} words"
+        return None
+
+
+@dataclass(frozen=True)
+class DropFewLetters(Filter):
+    """Leave out what is mostly numbers, marks and signs: file names, prices, dates."""
+
+    share: float = 0.5
+    """Letters, of any script, among all that is no white space."""
+
+    def __post_init__(self) -> None:
+        require_shares(self, "drop-few-letters", "share")
+
+    def reason(self, document: Document) -> str | None:
+        seen = "".join(document.text.split())
+        # Marks that belong to letters, as the vowels of Hindi do, are letters here.
+        letters = sum(unicodedata.category(character)[0] in "LM" for character in seen)
+        return f"letters are less than {self.share:.0%}" if letters < self.share * len(seen) else None
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,19 @@ from data_pipeline.images.folders import (
     refuse_odd_name,
     write_image_shard,
 )
-from data_pipeline.images.given import GivenShardJob, given_shards, index_shard
+from data_pipeline.images.given import GivenShardJob, index_shard
 from data_pipeline.images.page import kept_pictures, write_image_page
 from data_pipeline.images.pairs import find_pairs, packed, with_texts
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
 from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
-from data_pipeline.images.splits import SPLITS, Results, labeled, linked, split_by_hash
+from data_pipeline.images.shard_source import GivenShard, given_shards
+from data_pipeline.images.splits import SPLITS, Results, elsewhere, labeled, linked, split_by_hash
+from data_pipeline.images.text_steps import NONE, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
+from megaptm.credentials import refuse_credentials
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, plain_file
@@ -64,13 +67,16 @@ def build_images(
         given, dropped = given_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[tuple[str, str], str] = {}
-        if not given and recipe.texts:
-            files, beside = find_pairs(recipe, source, held_out, dropped)
-        elif not given:
-            files = _files(recipe, source, held_out, dropped)
+        labels: list[str] = []
+        if not given:
+            folder, apart = _here(source), None if held_out is None else _here(held_out)
+            if recipe.texts:
+                files, beside = find_pairs(recipe, folder, apart, dropped)
+            else:
+                files, labels = _files(recipe, folder, apart, dropped), labels_below(folder)
         shards = _given(recipe, given, held_out) if given else {}
-        paths = [path for some in shards.values() for path in some]
-        total = sum(file.size for some in files.values() for file in some) + sum(path.stat().st_size for path in paths)
+        total = sum(one.size for some in files.values() for one in some)
+        total += sum(one.size for some in shards.values() for one in some)
         work = build.start_workers(workers, total)
         (output.scratch / SHARDS).mkdir(exist_ok=True)
         if recipe.texts:
@@ -82,7 +88,7 @@ def build_images(
         else:
             results = _written(recipe, files, work)
             infos = {split: [*output.place_shards(split, (one.info for one in results[split]))] for split in SPLITS}
-            found = labeled(results, infos, labels_below(source))
+            found = labeled(results, infos, labels)
         for some in found.results.values():
             for one in some:
                 dropped.merge(one.dropped)
@@ -94,6 +100,7 @@ def build_images(
             output.folder,
             dtype=found.dtype,
             fields=recipe.limits.fields,
+            elsewhere=elsewhere(found.results, shards) if shards else None,
             splits=found.infos,
             tokenizer=found.tokenizer.for_manifest(),
             made_from={"images": recipe.for_manifest(), "megaptm": __version__},
@@ -109,14 +116,15 @@ def build_images(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
-        kept = [] if recipe.regions else kept_pictures(output.folder, found.tokenizer)
+        # Of images that stay elsewhere none is fetched for that.
+        kept = [] if recipe.regions or manifest.elsewhere else kept_pictures(output.folder, found.tokenizer)
         write_image_page(report, kept, dropped, output.folder)
         output.publish(work)
     return report
 
 
-def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path:
-    """Where the images are."""
+def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | str:
+    """Where the images are: a folder, or a URL."""
     if recipe.regions and source == DIGITS:
         raise UserError(f"{source} have no regions: name {SHAPES}, or a folder of what a detector found.")
     if source in GENERATED:
@@ -127,11 +135,18 @@ def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path:
             GENERATED[source](folder, texts=recipe.texts)
         return folder
     if is_remote(source):
-        raise UserError(f"{source}: images are read from folders of this machine: copy them, or mount the store.")
+        refuse_credentials(source, where="the source of images")
+        return source
     folder = Path(os.path.abspath(Path(source).expanduser()))
     if not folder.is_dir():
         raise UserError(f"{source} is no folder: name one with a folder of images for each label, or with shards.")
     refuse_odd_name(folder)
+    return folder
+
+
+def _here(folder: Path | str) -> Path:
+    if isinstance(folder, str):
+        raise UserError(f"{folder}: of images in folders those held out are, too: copy them to one of this machine.")
     return folder
 
 
@@ -160,7 +175,9 @@ def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work
     return {"train": results[: counts["train"]], "validation": results[counts["train"] :]}
 
 
-def _given(recipe: ImageRecipe, shards: Sequence[Path], held_out: Path | None) -> dict[str, list[Path]]:
+def _given(
+    recipe: ImageRecipe, shards: Sequence[GivenShard], held_out: Path | str | None
+) -> dict[str, list[GivenShard]]:
     """Split -> shards that are given; of one folder some of them, by hashes of their names."""
     if held_out is not None:
         return {"train": [*shards], "validation": given_shards(held_out)}
@@ -172,25 +189,25 @@ def _given(recipe: ImageRecipe, shards: Sequence[Path], held_out: Path | None) -
             "validation=0."
         )
     number = max(1, round(recipe.validation * len(shards)))
-    chosen = {*sorted(shards, key=lambda path: hashed(path.name, recipe.seed))[:number]}
+    chosen = {*sorted(shards, key=lambda shard: hashed(shard.name, recipe.seed))[:number]}
     return {
-        "train": [path for path in shards if path not in chosen],
-        "validation": [path for path in shards if path in chosen],
+        "train": [shard for shard in shards if shard not in chosen],
+        "validation": [shard for shard in shards if shard in chosen],
     }
 
 
-def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[Path]], work: JobRunner) -> Results:
+def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[GivenShard]], work: JobRunner) -> Results:
     """An index of each shard."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # What was packed here was looked at.
     looked = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
+    steps = TextSteps.of(recipe.steps)
     jobs = [
-        GivenShardJob(folder, str(path), status.st_size, status.st_mtime_ns, field, limits, recipe.texts)
+        GivenShardJob(folder, shard, field, *done, texts=recipe.texts)
         for split in SPLITS
-        for path in shards[split]
-        for status in [path.stat()]
-        for limits in [looked if path.is_relative_to(work.folder) else recipe.limits]
+        for shard in shards[split]
+        for done in [(looked, NONE) if Path(shard.place).is_relative_to(work.folder) else (recipe.limits, steps)]
     ]
     results = work.run("look and index", index_shard, jobs)
     return {"train": results[: len(shards["train"])], "validation": results[len(shards["train"]) :]}

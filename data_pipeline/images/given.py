@@ -14,10 +14,12 @@ import numpy as np
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.folders import ImageShardResult, refuse_odd_name
+from data_pipeline.images.folders import ImageShardResult
 from data_pipeline.images.look import MOST_BYTES, OTHERS, ImageLimits, RefusedImage, look
 from data_pipeline.images.repeated import file_sketch
-from data_pipeline.images.texts import MOST_TEXT_BYTES, RefusedText, save_texts, text_of
+from data_pipeline.images.shard_source import GivenShard, opened
+from data_pipeline.images.text_steps import NONE, RefusedText, TextSteps
+from data_pipeline.images.texts import MOST_TEXT_BYTES, save_texts, text_of
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
@@ -32,12 +34,12 @@ class GivenShardJob:
 
     folder: str
     """Where the index is written."""
-    path: str
-    size: int
-    modified: int
+    shard: GivenShard
     field: str
     """Of `.json`, that has the label, where there is no `.cls`; or the text, where there is no `.txt`."""
     limits: ImageLimits
+    steps: TextSteps = NONE
+    """Of texts."""
     texts: bool = False
     """Whether images come with texts, which are noted beside the index, and not with labels."""
 
@@ -57,17 +59,6 @@ class _Sample:
     """A file's content, and the field that has the text, of JSON."""
 
 
-def given_shards(folder: Path) -> list[Path]:
-    """Those of a folder; compressed ones are refused, since nothing in them can be found."""
-    names = sorted(entry for entry in folder.iterdir() if entry.is_file())
-    if packed := [entry for entry in names if entry.name.endswith((".tar.gz", ".tgz", ".tar.zst", ".tar.bz2"))]:
-        raise UserError(f"{packed[0]} is compressed, and no image in it can be found alone: unpack it to a .tar.")
-    found = [entry for entry in names if entry.suffix == ".tar"]
-    for entry in found:
-        refuse_odd_name(entry)
-    return found
-
-
 def index_shard(job: GivenShardJob) -> ImageShardResult:
     """Read a shard from one end to the other, look at each image, and write an index of those that are kept.
 
@@ -75,20 +66,25 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
     """
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
+    with opened(job.shard.place, Path(job.folder)) as path:
+        return _index(job, path, result, name)
+
+
+def _index(job: GivenShardJob, path: Path, result: ImageShardResult, name: str) -> ImageShardResult:
     rows, texts, size = [], [], 0
-    for sample in _samples(Path(job.path), job, result.dropped):
-        where = f"{Path(job.path).name}:{sample.key}"
+    for sample in _samples(path, job, result.dropped):
+        where = f"{job.shard.name}:{sample.key}"
         if len(sample.images) != 1:
             result.dropped.add(_why_not_one(sample, texts=job.texts), where)
             continue
         text = ""
         try:
             if job.texts:
-                text = text_of(*(sample.text or (b"", None)))
+                text = job.steps.text(text_of(*(sample.text or (b"", None))), where)
             elif sample.label is None:
                 raise RefusedText("no label")
-        except RefusedText as reason:
-            result.dropped.add_image(str(reason), where, sample.content)
+        except RefusedText as refused:
+            result.dropped.add_text(refused, where, sample.content)
             continue
         [(suffix, place)] = sample.images.items()
         found = look(sample.content, job.limits)
@@ -113,8 +109,8 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
         result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
     if rows:
         index = npy_bytes(np.array(rows, dtype="<i8"))
-        path = Path(job.folder, index_name(name))
-        write_whole(path, index)
+        beside = Path(job.folder, index_name(name))
+        write_whole(beside, index)
         if job.texts:
             save_texts(Path(job.folder, name), texts)
         result.info = ShardInfo(
@@ -122,9 +118,9 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
             samples=len(rows),
             tokens=len(rows),
             bytes=size,
-            size=Path(job.path).stat().st_size,
-            sha256=hash_of(job.path),
-            index_sha256=hash_of(str(path)),
+            size=path.stat().st_size,
+            sha256=hash_of(str(path)),
+            index_sha256=hash_of(str(beside)),
         )
     return result
 
@@ -147,11 +143,11 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                 _note(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
     except (tarfile.TarError, EOFError) as error:
-        dropped.add("archive that ends early", path.name, said=str(error))
+        dropped.add("archive that ends early", job.shard.name, said=str(error))
         sample = None  # of the last one something may be missing
     except OSError as error:  # another time it may not: counted, a corpus would depend on its disk
         what = f"cannot be read to its end ({error.strerror or error})"
-        raise UserError(f"{path} {what}: see to its disk, or take it out of the source.") from error
+        raise UserError(f"{job.shard.place} {what}: see to its disk, or take it out of the source.") from error
     if sample is not None:
         yield sample
 

@@ -68,19 +68,20 @@ def _body(report: ImageReport, kept: Sequence[Picture], dropped: DroppedImages) 
     rows = ([name, *(f"{counts[one]:,}" for one in COUNTS)] for name, counts in report.splits.items())
     yield table(("split", *COUNTS), rows)
     if kept:
-        yield f"<h2>Kept: a few</h2>{show.pictures(kept)}"
+        yield f"<h2>Kept: {len(kept)} of {total:,}</h2>{show.pictures(kept)}"
     yield "<h2>Left out</h2>"
     by_number = dict(sorted(report.dropped.items(), key=lambda item: -item[1]))
     found = total + sum(by_number.values())
     yield bars(by_number, share_of=found, lost=True) if by_number else "<p>Nothing was left out.</p>"
     for reason in by_number:
         few = [
-            Picture(source, dropped.picture(reason, number))
-            for number, (source, _) in enumerate(report.examples.get(reason, ()))
+            Picture(f"{source}: {text}" if text else source, dropped.picture(reason, number))
+            for number, (source, text) in enumerate(report.examples.get(reason, ()))
         ]
         if few:
             said = f"<p>The first: {escape(report.said[reason])}.</p>" if reason in report.said else ""
-            yield f"<details open><summary>{escape(reason)}: a few</summary>{said}{show.pictures(few)}</details>"
+            yield f"<details open><summary>{escape(reason)}: {len(few)} of {by_number[reason]:,}</summary>"
+            yield f"{said}{show.pictures(few)}</details>"
     yield from titled("Converted when read", report.converted)
     yield f"<h2>Images by {'how many regions they have' if report.regions else 'pixels of their shorter side'}</h2>"
     yield bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.sides.items())})

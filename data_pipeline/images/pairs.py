@@ -16,7 +16,9 @@ from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, ImageShardResult, deal
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import repeated
+from data_pipeline.images.shard_source import GivenShard
 from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
+from data_pipeline.images.text_steps import TextSteps
 from data_pipeline.images.texts import PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
 from megaptm.data.shards import ShardInfo
 
@@ -38,9 +40,9 @@ def packed(
     beside: Mapping[tuple[str, str], str],
     work: JobRunner,
     dropped: Dropped,
-) -> dict[str, list[Path]]:
+) -> dict[str, list[GivenShard]]:
     """Split -> plain shards of images and their texts, which are then read as those of others are."""
-    jobs, splits, first = [], [], 0
+    jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
     for split in SPLITS:
         for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
             names = tuple(beside[file.path, file.group] for file in shard)
@@ -48,21 +50,21 @@ def packed(
                 Path(file.path).with_name(name).stat().st_mtime_ns for file, name in zip(shard, names, strict=True)
             )
             folder = str(work.folder / SHARDS)
-            jobs.append(PackJob(folder, shard, names, changed, first, recipe.text, recipe.limits))
+            jobs.append(PackJob(folder, shard, names, changed, first, recipe.text, recipe.limits, steps))
             splits.append(split)
             first += len(shard)
-    written: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    written: dict[str, list[GivenShard]] = {split: [] for split in SPLITS}
     for split, result in zip(splits, work.run("look and write", pack, jobs), strict=True):
         dropped.merge(result.dropped)
         if result.samples:
-            written[split].append(work.folder / SHARDS / result.name)
+            written[split].append(GivenShard.at(work.folder / SHARDS / result.name))
     return written
 
 
 def with_texts(
     recipe: ImageRecipe,
     results: Results,
-    shards: Mapping[str, Sequence[Path]],
+    shards: Mapping[str, Sequence[GivenShard]],
     work: JobRunner,
     output: CorpusOutput,
     dropped: Dropped,

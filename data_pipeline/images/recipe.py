@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from data_pipeline.clean import CleaningStep
 from data_pipeline.images.look import MOST_PIXELS, ImageLimits
 from data_pipeline.images.region_shapes import DETECTOR as OF_SHAPES
-from data_pipeline.recipe import TokenizerRecipe
+from data_pipeline.images.text_steps import check_text_steps
+from data_pipeline.recipe import TokenizerRecipe, plain_step
 from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
 
@@ -19,7 +21,7 @@ DIGITS = "digits"
 SHAPES = "shapes"
 """The same: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
-OF_TEXTS = ("text", "duplicates", "tokenizer", "longest")
+OF_TEXTS = ("text", "steps", "duplicates", "tokenizer", "longest")
 """Settings that only images with texts have."""
 CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
 """Of texts with regions of images (UNITER)."""
@@ -38,6 +40,8 @@ class ImageRecipe:
     """Whether images come with texts: `.txt`, or a field of `.json`, of the same name, or key of a shard."""
     text: str = "caption"
     """The field of `.json` that has the text, where there is no `.txt`."""
+    steps: tuple[CleaningStep, ...] = ()
+    """What happens to each text, in this order, as in a corpus of text; what one leaves out goes with its image."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """Of images with texts, those whose image was there before: kept, or left out where the file is the same, or where
     it looks the same."""
@@ -76,11 +80,15 @@ class ImageRecipe:
         """As the manifest keeps it; of texts nothing where there are none, and of a tokenizer that was given nothing:
         that is known by its fingerprint."""
         told = asdict(self)
+        if self.steps:
+            told["steps"] = [plain_step(step) for step in self.steps]
+        else:  # as before there were any
+            del told["steps"]
         if not self.regions:
             del told["regions"], told["detector"]
         if not self.texts:
             for name in ("texts", *OF_TEXTS):
-                del told[name]
+                told.pop(name, None)
         elif self.tokenizer.folder is not None:
             del told["tokenizer"]
         return told
@@ -102,6 +110,7 @@ class ImageRecipe:
             raise UserError(f"{said[0]} is of images with texts: add texts=true, or leave it out.")
         if self.texts and self.classes is not None:
             raise UserError("classes names labels, and images with texts have none: leave it out, or texts=true.")
+        check_text_steps(self.steps)
         if self.duplicates == "near" and self.check == "header":
             raise UserError("duplicates=near looks at pixels, and check=header does not: leave out either.")
         if self.regions and not self.texts:

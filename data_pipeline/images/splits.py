@@ -12,9 +12,11 @@ from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, ImageShardResult, hashed
 from data_pipeline.images.recipe import ImageRecipe
+from data_pipeline.images.shard_source import GivenShard
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
+from megaptm.storage import is_remote
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 
@@ -53,21 +55,33 @@ def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, 
     return splits
 
 
-def linked(results: Results, shards: Mapping[str, Sequence[Path]], output: CorpusOutput) -> dict[str, list[ShardInfo]]:
+def elsewhere(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -> dict[str, list[str]]:
+    """Split whose shards stay at a URL -> those of them that the corpus has."""
+    found = {}
+    for split, given in shards.items():
+        kept = [one.place for result, one in zip(results[split], given, strict=True) if result.info]
+        if any(map(is_remote, kept)):
+            found[split] = kept
+    return found
+
+
+def linked(
+    results: Results, shards: Mapping[str, Sequence[GivenShard]], output: CorpusOutput
+) -> dict[str, list[ShardInfo]]:
     """Split -> the shards as they are, by links under their names in the corpus, with an index beside each; those that
-    were packed here are moved."""
+    were packed here are moved, and of those at a URL there is only the index."""
     return {split: [*_with_index(split, results[split], shards[split], output)] for split in SPLITS}
 
 
 def _with_index(
-    split: str, results: Sequence[ImageShardResult], paths: Sequence[Path], output: CorpusOutput
+    split: str, results: Sequence[ImageShardResult], given: Sequence[GivenShard], output: CorpusOutput
 ) -> Iterator[ShardInfo]:
-    kept = [(result.info, path) for result, path in zip(results, paths, strict=True) if result.info]
-    for number, (info, path) in enumerate(kept):
+    kept = [(result.info, one.place) for result, one in zip(results, given, strict=True) if result.info]
+    for number, (info, place) in enumerate(kept):
         named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        if path.is_relative_to(output.scratch):
-            output.place(path, named.name)
-        else:
-            os.symlink(path, output.folder / named.name)
+        if Path(place).is_relative_to(output.scratch):
+            output.place(place, named.name)
+        elif not is_remote(place):
+            os.symlink(place, output.folder / named.name)
         output.place(output.scratch / SHARDS / index_name(info.name), named.index_name)
         yield named

@@ -22,6 +22,7 @@ from data_pipeline.folders import SHARDS
 from data_pipeline.images.folders import ImageFile, in_utf8
 from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.region_hdf5 import groups_in, regions_of
+from data_pipeline.images.text_steps import RefusedText, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
@@ -39,10 +40,6 @@ BESIDE = (".txt", ".json")
 """Suffixes of files that have the text of the image of the same name; the first that is there counts."""
 BLOCK = 512
 """Bytes of a tar."""
-
-
-class RefusedText(Exception):  # noqa: N818  # no end, a reason
-    """Why a text is left out, with its image."""
 
 
 def text_of(content: bytes, field: str | None) -> str:
@@ -147,6 +144,7 @@ class PackJob:
     field: str
     """Of a `.json`."""
     limits: ImageLimits
+    steps: TextSteps
 
 
 @dataclass
@@ -171,8 +169,9 @@ def pack(job: PackJob) -> PackedShard:
                 read = partial(regions_of, path, file.group) if file.group else path.read_bytes
                 content = through_outages(read, path)
                 text = text_of(said, job.field if _suffix(beside) == ".json" else None)
-            except RefusedText as reason:
-                found.dropped.add_image(str(reason), file.name, content)
+                text = job.steps.text(text, file.name)
+            except RefusedText as refused:
+                found.dropped.add_text(refused, file.name, content)
                 continue
             except RefusedRegions as refused:
                 found.dropped.add(refused.reason, file.name, said=refused.said)

@@ -7,6 +7,7 @@ import io
 from dataclasses import dataclass, field
 
 from data_pipeline.document import EXAMPLES, Dropped
+from data_pipeline.images.text_steps import RefusedText
 from megaptm.objectives.pixels import open_image, rgb
 
 SIDE = 96
@@ -47,10 +48,14 @@ class DroppedImages(Dropped):
     pictures: dict[str, list[str]] = field(default_factory=dict)
     """reason -> of each of `examples` a `thumbnail`, or nothing"""
 
-    def add_image(self, reason: str, source: str, content: bytes, said: str = "") -> None:
+    def add_text(self, refused: RefusedText, source: str, content: bytes) -> None:
+        """Count an image whose text is the reason."""
+        self.add_image(refused.reason, source, content, said=refused.said, text=refused.text)
+
+    def add_image(self, reason: str, source: str, content: bytes, said: str = "", text: str = "") -> None:
         """Count an image, of which the bytes are at hand."""
         some = self._beside(reason)
-        self.add(reason, source, said=said)
+        self.add(reason, source, text, said)
         if len(some) < EXAMPLES:
             some.append(thumbnail(content))
 

@@ -180,7 +180,7 @@ def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
 def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
     """A fault for each shard that is not the manifest's, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
-    sizes = listed(corpus.name, _retry(corpus))
+    sizes = _sizes(corpus)
     problems = [problem for info in shards if (problem := size_mismatch(corpus.name, info, sizes))]
     chosen = _chosen(case, [] if problems else shards)
     problems += _damaged(case, corpus, chosen)
@@ -190,6 +190,14 @@ def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
         yield Finding("data", "fault", f"{corpus.name}: {len(problems) - MOST_TOLD:,} more of its shards are so.")
     if not problems:
         yield _good(corpus, shards, chosen)
+
+
+def _sizes(corpus: Corpus) -> dict[str, int]:
+    """File -> bytes, of shards that lie elsewhere, too."""
+    sizes, places = listed(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
+    folders = {url.rpartition("/")[0] for url in places.values()}
+    there = {join(folder, name): size for folder in folders for name, size in listed(folder, _retry(corpus)).items()}
+    return sizes | {name: there[url] for name, url in places.items() if url in there}
 
 
 def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInfo]) -> Finding:
@@ -237,7 +245,7 @@ def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[st
 
 def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
-        file = join(corpus.name, name)
+        file = corpus.address_of(name)
         if hash_of(file, _retry(corpus)) != expected:
             return damaged(file)
     return None

@@ -299,13 +299,22 @@ def _rows(config: Config) -> Iterator[str]:
     if batch % (layout.data * layout.microbatch):
         yield (
             f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch "
-            f"({layout.data} x {layout.microbatch})."
+            f"({layout.data} x {layout.microbatch}); {_rows_that_fit(batch, layout.data)}."
         )
     if layout.virtual > 1 and config.microbatches % layout.pipeline:
         yield (
             f"layout.pipeline ({layout.pipeline}) must divide the {config.microbatches} micro-batches of a step when "
             "layout.virtual is more than 1; change train.batch or layout.microbatch."
         )
+
+
+def _rows_that_fit(batch: int, data: int) -> str:
+    """What to do where a batch does not divide into micro-batches of all data ranks."""
+    if data > batch:
+        return f"{batch:,} rows are of {batch:,} data ranks at most: take fewer devices, or more rows"
+    if batch % data:
+        return f"{batch:,} rows are not of {data:,} data ranks: take another number of devices, or of rows"
+    return f"each data rank has {batch // data:,} rows: let layout.microbatch divide them"
 
 
 def _ramp(config: Config) -> Iterator[str]:

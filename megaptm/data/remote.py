@@ -1,16 +1,18 @@
-"""A corpus at a URL, mirrored in a folder of the cache: what describes it at once, shards when they are touched."""
+"""A corpus at a URL, or one whose shards are, mirrored in a folder of the cache: what describes it at once, shards
+when they are touched."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaptm import storage
+from megaptm.data.addresses import addresses_name, read_addresses
 from megaptm.data.manifest import MANIFEST, NoCorpusError, parse_manifest
-from megaptm.data.table import ShardInfo, table_name
+from megaptm.data.table import ShardInfo, ShardTable, table_name
 from megaptm.errors import UserError
 from megaptm.storage import Cache, write_whole
 
@@ -25,6 +27,8 @@ class Mirror:
     url: str
     folder: Path
     cache: Cache
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    """Shard that lies elsewhere -> its URL."""
 
     @classmethod
     def open(cls, url: str, cache: Cache) -> Mirror:
@@ -39,6 +43,12 @@ class Mirror:
         for split, sums in manifest["splits"].items():
             name = table_name(split)
             cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sums["table_sha256"])
+        addresses: dict[str, str] = {}
+        for split, sha256 in manifest.get("elsewhere", {}).items():
+            name = addresses_name(split)
+            cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sha256)
+            addresses |= read_addresses(mirror.folder, split, ShardTable(mirror.folder / table_name(split), split))
+        mirror = replace(mirror, addresses=addresses)
         mirror.fetch_tokenizer()
         write_whole(mirror.folder / MANIFEST, content)  # last, as where it came from
         return mirror
@@ -57,10 +67,14 @@ class Mirror:
             if again or not (folder / name).exists():
                 storage.download(storage.join(source, name), folder / name, size=size, retry=self.cache.retry)
 
+    def address_of(self, name: str) -> str:
+        """Where a file of the corpus is fetched from."""
+        return self.addresses.get(name) or storage.join(self.url, name)
+
     def fetch(self, info: ShardInfo) -> bool:
         """See that a shard and its index are here; whether both have just been fetched, and so hashed."""
         came = [
-            self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=sha256, size=size)
+            self.cache.fetch(self.address_of(name), self.folder / name, sha256=sha256, size=size)
             for name, sha256, size in ((info.index_name, info.index_sha256, None), (info.name, info.sha256, info.size))
         ]
         return all(came)

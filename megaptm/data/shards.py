@@ -36,7 +36,7 @@ from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
-from megaptm.storage import Cache, is_remote, local_path, plain_file
+from megaptm.storage import Cache, is_remote, join, local_path, plain_file
 from megaptm.storage.retry import RetryPolicy, keep_trying
 
 __all__ = [
@@ -298,7 +298,7 @@ def damaged(file: str) -> str:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Shards with their manifest, in a folder; or at a URL, with a folder that mirrors it."""
+    """Shards with their manifest, in a folder; or at a URL, or with shards that are, with a folder that mirrors it."""
 
     folder: Path
     manifest: Manifest
@@ -312,12 +312,19 @@ class Corpus:
             mirror = Mirror.open(str(place), cache or Cache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)
         folder = local_path(place)
-        return cls(folder, read_manifest(folder))
+        if (manifest := read_manifest(folder)).elsewhere:
+            mirror = Mirror.open(str(folder), cache or Cache())
+            return cls(mirror.folder, manifest, mirror)
+        return cls(folder, manifest)
 
     @property
     def name(self) -> str:
         """Where it is, as the user said it."""
         return self.mirror.url if self.mirror else str(self.folder)
+
+    def address_of(self, name: str) -> str:
+        """Path or URL of one of its files."""
+        return self.mirror.address_of(name) if self.mirror else join(self.folder, name)
 
     def split(self, name: str) -> Split:
         """The shards of `train` or `validation`; a split without a single document is the user's error."""

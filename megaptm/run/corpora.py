@@ -18,7 +18,7 @@ from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_lacking_tokens
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
-from megaptm.storage import Cache, RetryPolicy, default_folder, exists, is_remote, join
+from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -123,7 +123,7 @@ class RunCorpora:
 def open_corpus(place: str, config: Config) -> Corpus:
     """One of the mix; where there is none, an error with the command that builds it."""
     try:
-        return Corpus.open(place, cache_of(config) if is_remote(place) else None)
+        return Corpus.open(place, cache_of(config))
     except NoCorpusError as error:
         raise NoCorpusError(error.sentence, build_command(place, config)) from None
 

@@ -15,6 +15,7 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.hub.download import model_folder
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.hub.image_processor import OF_ALL, PROCESSOR
 from tests.models.tiny import tiny_model
 
 NAME, REVISION = "somebody/tiny-gpt2", "0" * 39 + "1"
@@ -67,6 +68,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     model = tiny_model("gpt2")
     to_hugging_face(model.spec, dict(model.named_parameters()), None, tmp_path / "model")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"never fetched")
+    for name in (PROCESSOR, OF_ALL):
+        (tmp_path / "model" / name).write_text("{}")
     handler = type("Handler", (Hub,), {"folder": tmp_path / "model", "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -86,9 +89,12 @@ def at_hub(monkeypatch: pytest.MonkeyPatch, port: int, folder: Path) -> None:
 
 
 def test_a_model_comes_from_the_hub_without_its_pickle(hub: type[Hub]) -> None:
-    found = from_hugging_face(model_folder(NAME))
+    folder = model_folder(NAME)
+    found = from_hugging_face(folder)
     assert found.spec.size.layers == 2
     assert not any(path.endswith(".bin") for path in hub.asked)
+    # Without them a model of images would be read as its family usually is.
+    assert all((folder / name).read_text() == "{}" for name in (PROCESSOR, OF_ALL))
 
 
 def test_a_name_that_the_hub_does_not_know_is_one_sentence_and_one_question(hub: type[Hub]) -> None:

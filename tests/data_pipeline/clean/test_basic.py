@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, run_steps
-from data_pipeline.clean.basic import CutLong, DropEmpty, DropShort, Normalize
+from data_pipeline.clean.basic import CutLong, DropEmpty, DropFewLetters, DropLong, DropShort, Normalize
 from data_pipeline.document import EXAMPLES, Document, Dropped
 from megaptm.errors import UserError
 
@@ -35,6 +35,24 @@ def test_short_documents_are_dropped_with_a_reason():
     kept, dropped = clean("four", "12345  ", "123456", steps=[DropShort(characters=6)])
     assert kept == ["123456"]
     assert dropped.counts == {"shorter than 6 characters": 2}
+
+
+def test_long_documents_are_dropped_with_a_reason():
+    kept, dropped = clean("123456", " 12345 ", "1 2 3", "1 2", steps=[DropLong(characters=5, words=2)])
+    assert kept == [" 12345 ", "1 2"]
+    assert dropped.counts == {"longer than 5 characters": 1, "longer than 2 words": 1}
+
+
+def test_documents_of_few_letters_are_dropped_with_a_reason():
+    kept, dropped = clean("IMG_0017", "ab 12", "a 123", "हिन्दी", "図1", "", steps=[DropFewLetters(share=0.5)])
+    assert kept == ["ab 12", "हिन्दी", "図1", ""]
+    assert dropped.counts == {"letters are less than 50%": 2}
+
+
+@pytest.mark.parametrize("wrong", [lambda: DropLong(characters=0), lambda: DropFewLetters(share=1.5)])
+def test_an_option_out_of_bounds_is_told(wrong):
+    with pytest.raises(UserError, match=r"^drop-(long|few-letters): "):
+        wrong()
 
 
 def test_only_a_few_names_are_kept_for_a_reason():

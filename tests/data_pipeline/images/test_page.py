@@ -36,7 +36,7 @@ def test_kept_images_are_shown_with_labels_and_left_out_ones_by_their_reason(tmp
     assert {f"dog/{name}" for name in BAD} < named.keys()
     # What can be decoded is shown: one of a pixel, and one that is too long.
     assert {name for name, there in named.items() if there} == {"dog/dot.png", "dog/line.png"}
-    assert "<details open><summary>too small: a few</summary><p>The first: 1 x 1.</p>" in left_out
+    assert "<details open><summary>too small: 1 of 1</summary><p>The first: 1 x 1.</p>" in left_out
 
 
 def test_images_with_texts_say_them_and_a_text_is_never_part_of_the_page(tmp_path):

@@ -16,7 +16,10 @@ from PIL import Image
 from rich.console import Console
 from tokenizers import pre_tokenizers
 
-from data_pipeline.commands import inspect, read_image_settings
+from data_pipeline.clean.basic import CutLong, DropShort
+from data_pipeline.clean.connectives import PairByConnective
+from data_pipeline.commands import images, inspect, read_image_settings
+from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import picture_sketch, repeated
 from data_pipeline.images.texts import RefusedText, text_of
 from data_pipeline.recipe import TokenizerRecipe
@@ -136,6 +139,50 @@ def test_no_shard_ends_a_build_or_lasts_for_ever(tmp_path, name):
     report = build(tmp_path / "source", tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
     assert report.dropped == {reason: 1}
     assert report.splits["train"]["images"] == (1 if "early" in reason else 2)
+
+
+CAPTIONS = {
+    "good": "a black cat  on a chair",
+    "short": "cat",
+    "name": "IMG 0017 2024 08 11 12",
+    "long": "cat " * 40,
+    "german": "eine schwarze Katze sitzt auf dem Stuhl in der Küche",
+    "upper": "A BLACK ﬁsh in the water\u200b",
+}
+LEFT_OUT = {
+    "shorter than 2 words": ("short", "cat"),
+    "letters are less than 60%": ("name", "IMG 0017 2024 08 11 12"),
+    "longer than 60 characters": ("long", ("cat " * 40).strip()),
+    "keep-language: not en": ("german", CAPTIONS["german"]),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["files", "given shards"])
+def test_steps_leave_out_texts_with_their_images_and_say_why(packed, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    files = {f"{name}.txt": text.encode() for name, text in CAPTIONS.items()}
+    files |= {f"{name}.jpg": picture(seed=number) for number, name in enumerate(CAPTIONS)}
+    if packed:
+        write_tar(source / "a.tar", dict(sorted(files.items())))
+    else:
+        for name, content in files.items():
+            (source / name).write_bytes(content)
+    steps = "[normalize-unicode: {form: NFKC}, drop-short: {characters: 1, words: 2}, drop-long: {characters: 60}, "
+    steps += "drop-few-letters: {share: 0.6}, keep-language: {languages: [en], least_probability: 0}]"
+    told = [str(source), f"out={tmp_path / 'corpus'}", "texts=true", "tokenizer.vocabulary=270", "validation=0"]
+    report = images([*told, f"steps={steps}"], console=Console(file=io.StringIO()))
+    assert report.dropped == dict.fromkeys(LEFT_OUT, 1)
+    corpus = Corpus.open(tmp_path / "corpus")
+    assert sorted(texts_in(corpus)) == ["A BLACK fish in the water", "a black cat on a chair"]
+    page = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
+    for reason, (name, text) in LEFT_OUT.items():
+        where = f"a.tar:{name}" if packed else f"{name}.jpg"
+        assert report.examples[reason] == [(where, text)]
+        assert f"{where}: {text}"[:80] in page
+    kept = corpus.manifest.made_from["images"]["steps"]
+    assert [*kept[1]] == ["drop-short"]
+    assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as corpora of before have it
 
 
 @pytest.fixture(scope="module")
@@ -296,6 +343,9 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
         ({"tokenizer": SMALL}, "tokenizer is of images with texts"),
         ({"texts": True, "classes": "names.txt"}, "classes names labels"),
         ({"texts": True, "duplicates": "near", "check": "header"}, "looks at pixels"),
+        ({"steps": (DropShort(),)}, "steps is of images with texts"),
+        ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove it"),
+        ({"texts": True, "steps": (PairByConnective(),)}, "step pair-by-connective may make several"),
         ({"texts": True}, "no image is left to build from.*1 image without text"),
     ],
 )

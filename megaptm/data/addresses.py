@@ -1,0 +1,49 @@
+"""Shards that stay where somebody else put them: `train.addresses.jsonl`, a URL a line, beside the table of a split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from megaptm.credentials import has_credentials
+from megaptm.data.table import ShardTable
+from megaptm.errors import UserError, shown
+from megaptm.storage import is_remote, write_whole
+
+NOT_ELSEWHERE = ("file", "local", "memory")
+"""Protocols by which a corpus from elsewhere could show files of this machine."""
+
+
+def addresses_name(split: str) -> str:
+    """`train` -> `train.addresses.jsonl`."""
+    return f"{split}.addresses.jsonl"
+
+
+def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
+    """Write the URLs of a split's shards, in the order of its table; returns the sha256 of the file."""
+    content = "".join(json.dumps(url) + "\n" for url in urls).encode()
+    write_whole(folder / addresses_name(split), content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_addresses(folder: Path, split: str, table: ShardTable) -> dict[str, str]:
+    """Name of a shard in the corpus -> its URL; a `UserError` where the file does not go with the table."""
+    path = folder / addresses_name(split)
+    try:
+        urls = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path} cannot be read: copy it again or rebuild the corpus.") from None
+    for url in urls:
+        if not isinstance(url, str) or not is_address(url):
+            raise UserError(f"{path} has {shown(str(url))}, which is no address of a shard: rebuild the corpus.")
+    if len(urls) != len(table):
+        raise UserError(f"{path} has {len(urls):,} addresses of {len(table):,} shards: rebuild the corpus.")
+    return {info.name: url for info, url in zip(table, urls, strict=True)}
+
+
+def is_address(url: str) -> bool:
+    """Whether a corpus may say that a shard is there."""
+    plain = is_remote(url) and "::" not in url and not has_credentials(url)
+    return plain and url.partition("://")[0] not in NOT_ELSEWHERE

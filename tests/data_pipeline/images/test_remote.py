@@ -1,0 +1,136 @@
+"""Shards of images on an object store become a corpus where they lie: a real server process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_pipeline.images.repeated import file_sketch
+from data_pipeline.recipe import TokenizerRecipe
+from data_pipeline.verify import verify_corpus
+from megaptm.check.data import look_at_shards
+from megaptm.check.finding import Case
+from megaptm.config import load as load_config
+from megaptm.data import open_mix
+from megaptm.data.addresses import addresses_name, read_addresses
+from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
+from megaptm.storage import Cache, join, listed, upload
+from megaptm.tokenizers import load
+from tests import ROOT
+from tests.data_pipeline.images.pictures import BAD, build, picture, write_tar
+from tests.storage.server import BUCKET
+
+pytestmark = pytest.mark.real
+CONFIG = ROOT / "configs/clip/tiny.yaml"
+TOLD = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=270, specials="clip"), "validation": 0.3}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three with names as img2dataset gives them, a bad image in each."""
+    folder = tmp_path_factory.mktemp("shards")
+    for shard in range(3):
+        files = {
+            f"{shard:05}{n:04}.{suffix}": one
+            for n in range(4)
+            for suffix, one in (("jpg", picture(seed=n + 4 * shard)), ("txt", b"photo %d" % n), ("cls", b"%d" % n))
+        }
+        files |= {f"{shard:05}9999.jpg": BAD["cut.jpg"][0], f"{shard:05}9999.txt": b"cut", f"{shard:05}9999.cls": b"0"}
+        write_tar(folder / f"{shard:05}.tar", files)
+    return folder
+
+
+@pytest.fixture
+def url(s3: object, shards: Path, tmp_path: Path) -> str:
+    url = f"s3://{BUCKET}/{tmp_path.name}/laion"
+    for path in shards.iterdir():
+        upload(path, join(url, path.name))
+    return url
+
+
+def seen(corpus: Corpus) -> list[list[tuple[list[int], int]]]:
+    """Of each split the ids and the image's hash of every sample."""
+    found = []
+    for split in ("train", "validation"):
+        opened = [corpus.open_shard(info, "hash") for info in corpus.split(split).shards]
+        found.append([(s.tokens(n).tolist(), file_sketch(s.blob("jpg", n))) for s in opened for n in range(len(s))])
+    return found
+
+
+@pytest.mark.parametrize("texts", [True, False], ids=["texts", "labels"])
+def test_shards_at_a_url_stay_there_and_are_the_corpus_of_a_folder(texts, url, shards, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("data_pipeline.corpus.output.CACHE", str(tmp_path / "builds"))
+    told, cache = TOLD if texts else {"validation": 0.3}, Cache(tmp_path / "cache")
+    here = build(shards, tmp_path / "here", **told)
+    there = build(url, tmp_path / "there", **told)
+    assert there.dropped == here.dropped == {"damaged": 3}
+    assert there.splits == here.splits
+    assert [path for path in (tmp_path / "there").iterdir() if path.suffix == ".tar"] == []
+    assert not (tmp_path / "home").exists(), "a build leaves nothing in the cache of runs"
+    expected, corpus = seen(Corpus.open(tmp_path / "here")), Corpus.open(tmp_path / "there", cache)
+    assert corpus.name == str(tmp_path / "there")
+    assert seen(corpus) == expected
+    assert {corpus.address_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
+    assert all(check.good for check in verify_corpus(tmp_path / "there"))
+    # And so does one that is there itself, which has the indexes and no shard.
+    build(url, away := f"{url}-corpus", **told)
+    assert not [name for name in listed(away) if name.endswith(".tar")]
+    assert seen(Corpus.open(away, cache)) == expected
+
+
+def url_of(url: str) -> Callable[[int], str]:
+    return lambda number: join(url, f"{number:05}.tar")
+
+
+def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_path):
+    build(url, tmp_path / "there", **TOLD)
+    cache = Cache(tmp_path / "cache")
+    corpus = Corpus.open(tmp_path / "there", cache)
+    special = load(corpus.folder / "tokenizer").special
+    told = {"objective": {"image-text": {"size": 8, "texts": 12}}, "sequence": 17, "seed": 0, "special": special}
+    mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **told)
+    assert mix.sample(0)["patches"].dtype == np.uint8
+    case = Case(config=load_config(CONFIG), hashing="all")
+    assert [finding.state for finding in look_at_shards(case, corpus)] == ["good"]
+    # Who changes a shard after its index was made is told.
+    changed = tmp_path / "changed.tar"
+    write_tar(changed, {"0.jpg": picture(), "0.txt": b"another"})
+    for number in range(3):
+        upload(changed, url_of(url)(number))
+    with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes where [\d,]+ are expected"):
+        seen(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
+    told = [*look_at_shards(case, corpus)]
+    assert [finding.state for finding in told] == ["fault"] * 3
+    assert "bytes where the manifest says" in told[0].says
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ((), "is no folder: name one with webdataset shards"),
+        (("cat/1.jpg",), r"has no webdataset shards \(\*\.tar\)"),
+        (("a.tar.gz",), r"a\.tar\.gz is compressed"),
+    ],
+)
+def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_path):
+    url = f"s3://{BUCKET}/{tmp_path.name}/photos"
+    (tmp_path / "some").write_bytes(b"some")
+    for name in names:
+        upload(tmp_path / "some", join(url, name))
+    with pytest.raises(UserError, match=said):
+        build(url, tmp_path / "corpus", **TOLD)
+    assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ['"file:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"/etc/passwd"', "3", "{", '"s3://key:secret@b/a.tar"']
+)
+def test_a_place_that_no_corpus_may_name_is_refused(line, tmp_path):
+    (tmp_path / addresses_name("train")).write_text(line + "\n")
+    with pytest.raises(UserError, match=r"train\.addresses\.jsonl (has|cannot)"):
+        read_addresses(tmp_path, "train", [])
