@@ -11,11 +11,13 @@ hold two documents apart from each other, theirs one of half the length and padd
 packing collator; tokens are those that are not padding. Images are of 224 pixels in patches of 16, four for each row of
 text; theirs come normalized, and places are counted as tokens. Where Hugging Face has no class of the family, one that
 does the same work stands for it: BERT that is given the mask for UniLM; GPT-Neo, which does not scale its scores and
-has fewer biases, for GPT-3 with bands.
+has fewer biases, for GPT-3 with bands; two of their models, trained as `common/replaced.py` writes it, for ELECTRA and
+DeBERTa-v3.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,6 +29,7 @@ from common.batches import Draw, Fields, asked_fields, numbers_of, read_fields
 from common.image_batches import image_batch, image_inputs, image_spec
 from common.options import Options
 from common.peer import training_step
+from common.replaced import ReplacedTokenModels, proportions
 from common.rounds import median_seconds
 from torch import Tensor
 
@@ -35,7 +38,7 @@ from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import BERT, CATALOGUE, VISION
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import counterpart_of, models_of
 from megaptm.spec import BAND, Family, ModelSpec, Size, change
 
 KNOWN = CATALOGUE | VISION
@@ -45,6 +48,8 @@ IMAGE_ROWS = 4
 """Images for each row of text: they are shorter, and what CLIP compares are rows."""
 STANDS_FOR = {"gpt3-banded": "GPTNeoForCausalLM", "unilm": "BertForPreTraining"}
 """Family without a class of its own -> one that does the same work."""
+METRIC_LETTERS = re.compile("[^a-z0-9]")
+"""What a metric's name has no place for."""
 SECOND = 4
 """A decoder's rows have a fourth of the places of the encoder's, as T5's."""
 
@@ -58,6 +63,8 @@ def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     depth = layers // len(table.stacks)
     numbers = numbers_of(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
     size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **numbers)
+    if table.drawn:
+        size = change(size, stacks=proportions(table.sizes["base"], size))
     return ModelSpec(
         family=change(table, stacks=once), size=size, vocabulary=table.vocabulary, context=length, dropout=0.0
     )
@@ -70,7 +77,7 @@ def compared_heads(family: Family, model: str) -> tuple[str, ...]:
         of_rows = issubclass(brick, RowClassHeadBrick) and model.endswith("ForPreTraining")
         return of_rows or brick.answers == HeadBrick.answers
 
-    if family.reads_images:
+    if family.reads_images or family.drawn:
         return family.heads
     return tuple(head for head in family.heads if is_theirs(HEADS[head]))
 
@@ -174,6 +181,8 @@ def their_config(spec: ModelSpec) -> Any:
 def hugging_face(spec: ModelSpec, model: str, precision: str, inputs: Mapping[str, Any]) -> Callable[[], object]:
     import transformers
 
+    if spec.family.drawn:
+        return training_step(ReplacedTokenModels(spec), precision, **inputs)
     config = their_config(spec)
     config.use_cache = False
     if (getattr(config, "pad_token_id", None) or 0) >= spec.vocabulary:  # Marian's own, where the config says none
@@ -196,7 +205,9 @@ def comparable(length: int) -> dict[str, str]:
     for name, table in KNOWN.items():
         if name in STANDS_FOR:
             found[name] = STANDS_FOR[name]
-        if name in found or table.drawn or any(block.ordered for block in table.stacks.values()):
+        elif table.drawn and (models := models_of(table)):
+            found[name] = " and ".join(models)
+        if name in found or any(block.ordered for block in table.stacks.values()):
             continue
         try:
             found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length)).model
@@ -256,7 +267,8 @@ def main() -> None:
             )
             print(f"{name:<16}{precision:<8}{cells:<30}{peer / own:>8.2f}", flush=True)
             kind = "packed_over_padded" if options.packed else "over_transformers"
-            metrics.append(f"METRIC family_{name}_{precision}_{kind} {peer / own:.3f} ratio goal >=1.2")
+            metric = f"family_{METRIC_LETTERS.sub('_', name)}_{precision}_{kind}"
+            metrics.append(f"METRIC {metric} {peer / own:.3f} ratio goal >=1.2")
     print("\n".join(metrics))
 
 

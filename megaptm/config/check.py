@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 from megaptm.bricks import HEADS
 from megaptm.config.distillation import distillation_rules, teacher_rules
@@ -352,6 +353,7 @@ def _schedule(config: Config) -> Iterator[str]:
     if train.after >= train.steps:
         yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
     yield from _decay(optimizer)
+    yield from _restarts(optimizer)
     if optimizer.decay == "halving" and train.validate_every is None:
         yield (
             "optimizer.decay halving needs train.validate_every: the rate is halved once a held-out loss is above the "
@@ -372,6 +374,21 @@ def _skip(config: Config) -> Iterator[str]:
         if "begins" in config.built_objective.batch(config.data.sequence, config.data.document_mask).fields:
             name = config.built_objective.name
             yield f"train.skip: rows of {name} go on where those of the step before ended, so none may be passed over."
+
+
+def _restarts(optimizer: OptimizerConfig) -> Iterator[str]:
+    """Steps at which the rate rises anew: in order, each after the rise from the one before is over."""
+    if not optimizer.restarts:
+        return
+    if optimizer.decay == "halving":
+        yield "optimizer.restarts means nothing to optimizer.decay halving, which falls by held-out losses; remove it."
+    least = max(optimizer.warmup_steps, optimizer.stable_steps)
+    for begun, ended in pairwise((0, *optimizer.restarts)):
+        if ended - begun <= least:
+            yield (
+                f"optimizer.restarts: {ended} must come more than {least} steps after {begun}: so long the rate rises "
+                "and stays (optimizer.warmup_steps, optimizer.stable_steps)."
+            )
 
 
 ENDLESS = ("rsqrt", "noam", "constant")

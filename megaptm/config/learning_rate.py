@@ -46,8 +46,9 @@ def learning_rate(
 
     `size`: this step's share of a whole one; `width`: of the model, which `noam` asks for; `rose`: when the held-out
     loss did, which `halving` asks for. What falls to an end reaches it at `decay_steps` (all of `steps` when absent)
-    and stays there.
+    and stays there. After one of `restarts` all begins anew, and ends with the next.
     """
+    step, steps = _since_restart(step, steps, optimizer.restarts)
     peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
     if step < warmup:
         foot = final if optimizer.decay == "triangular" else 0.0
@@ -68,6 +69,13 @@ def learning_rate(
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
     shape = 0.5 * (1.0 + math.cos(math.pi * done)) if optimizer.decay == "cosine" else (1.0 - done) ** power
     return peak * (final + (1.0 - final) * shape)
+
+
+def _since_restart(step: float, steps: float, restarts: tuple[int, ...]) -> tuple[float, float]:
+    """The step, and how many there are, from the last restart until the next or the end."""
+    begun = max((one for one in restarts if one <= step), default=0)
+    ended = min((one for one in restarts if one > step), default=steps)
+    return step - begun, min(ended, steps) - begun
 
 
 def _peak(optimizer: OptimizerConfig, width: int | None) -> float:

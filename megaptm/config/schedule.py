@@ -52,8 +52,13 @@ def _rate(config: Config) -> Iterator[str]:
             f"optimizer.stable_steps ({optimizer.stable_steps:,}) are not over when the run ends (train.steps "
             f"{steps:,}): its rate never falls."
         )
+    if late := [one for one in optimizer.restarts if one >= steps]:
+        yield (
+            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps {steps:,}): raise "
+            "train.steps, or leave that step out."
+        )
     end = optimizer.decay_steps
-    if end is None or optimizer.decay in ("inverse", "halving"):  # which end nowhere
+    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # which end nowhere
         return
     # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
     if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:

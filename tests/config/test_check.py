@@ -266,6 +266,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             "train.ramp.steps.0 (64) must be a multiple of layout.data x layout.microbatch (8 x 16).",
         ),
         ("gpt2/small", ["train.ramp={steps: {0: 128, 100: 256}}"], "ends on 256 rows, which must be train.batch (512)"),
+        (
+            "ernie-2/base",
+            ["optimizer.restarts=[20000, 24000]"],
+            "optimizer.restarts: 24000 must come more than 4000 steps after 20000: so long the rate rises and stays",
+        ),
         ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
         ("t5/base", ["optimizer.stable_steps=0"], "rsqrt needs optimizer.warmup_steps"),
         ("gpt2/small", ["optimizer.decay=polynomial"], "optimizer.decay polynomial needs optimizer.power"),

@@ -135,3 +135,13 @@ def test_no_rate_after_the_rise_is_below_the_floor(decay):
     keys = {"power": 3.0} if decay == "polynomial" else {}
     found = ours(decay, final=0.3, steps=100 * STEPS, width=64, **keys)
     assert min(found[WARMUP:]) == pytest.approx(0.3 * max(found))
+
+
+@pytest.mark.parametrize("decay", ["rsqrt", "linear", "cosine", "constant"])
+def test_after_a_restart_the_rate_is_that_of_a_run_that_begins(decay):
+    """ERNIE 2.0 warms up for each task (arXiv:1907.12412, 5.1.3); what falls to an end, ends with the next stage."""
+    found = ours(decay, restarts=[20, 35])
+    optimizer = OptimizerConfig(lr=0.01, warmup_steps=WARMUP, decay=decay)
+    stages = [learning_rate(step, optimizer, steps=length) for length in (20, 15, 15) for step in range(length)]
+    assert found == stages
+    assert found[20] == pytest.approx(0.001)

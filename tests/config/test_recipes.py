@@ -373,6 +373,7 @@ def test_ernie_2_learns_a_task_more_in_each_stage(size, rate, expected):
     assert (optimizer.weight_decay, optimizer.clip) == (0.01, 1.0)
     borders = [*accumulate((1000 * sum(stage) for stage in zip(*expected, strict=True)), initial=0)]
     assert borders[-1] == found.train.steps
+    assert [*optimizer.restarts] == borders[1:-1], "each task is warmed up for"
     made = [[0.0] * len(expected) for _ in expected]
     for stage, (first, stop) in enumerate(pairwise(borders)):
         shares = [(task.task_id, task.share.at(first)) for task in found.built_objective.tasks]

@@ -50,6 +50,9 @@ class OptimizerConfig(Section):
     """Largest norm of the whole gradient; absent: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
+    restarts: Annotated[tuple[Count, ...], Strict(False)] = ()
+    """Steps of the run at which the rate rises and falls anew, as from its start: where stages begin. Steps that are
+    counted from the start of the run are counted from the last of these."""
     stable_steps: Annotated[int, Field(ge=0)] = 0
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: it falls at once."""
     decay: Literal[
