@@ -89,7 +89,7 @@ class Denoising(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         rows = batch_of_two_rows(sequence, sequence)
         marks = fields((sequence,), "global_tokens") if self.global_tokens else {}
-        return BatchSpec(rows.streams, rows.fields | marks)
+        return BatchSpec(rows.streams, {**rows.fields, **marks})
 
     def text_fields(self, length: int) -> Sample:
         return {"global_tokens": self._see_all(np.arange(length))} if self.global_tokens else {}
