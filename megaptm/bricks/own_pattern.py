@@ -41,7 +41,8 @@ class OwnPattern(Pattern):
         return False
 
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        return self.mask(query, key) & table[0, query // self.block, key // self.block]
+        # All heads see alike; an index that is no tensor would be sent to a GPU.
+        return self.mask(query, key) & table[head * 0, query // self.block, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
         """Of blocks, [1, N, N]."""
