@@ -54,9 +54,10 @@ def build(words: tuple[str, ...]) -> None:
 def images(words: tuple[str, ...]) -> None:
     """Turn images into a corpus: look at each, leave out what nobody can learn from, write shards.
 
-    SOURCE is a folder with a folder of images for each label; or one with webdataset shards (.tar), which stay as they
-    are and get an index; or `digits`, the small images that scikit-learn brings, or `shapes`, drawn ones. With
-    texts=true each image has a text in the place of a label: beside it, 0001.txt or 0001.json, or in the shard.
+    SOURCE is a folder with a folder of images for each label; or one with webdataset shards (.tar), here or at
+    s3://, which stay as they are and get an index; or `digits`, the small images that scikit-learn brings, or `shapes`,
+    drawn ones. With texts=true each image has a text in the place of a label: beside it, 0001.txt or 0001.json, or in
+    the shard.
 
     \b
       megaptm corpus images digits out=corpora/digits validation=0.1
@@ -64,6 +65,7 @@ def images(words: tuple[str, ...]) -> None:
       megaptm corpus images imagenet/train out=corpora/imagenet held_out=imagenet/val
       megaptm corpus images shards/ out=corpora/imagenet classes=names.txt check=header
       megaptm corpus images laion/ out=corpora/laion texts=true tokenizer=corpora/captions/tokenizer
+      megaptm corpus images s3://bucket/laion out=s3://bucket/laion-corpus texts=true 'steps=[drop-short: {words: 3}]'
 
     \b
     out, workers, overwrite, scratch   as `megaptm corpus build` has them
@@ -71,6 +73,7 @@ def images(words: tuple[str, ...]) -> None:
     held_out     folder of what is held out, in the place of a share
     classes      of given shards: text file with a name for each label; label: the field of .json that has it
     texts        true: images with texts; text: the field of .json that has it; longest: tokens of one, at most
+    steps        what is done with each text, and which are left out: those of `megaptm corpus build`
     regions      true: texts with files of what a detector found (.npz) in the place of images; detector: its numbers
     tokenizer    of texts: folder of a tokenizer to use; or tokenizer.vocabulary ... of one to train
     smallest, most_pixels, stretched   which images are kept; check=header does not decode them

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from megaptm.config import load
 from tests.drills.conftest import SPENT, Spent
-from tests.drills.program import checkpoints, family_of, last_step, start, wait_for
+from tests.drills.program import TIMEOUT_SECONDS, checkpoints, family_of, last_step, start, wait_for
 from tests.drills.tiny_corpora import tiny_config
 from tests.processes import survivors
 
@@ -36,14 +36,16 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def killed_half_way(family: str, run: Path, *overrides: str) -> float:
+def killed_half_way(family: str, run: Path, *overrides: str, seconds: float = TIMEOUT_SECONDS) -> float:
     """Start a run, and kill all its processes when it has a checkpoint and has made half of its steps.
 
     CPU seconds that nobody waited for, and that are not in `children_seconds` therefore.
     """
     steps = load(tiny_config(family), overrides).train.steps
     job = start("train", str(tiny_config(family)), *overrides, THREADS)
-    wait_for(lambda: run.is_dir() and checkpoints(run) and last_step(run) >= steps // 2, job, every=0.1)
+    wait_for(
+        lambda: run.is_dir() and checkpoints(run) and last_step(run) >= steps // 2, job, every=0.1, seconds=seconds
+    )
     ranks = family_of(job)
     used = sum(sum(process.cpu_times()[:2]) for process in ranks)
     job.kill()

@@ -47,15 +47,17 @@ def finish(*words: str, seconds: float = TIMEOUT_SECONDS) -> subprocess.Complete
     )
 
 
-def wait_for(what: Callable[[], Any], program: subprocess.Popen[str], *, every: float = 0.01) -> Any:
+def wait_for(
+    what: Callable[[], Any], program: subprocess.Popen[str], *, every: float = 0.01, seconds: float = TIMEOUT_SECONDS
+) -> Any:
     """The first answer of `what` that is not empty, while the program runs."""
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + seconds
     while not (found := what()):
         if program.poll() is not None:
             raise AssertionError(f"ended with {program.returncode} before it was time: {program.communicate()}")
         if time.monotonic() > deadline:
             program.kill()
-            raise AssertionError(f"nothing in {TIMEOUT_SECONDS:.0f} s: {program.communicate()}")
+            raise AssertionError(f"nothing in {seconds:.0f} s: {program.communicate()}")
         time.sleep(every)
     return found
 
