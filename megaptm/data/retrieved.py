@@ -127,7 +127,7 @@ class RetrievedDocuments:
         if header.corpus != corpus.manifest.id:
             raise UserError(
                 f"retrieved: {self.file} is of another corpus than {corpus.name}, or that was built again since: make "
-                f"it with `megaptm corpus retrieve {corpus.name}`, or name the task's corpus (`corpora`)."
+                f"it with `megaptm corpus retrieve {corpus.name} --out FILE`, or name the task's corpus (`corpora`)."
             )
         self.numbers = {kind: number for kind, number in wanted.numbers.items() if number and kind in header.sources}
         """Kind -> how many are drawn."""
