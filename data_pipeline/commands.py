@@ -1,11 +1,11 @@
-"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings`, `megaptm
-tokenizer train`."""
+"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings|
+retrieve`, `megaptm tokenizer train`."""
 
 from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from data_pipeline.annotate.meanings import read_meanings, write_meanings
+from data_pipeline.annotate.retrieve import Retrieve, retrieve
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
@@ -31,6 +32,7 @@ from data_pipeline.sources import find_files
 from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
+from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
 
@@ -128,6 +130,32 @@ def meanings(source: str, tokenizer: str, out: str, *, console: Console | None =
     """Write the table of phrases that `cross-modal-contrast` rewrites captions by."""
     made, phrases = write_meanings(read_meanings(Path(source)), load(Path(tokenizer)), Path(out).expanduser())
     (console or Console()).print(f"{out}: {made:,} meanings, said by {phrases:,} phrases", highlight=False)
+
+
+def retrieved(
+    corpus: str,
+    out: str,
+    how: Retrieve,
+    *,
+    images: str | None = None,
+    texts: str | None = None,
+    part: int = 0,
+    parts: int = 1,
+    tell: Callable[[str], None] = lambda said: None,
+    console: Console | None = None,
+) -> None:
+    """Write the file of documents that are like others, which `retrieved` of an objective names, and say how many there
+    are."""
+    own, *others = (None if place is None else Corpus.open(place) for place in (corpus, images, texts))
+    assert own is not None
+    path, console = Path(out).expanduser(), console or Console()
+    found = retrieve(own, path, how, images=others[0], texts=others[1], part=part, parts=parts, tell=tell)
+    if isinstance(found, int):
+        console.print(f"{out}: {found:,} blocks of other parts are missing.", highlight=False)
+        return
+    for name, one in found.items():
+        console.print(f"{name.replace('.', ', ')}: {one}", highlight=False, soft_wrap=True)
+    console.print(out, highlight=False)
 
 
 def tokenizer_train(

@@ -28,7 +28,10 @@ REGION, MASKED_REGION = 0, 1
 BOX_NUMBERS = 7
 """Of where a region lies, shares of the image's sides: left, top, right, bottom, width, height; and of its area."""
 COMPARED_TEXTS = 8
-"""Texts of a row, at most, that its image is compared with (UNIMO): its caption, and what was made of it."""
+"""Texts of a row, at most, that its image is compared with (UNIMO): its caption, what was made of it, and what was
+retrieved for it."""
+COMPARED_IMAGES = 4
+"""The same of images that its caption is compared with: its own, and what was retrieved for it."""
 CHANNELS = 3
 """Of a pixel: red, green, blue."""
 IGNORED = -100

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import overrides_argument
-from megaptm.errors import UserError
+from megaptm.commands.options import overrides_argument, part_of_so_many
 
 LOGGED_EVERY = 60.0
 """Seconds between two lines in a log: a teacher may be asked for days. On a terminal there is one for each file."""
@@ -46,7 +45,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
       CUDA_VISIBLE_DEVICES=0 megaptm cache-logits CONFIG --part 1/2
       CUDA_VISIBLE_DEVICES=1 megaptm cache-logits CONFIG --part 2/2
     """
-    number, parts = _part(part)
+    number, parts = part_of_so_many(part)
     from megaptm.report.terminal import TimedLog
     from megaptm.run.folder import read_config
 
@@ -79,11 +78,3 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         f"{folder}: logits of {samples['train']:,} samples and of {samples['validation']:,} held-out ones, "
         f"{done.manifest.top} words each, {done.bytes:,} bytes; the teacher was run on {done.samples:,}."
     )
-
-
-def _part(said: str) -> tuple[int, int]:
-    """`3/8`: the third of eight."""
-    number, _, parts = said.partition("/")
-    if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
-        return int(number), int(parts)
-    raise UserError(f"--part ({said}) must be one of so many, for instance 1/8 to 8/8.")

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from megaptm.commands.options import part_of_so_many
+
 
 @click.group()
 def corpus() -> None:
@@ -152,3 +154,56 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
     from data_pipeline import commands
 
     commands.meanings(source, tokenizer, out)
+
+
+@corpus.command()
+@click.argument("folder")
+@click.option("--out", required=True, help="File for `retrieved` of an objective.")
+@click.option("--images", help="Corpus of images with regions to look in; by default the same.")
+@click.option("--texts", help="Corpus of texts to look in, of short documents; by default none are retrieved.")
+@click.option("--most", type=click.IntRange(1, 64), default=4, show_default=True, help="Of each kind, for a document.")
+@click.option(
+    "--least", type=click.FloatRange(0, 1), default=0.3, show_default=True, help="Similarity below which none is like."
+)
+@click.option(
+    "--among", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared with each other."
+)
+@click.option("--longest", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
+@click.option(
+    "--detector",
+    type=click.IntRange(1),
+    nargs=2,
+    default=(2048, 1601),
+    show_default=True,
+    help="Numbers of a region's features, and classes.",
+)
+@click.option("--part", default="1/1", help="One of so many that are looked for at once, as 1/8; all by default.")
+def retrieve(
+    folder: str,
+    out: str,
+    images: str | None,
+    texts: str | None,
+    most: int,
+    least: float,
+    among: int,
+    longest: int,
+    detector: tuple[int, int],
+    part: str,
+) -> None:
+    """Say which images and texts are like those of a corpus (UNIMO, UNITER).
+
+    For each pair of the corpus in FOLDER: images in which a detector found the same; texts with the same words; and
+    captions of other images with nearly the same words. What is held out is looked for among what is held out. Given
+    again it goes on where it was stopped.
+
+    \b
+      megaptm corpus retrieve corpora/captions --texts corpora/sentences --out corpora/retrieved.safetensors
+    """
+    from data_pipeline import commands
+    from data_pipeline.annotate.retrieve import Retrieve
+    from megaptm.report.terminal import TimedLog
+
+    number, parts = part_of_so_many(part)
+    how = Retrieve(most=most, least=least, among=among, longest=longest, detector=detector)
+    tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
+    commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

@@ -82,6 +82,9 @@ def evaluate(
 
     \b
       megaptm evaluate runs/clip-tiny --zero-shot corpora/shapes-labels --template 'a photo of a {}.'
+
+    Of regions and texts the same is asked by their vectors (UNIMO), or by whether they match, each text with each image
+    (UNITER): of 128 pairs, or of --rows.
     """
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
@@ -124,9 +127,11 @@ def evaluate(
 def _match(
     loaded: LoadedModel, corpora: dict[str, float], rows: int | None, labeled: str | None, templates: tuple[str, ...]
 ) -> tuple[Retrieval | None, ZeroShot | None]:
-    """Of a model of images and texts, which belong together, and which names the images of a corpus have."""
+    """Of a model of images and texts, which belong together; of one of pixels, which names the images of a corpus
+    have."""
     from megaptm.inference.image_text import retrieval
     from megaptm.inference.loaded_model import TEMPLATES
+    from megaptm.inference.region_retrieval import region_retrieval
     from megaptm.objectives.images import ImageText
 
     family = loaded.spec.family
@@ -135,7 +140,7 @@ def _match(
             raise UserError(
                 f"--zero-shot and --template are for models of images and texts, and {family.name} is none."
             )
-        return None, None
+        return region_retrieval(loaded, corpora, rows=rows) if family.reads_regions else None, None
     classified = loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows) if labeled else None
     return retrieval(loaded, corpora, rows=rows), classified
 

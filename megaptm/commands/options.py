@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from megaptm.errors import UserError
+
 
 class Finite(click.FloatRange):
     """A number within a range; click itself takes `nan` for one within any, and `inf`."""
@@ -57,3 +59,11 @@ def of_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(OF_A_JOB):
         command = option(command)
     return command
+
+
+def part_of_so_many(said: str) -> tuple[int, int]:
+    """`3/8`: the third of eight."""
+    number, _, parts = said.partition("/")
+    if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
+        return int(number), int(parts)
+    raise UserError(f"--part ({said}) must be one of so many, for instance 1/8 to 8/8.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,6 +15,7 @@ from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.manifest import LABELS
 from megaptm.data.mix import Mix, MixSource
 from megaptm.data.order import WINDOW, Order, check_annotated
+from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, StreamOrder
@@ -100,7 +101,11 @@ def open_mix(
             if own is not task.objective:
                 own.check(special, sequence)
                 _refuse_longer(own, task.objective, name, sequence, document_mask)
-            order = _order(own, corpus, split, sequence, document_mask, options, lanes=dealt.get(name, 1))
+            retrieved = _retrieved(own, corpus, split, verify, cache, [*corpora.values()])
+            lanes_of_corpus = dealt.get(name, 1)
+            order = _order(
+                own, corpus, split, sequence, document_mask, options, lanes=lanes_of_corpus, retrieved=retrieved
+            )
             shown = f"{name} ({label})" if label else name
             sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
     if not sources:
@@ -195,6 +200,7 @@ def _order(
     options: Mapping[str, Any],
     *,
     lanes: int,
+    retrieved: RetrievedDocuments | None,
 ) -> Order:
     known = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
     if "labels" in task.annotations and known > task.answers:
@@ -232,9 +238,26 @@ def _order(
             annotations=task.annotations,
             blobs=task.blobs,
             elsewhere=task.elsewhere,
+            retrieved=retrieved,
             **options,
         )
     return StreamOrder(corpus, split, cut=cut, annotations=task.annotations, **options)
+
+
+def _retrieved(
+    task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, others: Sequence[Corpus]
+) -> RetrievedDocuments | None:
+    if task.neighbors is None:
+        return None
+    return RetrievedDocuments(
+        task.neighbors,
+        corpus,
+        split,
+        blobs=task.blobs,
+        verify=verify,
+        cache=cache,
+        opened={one.manifest.id: one for one in others},
+    )
 
 
 def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.data.order import Order, Window
+from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.shards import TOKENS, Corpus, Shard
 from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, RowWindow
@@ -69,11 +70,22 @@ class StreamOrder(Order):
 
 class DocumentOrder(StreamOrder):
     """Rows of whole documents: those that begin in a row's stretch of the stream. Of a share `elsewhere` of rows, drawn
-    at random, comes another document of the same window behind them, marked so."""
+    at random, comes another document of the same window behind them, marked so; then some of those that were
+    `retrieved` for the first."""
 
-    def __init__(self, corpus: Corpus, split: str, *, elsewhere: float = 0.0, **options: Any):
-        self.elsewhere = elsewhere
+    def __init__(
+        self,
+        corpus: Corpus,
+        split: str,
+        *,
+        elsewhere: float = 0.0,
+        retrieved: RetrievedDocuments | None = None,
+        **options: Any,
+    ):
+        self.elsewhere, self.retrieved = elsewhere, retrieved
         super().__init__(corpus, split, **options)
+        self._before = np.concatenate(([0], np.cumsum(self.shards.sums("samples"))))
+        """int64 [shards + 1]: documents before each."""
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         window, row = self._find(epoch, position)
@@ -81,14 +93,23 @@ class DocumentOrder(StreamOrder):
         edges = self._epoch(epoch).measures
         found: list[DocumentSlice] = []
         other: DocumentSlice | None = None
+        like: list[DocumentSlice] = []
         while start < stop:
             table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
             first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
             if first < after:
                 found += [self._whole(table, number) for number in range(first, after)]
                 other = self._other(epoch, position, table, first)
+                like = self._like(epoch, position, table, first)
             start, window = end, window + 1
-        return found if other is None else [*found, replace(other, elsewhere=True)]
+        return [*found, *([] if other is None else [replace(other, elsewhere=True)]), *like]
+
+    def _like(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
+        """What was retrieved for one of a window."""
+        if self.retrieved is None:
+            return []
+        number = int(self._before[window.shard[own]]) + int(window.document[own])
+        return [*self.retrieved.draw(number, self._generator("retrieved", epoch, position))]
 
     def _other(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
         """Any of a window but one."""

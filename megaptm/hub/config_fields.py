@@ -278,4 +278,7 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
         )
 
     first, *others = map(of, stacks)
+    # No config of theirs knows of a detector: it is the one of the papers until somebody says another.
+    usual = next(iter(counterpart.table.sizes.values()), None)
+    first = first if usual is None else change(first, detector=usual.detector)
     return change(first, stacks={name: size for name, size in zip(stacks[1:], others, strict=True) if size != first})

@@ -24,7 +24,7 @@ from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.objectives import BaseObjective, objective_of
-from megaptm.spec import ModelSpec
+from megaptm.spec import ModelSpec, change
 from megaptm.storage import AtomicFile, read_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -184,9 +184,11 @@ def _converted(
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}
 
 
-def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = None) -> ImportedModel:
+def from_hugging_face(
+    source: Path | PreTrainedModel, *, family: str | None = None, detector: tuple[int, int] | None = None
+) -> ImportedModel:
     """What a model in a folder, or in memory, is here; of which family where several have its type, if not of the one
-    that its config says (`FAMILY`) or the first.
+    that its config says (`FAMILY`) or the first. `detector`: of regions that it will read, if not that of the paper.
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is taken too: `absent` says what it lacks.
     """
@@ -199,6 +201,10 @@ def from_hugging_face(source: Path | PreTrainedModel, *, family: str | None = No
         config = {**vars(source.config), **source.config.to_dict()}
         counterpart, spec = described(config, family=family)
         state, where = source.state_dict(), type(source).__name__
+    if detector is not None:
+        if not spec.family.reads_regions:
+            raise UserError(f"model.detector is of regions of images, and {spec.name} reads none: leave it out.")
+        spec = replace(spec, size=change(spec.size, detector=detector))
     model = replace(_imported(counterpart, spec, state, where), otherwise=_otherwise(counterpart, spec, config))
     if spec.family.reads_images and isinstance(source, Path):
         return _with_processor(model, source)

@@ -26,6 +26,7 @@ from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import initial_value
+from megaptm.objectives import objective_of
 from megaptm.plan.count import count
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
@@ -42,6 +43,7 @@ RECIPE: dict[str, Any] = {
 }
 LONGEST_ROW = 512
 CONTEXT = "model.context="
+DETECTOR = "model.detector="
 KNOWN = CATALOGUE | VISION
 """Families of which a run may begin from a model of theirs."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
@@ -64,14 +66,21 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     refuse_taken(run)
     families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
     overrides = [word for word in overrides if not word.startswith("model.family=")]
+    detectors = [word.removeprefix(DETECTOR) for word in overrides if word.startswith(DETECTOR)]
+    overrides = [word for word in overrides if not word.startswith(DETECTOR)]
     contexts = [word.removeprefix(CONTEXT) for word in overrides if word.startswith(CONTEXT)]
     overrides = [word for word in overrides if not word.startswith(CONTEXT)]
     refuse_of_model(
         overrides,
         source,
-        besides=f", model.family where several are of its type, and {CONTEXT}PLACES of one that reads images",
+        besides=f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images, and "
+        f"{DETECTOR}[FEATURES,CLASSES] of one that reads regions",
     )
-    model, tokenizer = read_model(source, family=families[-1] if families else None)
+    model, tokenizer = read_model(
+        source,
+        family=families[-1] if families else None,
+        detector=_detector(detectors[-1]) if detectors else None,
+    )
     _check(model.spec, source)
     if contexts:
         model = at_context(model, _number(contexts[-1]))
@@ -83,6 +92,16 @@ def _number(said: str) -> int:
     if not said.isascii() or not said.isdecimal():
         raise UserError(f"{CONTEXT}{said} is no whole number: give the places of an image and its patches.")
     return min(int(said), MOST)
+
+
+def _detector(said: str) -> tuple[int, int]:
+    numbers = [word.strip() for word in said.strip("[] ").split(",")]
+    if len(numbers) != 2 or not all(word.isascii() and word.isdecimal() and 0 < len(word) < 8 for word in numbers):
+        raise UserError(
+            f"{DETECTOR}{said} is no [FEATURES,CLASSES]: give two whole numbers, as in {DETECTOR}[2048,1601]."
+        )
+    features, classes = map(int, numbers)
+    return features, classes
 
 
 def refuse_taken(run: Path) -> None:
@@ -124,8 +143,11 @@ def write_run(
     return config
 
 
-def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel, Tokenizer]:
-    """The model in a folder or on the hub, and its tokenizer, which must fit; `family` as in `from_hugging_face`."""
+def read_model(
+    source: str, *, family: str | None = None, detector: tuple[int, int] | None = None
+) -> tuple[ImportedModel, Tokenizer]:
+    """The model in a folder or on the hub, and its tokenizer, which must fit; `family` and `detector` as in
+    `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
@@ -133,7 +155,7 @@ def read_model(source: str, *, family: str | None = None) -> tuple[ImportedModel
         )
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
-    model = from_hugging_face(folder, family=family)
+    model = from_hugging_face(folder, family=family, detector=detector)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
         tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     else:
@@ -186,7 +208,8 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     ours, theirs = KNOWN[spec.name].first_block, spec.family.first_block
     differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
     numbers |= {name: getattr(theirs, name) for name in differing}
-    data = {"mix": {str(run / "corpus"): 1.0}, "sequence": min(LONGEST_ROW, *map(spec.context_of, spec.family.stacks))}
+    longest = min(LONGEST_ROW, *map(spec.context_of, spec.family.stacks))
+    data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": longest}
     if spec.family.reads_images:
         assert spec.size.patch is not None
         data |= {"sequence": spec.context}
@@ -196,15 +219,23 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         name = KNOWN[spec.name].objectives[0]
         objective = {"objective": {name: seen | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
+    if spec.family.reads_regions:
+        # Behind the text come regions; texts alone, where a task reads such, are of several documents.
+        regions = objective_of(spec.family.objectives[0]).batch(4096, False).regions
+        data |= {"sequence": data["sequence"] + regions, "document_mask": False}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
 
 def _shape(size: Size) -> dict[str, Any]:
-    shape = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
+    shape: dict[str, Any] = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
     # The usual width is left unsaid, as our configs leave it: with one of them the run may go on.
     usual = size.key_width * size.heads == size.width
-    others = {"head_width": None if usual else size.key_width, "embedding": size.embedding, "kv_heads": size.kv_heads}
-    others |= {"patch": size.patch}
+    others: dict[str, Any] = {
+        "head_width": None if usual else size.key_width,
+        "embedding": size.embedding,
+        "kv_heads": size.kv_heads,
+    }
+    others |= {"patch": size.patch, "detector": None if size.detector is None else [*size.detector]}
     return shape | {name: number for name, number in others.items() if number is not None}
 
 

@@ -161,7 +161,7 @@ def zero_shot(
     )
     classes, cosines, labels = class_vectors(loaded, names, templates), [], []
     number = mix.fresh_samples if rows is None else min(rows, mix.fresh_samples)
-    for batch in _batches(mix, number):
+    for batch in batches_of(mix, number):
         cosines.append(_image_side(loaded, batch["patches"]) @ classes.t())
         labels.append(batch["image_label"].numpy())
     return ZeroShot(tuple(names), torch.cat(cosines), np.concatenate(labels))
@@ -204,18 +204,22 @@ def retrieval(loaded: LoadedModel, corpora: dict[str, float] | None = None, *, r
     )
     number = min(mix.fresh_samples, rows or MOST_PAIRS)
     images, texts = [], []
-    for batch in _batches(mix, number):
+    for batch in batches_of(mix, number):
         with torch.inference_mode():
             features = loaded.model({name: one.to(loaded.device) for name, one in batch.items()}, features=True)
         sides = features[HEAD].float().cpu()[:, :-1].chunk(2, -1)
         images.append(sides[0])
         texts.append(sides[1])
-    cosines = torch.cat(images) @ torch.cat(texts).t()
+    return recalls(torch.cat(images) @ torch.cat(texts).t())
+
+
+def recalls(scores_NN: Tensor) -> Retrieval:
+    """Of what images and texts are to each other, the larger the nearer; the right ones in the diagonal."""
     found = []
-    for scores in (cosines, cosines.t()):
+    for scores in (scores_NN, scores_NN.t()):
         better = (scores > scores.diagonal()[:, None] + TIE).sum(-1)
         found.append({k: float((better < k).float().mean()) for k in RECALLS})
-    return Retrieval(number, *found)
+    return Retrieval(len(scores_NN), *found)
 
 
 BATCH_ROWS = 64
@@ -242,7 +246,8 @@ def _content(image: Image) -> bytes:
         raise UserError(f"{image} cannot be read ({error.strerror}): name a file of an image.") from None
 
 
-def _batches(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
+def batches_of(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
+    """Of its first samples."""
     for at in range(0, number, BATCH_ROWS):
         yield as_tensors(stacked(mix, range(at, min(at + BATCH_ROWS, number))))
 

@@ -1,7 +1,7 @@
 """What belongs together against what does not: InfoNCE (van den Oord et al., arXiv:1807.03748, equation 4), where more
 than one candidate may be right, as in UNIMO's contrast of images and texts (arXiv:2012.15409, section 2.1)."""
 
-# N rows of the whole batch or candidates of a row, R rows, K texts of a row, E width
+# N rows of the whole batch or candidates of a row, R rows, J images of a row, K texts of it, E width
 
 from __future__ import annotations
 
@@ -29,29 +29,40 @@ def info_nce(scores_RN: Tensor, right_RN: Tensor, there_RN: Tensor | None = None
 
 
 def cross_modal_contrast(
-    images_NE: Tensor, texts_NKE: Tensor, right_N: Tensor, there_NK: Tensor, own: slice, *, temperature: float
+    images_NJE: Tensor,
+    texts_NKE: Tensor,
+    right_N: Tensor,
+    seen_NJ: Tensor,
+    said_NK: Tensor,
+    own: slice,
+    *,
+    temperature: float,
 ) -> Tensor:
-    """[R], of each of the rows `own`: its image's pairs with its right texts, among all pairs of its image with a text
-    of the batch and of its caption with an image of the batch (UNIMO, arXiv:2012.15409, section 2.1).
+    """[R], of each of the rows `own`: its image's pairs with its right texts, and its caption's with images like its
+    own, among all pairs of its image with a text of the batch and of its caption with an image of the batch (UNIMO,
+    arXiv:2012.15409, section 2.1 and equation 1).
 
     Vectors have length 1, so that scores are cosines over `temperature`. Of a row's texts the first is its caption, the
-    first `right_N` are right (rewritten so that they say the same, or of images that look alike), those behind are
-    wrong (rewritten so that they do not), and so is each text and image of other rows. Texts that are not in `there_NK`
-    are left out; a row of which none is right asks nothing, and nobody is compared with it.
+    first `right_N` are right (rewritten so that they say the same, or retrieved because they speak of the same), those
+    behind are wrong (rewritten so that they do not, or captions of other images), and so is each text and image of
+    other rows. Of its images the first is its own, and those behind are right (retrieved because they show the same).
+    Images that are not in `seen_NJ` and texts that are not in `said_NK` are left out; a row of which no text is right
+    asks nothing, and nobody is compared with it.
     """
-    rows_R = torch.arange(len(images_NE), device=images_NE.device)[own]
-    slots_K = torch.arange(texts_NKE.shape[1], device=images_NE.device)
+    numbers_N = torch.arange(len(images_NJE), device=images_NJE.device)
+    slots_J, slots_K = (torch.arange(side.shape[1], device=side.device) for side in (images_NJE, texts_NKE))
     asked_N = right_N > 0
-    there_NK = there_NK & asked_N[:, None]
-    own_RN = rows_R[:, None] == torch.arange(len(images_NE), device=images_NE.device)
+    seen_NJ, said_NK = seen_NJ & asked_N[:, None], said_NK & asked_N[:, None]
+    own_RN = numbers_N[own][:, None] == numbers_N
 
-    texts_RNK = torch.einsum("re,nke->rnk", images_NE[own], texts_NKE) / temperature
+    texts_RNK = torch.einsum("re,nke->rnk", images_NJE[own][:, 0], texts_NKE) / temperature
     right_RNK = own_RN[:, :, None] & (slots_K < right_N[own][:, None])[:, None, :]
-    images_RN = texts_NKE[own][:, 0] @ images_NE.t() / temperature
+    images_RNJ = torch.einsum("re,nje->rnj", texts_NKE[own][:, 0], images_NJE) / temperature
     # The pair itself is among its image's pairs.
-    other_RN = asked_N & ~own_RN
+    itself_RNJ = own_RN[:, :, None] & (slots_J == 0)
 
-    scores = torch.cat([texts_RNK.flatten(1), images_RN], 1)
-    right = torch.cat([right_RNK.flatten(1), torch.zeros_like(own_RN)], 1)
-    there = torch.cat([there_NK.flatten().expand(len(rows_R), -1), other_RN], 1)
+    scores = torch.cat([texts_RNK.flatten(1), images_RNJ.flatten(1)], 1)
+    right = torch.cat([right_RNK.flatten(1), (own_RN[:, :, None] & (slots_J > 0)).flatten(1)], 1)
+    texts_there = said_NK.flatten().expand(len(own_RN), -1)
+    there = torch.cat([texts_there, (seen_NJ & ~itself_RNJ).flatten(1)], 1)
     return info_nce(scores, right, there)

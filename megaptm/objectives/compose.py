@@ -25,7 +25,7 @@ BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
 MOST = 1e9
 """Of a share or a weight: sums of them are numbers."""
-FILES = ("similar", "meanings")
+FILES = ("similar", "meanings", "retrieved")
 """Options of tasks that name a file, or a function of the user's."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task
+from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.ordered import OrderedMaskedLM
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.regions import ImageTextMatching, MaskedRegions, RegionMaskedLM
 from megaptm.objectives.unified import (
-    CrossModalContrast,
     ImageTextFragments,
     ImageTextSpans,
     MaskedAreas,

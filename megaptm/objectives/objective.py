@@ -80,6 +80,23 @@ class DocumentSlice:
     documents (unit `document`) alone."""
     place: str = ""
     """Where such a file is, for who finds it damaged: its shard, and the document's number there."""
+    retrieved: str = ""
+    """Which of `RETRIEVED` it is, where it comes behind the row's own because it is like that."""
+
+
+RETRIEVED = ("images", "texts", "captions")
+"""Documents that come behind a row's own: images that show the same; texts that speak of the same; captions of other
+images, which speak of nearly the same."""
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """Documents that come behind a row's own because they are like it."""
+
+    file: str
+    """That says which these are (`data.retrieved`)."""
+    numbers: Mapping[str, int]
+    """Kind, of `RETRIEVED` -> how many, at most."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +198,8 @@ class BaseObjective(ABC):
     elsewhere: float = 0.0
     """Share of rows, drawn at random, behind whose own text comes another stretch of the corpus (unit `lane`), or
     another document (unit `document`, of rows of one)."""
+    neighbors: Neighbors | None = None
+    """What comes behind a row's own document because it is like that (unit `document`, of rows of one)."""
     own_batches: ClassVar[bool] = False
     """Whether it shares no batch with other tasks: of several each makes whole batches, by its share."""
     restarts: bool = False

@@ -6,7 +6,8 @@ regions, never both; and whether they belong together."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from megaptm.objectives.masked import ROW
 from megaptm.objectives.objective import (
     DAMAGED_FILE,
     DocumentSlice,
+    Neighbors,
     Objective,
     Piece,
     Rate,
@@ -104,9 +106,10 @@ class RegionObjective(Objective):
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         own, *others = piece
+        others = [part for part in others if part.elsewhere]
         special, words = context.special, self.words(context.sequence)
         text = np.concatenate([[special.cls], own.tokens[: words - 2].astype(np.int64), [special.sep]])
-        found = self._regions(others[0] if others else own)
+        found = self._regions(others[0] if others else own, self.room(piece))
         assert special.pad is not None
         row: Sample = {
             "tokens": padded([text], context.sequence, special.pad),
@@ -122,6 +125,10 @@ class RegionObjective(Objective):
         row["region_boxes"][: len(found)] = found.boxes
         return self.ask(row, text, found, context)
 
+    def room(self, piece: Sequence[DocumentSlice]) -> int:
+        """Places that the image of a row has."""
+        return self.regions
+
     @abstractmethod
     def asked(self, sequence: int) -> dict[str, Field]:
         """The fields that say what is asked."""
@@ -130,7 +137,8 @@ class RegionObjective(Objective):
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         """What is read, which may be changed, and what is asked of it."""
 
-    def _regions(self, document: DocumentSlice) -> Regions:
+    def _regions(self, document: DocumentSlice, most: int) -> Regions:
+        """At most so many."""
         content = document.blobs.get(SUFFIX)
         if content is None:
             raise UserError(
@@ -145,7 +153,7 @@ class RegionObjective(Objective):
                 f"`classes` of their detector, or, where the file is damaged, {DAMAGED_FILE}."
             ) from None
         sure = int((found.confidence > self.confidence).sum())
-        return found.first(min(max(sure, self.least), self.regions))
+        return found.first(min(max(sure, self.least), most))
 
 
 @dataclass(frozen=True)
@@ -258,6 +266,9 @@ class ImageTextMatching(RegionObjective):
 
     replaced: Share = 0.5
     """Share of the rows that are shown another image. (The paper replaces either; the released code the image.)"""
+    retrieved: str | None = None
+    """File of images that are like others, which `megaptm corpus retrieve` makes: another image is then one like the
+    text's, which is harder to tell from it; absent, or where there is none like it: any."""
 
     name = "image-text-matching"
     prompts = ()
@@ -267,14 +278,21 @@ class ImageTextMatching(RegionObjective):
     def elsewhere(self) -> float:  # type: ignore[override]
         return self.replaced
 
+    @property
+    def neighbors(self) -> Neighbors | None:  # type: ignore[override]
+        return None if self.retrieved is None else Neighbors(self.retrieved, {"images": 1})
+
     def asked(self, sequence: int) -> dict[str, Field]:
         return {"matched": Field(())}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
+        shown = [part for part in piece if not part.retrieved]
+        if len(shown) > 1 and (like := [part for part in piece if part.retrieved]):
+            shown = [shown[0], replace(like[0], elsewhere=True)]
         # An image with several texts may be drawn for another of them.
-        matched = piece[-1].blobs == piece[0].blobs
-        return super().make(piece, context) | {"matched": np.array(matched, dtype=np.int64)}
+        matched = shown[-1].blobs == shown[0].blobs
+        return super().make(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         return row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from megaptm.objectives.bidirectional import BidirectionalLM
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.continued import ContinuedCausalLM
+from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.denoising import Denoising
 from megaptm.objectives.fragments import FragmentGeneration
 from megaptm.objectives.images import ImageLabels, ImageText, MaskedPatches
@@ -26,7 +27,6 @@ from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import Translation
 from megaptm.objectives.translation_lm import TranslationLM
 from megaptm.objectives.unified import (
-    CrossModalContrast,
     ImageTextFragments,
     ImageTextSpans,
     MaskedAreas,

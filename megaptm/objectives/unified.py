@@ -1,28 +1,25 @@
-"""Texts, images, and texts with images, read by one stack (UNIMO, arXiv:2012.15409): what is hidden of each, and which
-text says what an image shows.
+"""Texts, images, and texts with images, read by one stack (UNIMO, arXiv:2012.15409): what is hidden of each.
 
 Rows are those of `regions`, with the whole image before the regions that a detector found in it, and an order that says
 who sees whom.
 """
 
-# T places of a row's texts, R regions, F features, C classes, A asked about, K texts
+# T places of a row's texts, R regions, F features, C classes, A asked about
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field as Option
 
-from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, MASKED_REGION, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.fragments import FragmentGeneration, FragmentOptions
 from megaptm.objectives.hide import HIDES
 from megaptm.objectives.masked import MaskedLM
-from megaptm.objectives.meanings import REMEDY, meanings_named
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
@@ -36,11 +33,8 @@ from megaptm.objectives.objective import (
 )
 from megaptm.objectives.region_files import Regions
 from megaptm.objectives.regions import MaskedRegions, RegionMaskedLM, RegionNumber, RegionObjective, region_fields
-from megaptm.objectives.rewriting import tokens_of
 from megaptm.objectives.show_ask import SHOWS, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
-
-RewrittenTexts = Annotated[int, Option(ge=0, le=COMPARED_TEXTS - 1)]
 
 
 @dataclass(frozen=True)
@@ -165,8 +159,8 @@ class UnifiedObjective(RegionObjective):
         made = super().make(piece, context)
         return {"order": np.zeros(context.sequence, dtype=np.int64)} | made
 
-    def _regions(self, document: DocumentSlice) -> Regions:
-        found = super()._regions(document).first(self.regions - 1)
+    def _regions(self, document: DocumentSlice, most: int) -> Regions:
+        found = super()._regions(document, most - 1)
         one = np.ones(1, dtype=np.float32)
         whole = Regions(
             found.features.mean(0, dtype=np.float32, keepdims=True).astype(np.float16),
@@ -280,76 +274,3 @@ def overlaps(boxes_R7: np.ndarray) -> np.ndarray:
     union = area[:, None] + area[None, :] - common
     shares: np.ndarray = np.divide(common, union, out=np.zeros_like(common), where=union > 0)
     return shares
-
-
-@dataclass(frozen=True)
-class CrossModalContrast(UnifiedObjective):
-    """CMCL, which of the batch's texts say what an image shows, and which image a caption speaks of (section 2.1). With
-    `meanings` a caption comes with others that say the same in other words, and with such as are wrong by a word or a
-    phrase. Each text, and the image, is read by itself."""
-
-    meanings: str | None = None
-    """File of phrases that say the same, which `megaptm corpus meanings` makes; absent: captions alone."""
-    kept: RewrittenTexts = 2
-    """Texts that say the same, at most."""
-    broken: RewrittenTexts = 3
-    """Texts that do not, at most: every second by all of a thing and its attributes, the others by one phrase."""
-
-    name = "cross-modal-contrast"
-    prompts = ()
-    losses: ClassVar = {"cmcl": 1.0}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kept + self.broken >= COMPARED_TEXTS:
-            raise UserError(
-                f"kept ({self.kept}) and broken ({self.broken}) are with the caption more than {COMPARED_TEXTS} texts: "
-                "lower either."
-            )
-
-    def check(self, special: SpecialTokens, sequence: int) -> None:
-        super().check(special, sequence)
-        if self.meanings is not None and (largest := meanings_named(self.meanings).largest) >= special.size:
-            raise UserError(
-                f"meanings: {self.meanings} has ids up to {largest}, the tokenizer {special.size}: it is of another; "
-                f"{REMEDY}."
-            )
-
-    def asked(self, sequence: int) -> dict[str, Field]:
-        return {"text_places": Field((COMPARED_TEXTS,)), "right_texts": Field(())}
-
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        words, special = self.words(context.sequence), context.special
-        kept, broken = self._rewritten(text[1:-1], context.rng)
-        texts, left = [text], words - len(text)
-        right = 1
-        for one, says_the_same in [*((one, True) for one in kept), *((one, False) for one in broken)]:
-            whole = np.concatenate([[special.cls], one, [special.sep]])
-            if len(whole) <= left:
-                texts.append(whole)
-                left -= len(whole)
-                right += says_the_same
-        lengths = [len(one) for one in texts]
-        assert special.pad is not None
-        row["tokens"][:words] = padded(texts, words, special.pad)
-        row["positions"][:words] = padded([np.arange(length) for length in lengths], words, 0)
-        # The image is document 1: nobody sees another.
-        row["document_ids"][:words] = padded([np.full(n, 2 + at) for at, n in enumerate(lengths)], words, 0)
-        begins = np.cumsum([0, *lengths[:-1]])
-        return {
-            **row,
-            "text_places": padded([begins], COMPARED_TEXTS, IGNORED),
-            "right_texts": np.array(right, dtype=np.int64),
-        }
-
-    def _rewritten(self, caption: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Tokens of texts that say the same, and of such as do not."""
-        if self.meanings is None:
-            return [], []
-        known = meanings_named(self.meanings)
-        words, rewriter = known.words(caption), known.rewriter
-        kept = rewriter.kept(words, rng, number=self.kept) if self.kept else []
-        whole = rewriter.broken(words, rng, number=self.broken // 2, whole=True) if self.broken > 1 else []
-        rest = self.broken - len(whole)
-        single = [one for one in rewriter.broken(words, rng, number=rest) if one not in whole] if rest else []
-        return [tokens_of(one) for one in kept], [tokens_of(one) for one in (*single, *whole)]

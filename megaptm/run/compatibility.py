@@ -82,7 +82,8 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
 
 def objective_files(config: Config) -> dict[str, str]:
-    """Of the files that tasks are told of (similar words, meanings): `masked-lm.similar` -> a hash of what is in it."""
+    """Of the files that tasks are told of (similar words, meanings, what was retrieved): `masked-lm.similar` -> a hash
+    of what is in it."""
     found = {}
     for name, path in files_of(config.objective).items():
         with plain_file(path).open("rb") as file:

@@ -4,7 +4,6 @@ sees whom."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
+from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS, IGNORED, MASKED_REGION
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
-from megaptm.hub.counterparts.roberta import ROBERTA
-from megaptm.hub.tensor_rules import import_weights
+from megaptm.hub.huggingface import from_hugging_face
+from megaptm.hub.import_run import complete
 from megaptm.models import Model, build_model
 from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count
 from megaptm.spec import ModelSpec, change, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
-from tests.models.unified import LENGTHS, tiny_unimo, unimo_batch, unimo_model
-from tests.parity.reference import random_reference
+from tests.models.unified import LENGTHS, OTHER, tiny_unimo, unimo_batch, unimo_model
+from tests.parity.reference import model_of, random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/unimo"
 
@@ -50,18 +49,14 @@ def test_the_formula_counts_what_is_built() -> None:
 
 
 def differences() -> tuple[float, float]:
-    """From RoBERTa, of a text alone: the largest of logits, and of the gradient of the token table. Its one row of
-    segments, which every token adds, is added to places."""
+    """From RoBERTa, with whose weights it begins, of a text alone: the largest of logits, and of the gradient of the
+    token table. Its one row of segments, which every token adds, is added to places."""
     theirs = random_reference(roberta := tiny_spec("roberta"))
-    places, of_all = "roberta.embeddings.position_embeddings.weight", "roberta.embeddings.token_type_embeddings.weight"
-    state = {**theirs.state_dict(), places: theirs.state_dict()[places] + theirs.state_dict()[of_all]}
-    rows = tuple(row for row in ROBERTA.rows if row.ours != "embed.segment.weight")
-    weights, missing = import_weights(rows, roberta, state)
-    assert not missing
-    spec = change_size(tiny_unimo(), roberta)
-    model = build_model(spec).eval()
-    left = model.load_state_dict(weights, strict=False)
-    assert all(name.startswith(("embed.region.", "head.m")) for name in left.missing_keys)
+    found = from_hugging_face(theirs, family="unimo", detector=(FEATURES, CLASSES))
+    assert (found.spec.name, found.spec.context, found.spec.size.detector) == ("unimo", 24, (FEATURES, CLASSES))
+    assert all(name.startswith(("embed.region.", "head.m")) for name in found.absent)
+    assert found.weights["encoder.1.ffn.up.weight"].equal(theirs.roberta.encoder.layer[1].intermediate.dense.weight)
+    model = model_of(found.spec, complete(found, seed=0))
     tokens = torch.randint(3, roberta.vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
     ours = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
     said = theirs(tokens).logits
@@ -71,12 +66,6 @@ def differences() -> tuple[float, float]:
     gradient = model.embed.token.weight.grad[: roberta.vocabulary]  # type: ignore[index]  # it has one
     known = theirs.roberta.embeddings.word_embeddings.weight.grad
     return (ours - said).abs().max().item(), (gradient - known).abs().max().item()
-
-
-def change_size(spec: ModelSpec, other: ModelSpec) -> ModelSpec:
-    """With the layers, the vocabulary and the places of another."""
-    size = change(other.size, detector=spec.size.detector)
-    return replace(spec, size=size, vocabulary=other.vocabulary, context=other.context)
 
 
 def test_of_a_text_alone_it_says_what_roberta_says() -> None:
@@ -126,55 +115,61 @@ def test_losses_of_what_is_hidden_are_what_their_formulas_say() -> None:
 
 
 def test_the_contrast_is_its_formula_over_all_pairs_of_the_batch() -> None:
-    """Written out: of an image with all texts, and of its caption with all images, what right pairs have of the sum."""
+    """Written out: of an image with all texts, and of its caption with all images, what right pairs have of the sum;
+    among the right ones those of its caption with another image like its own."""
     model, batch = unimo_model(), unimo_batch(6, seed=3)
     with torch.no_grad():
         x_BSD = model.encode(batch)
         loss, number = model(batch)["cmcl"]
-    images = F.normalize(x_BSD[:, TEXT], dim=-1)
-    texts = [
-        [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]
-        for row, places in enumerate(batch["text_places"])
-    ]
+    images, texts = (
+        [
+            [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]
+            for row, places in enumerate(batch[field])
+        ]
+        for field in ("image_places", "text_places")
+    )
+    assert {*map(len, images)} == {1, 2}
     right = batch["right_texts"].tolist()
     asked = [row for row, answer in enumerate(right) if answer != IGNORED]
     wanted = 0.0
     for row in asked:
         above, below = [], []
         for other in asked:
-            scores = [float(images[row] @ text) / TEMPERATURE for text in texts[other]]
-            below += scores
-            above += scores[: right[row]] if other == row else []
-            if other != row:
-                below.append(float(images[other] @ texts[row][0]) / TEMPERATURE)
+            scores = [float(images[row][0] @ text) / TEMPERATURE for text in texts[other]]
+            shown = [float(image @ texts[row][0]) / TEMPERATURE for image in images[other]]
+            below += scores + (shown[1:] if other == row else shown)
+            above += scores[: right[row]] + shown[1:] if other == row else []
         wanted += math.log(sum(map(math.exp, below))) - math.log(sum(map(math.exp, above)))
     assert number == len(asked) < 6
     assert loss.item() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_an_image_and_each_text_are_read_by_themselves() -> None:
-    model, batch = unimo_model(), unimo_batch(4, seed=3)
+def test_each_image_and_each_text_is_read_by_itself() -> None:
+    model, batch = unimo_model(), unimo_batch(3, seed=3)
     batch["order"][:] = 0
     head = model.head["cmcl"]  # type: ignore[index]  # a whole model has heads
+    number = COMPARED_IMAGES + COMPARED_TEXTS
 
     def features(batch: dict[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
             x_SBD = model.encode(batch).transpose(0, 1)
             said = head.features(x_SBD, batch=batch)
-        return [*said[:, : 32 * (1 + COMPARED_TEXTS)].split(32, 1)]
+        return [*said[2:, : 32 * number].split(32, 1)]
 
     before = features(batch)
-    begins = batch["text_places"][0].tolist()
-    for changed, place in ((0, TEXT), *((1 + text, begins[text]) for text in range(2))):
+    begins = batch["text_places"][2].tolist()
+    # The last row has two images, and two texts.
+    for changed in (0, 1, COMPARED_IMAGES, COMPARED_IMAGES + 1):
         other = {name: field.clone() for name, field in batch.items()}
-        if changed:
-            other["tokens"][:, place + LENGTHS[changed - 1] - 1] += 1
+        if changed >= COMPARED_IMAGES:
+            text = changed - COMPARED_IMAGES
+            other["tokens"][:, begins[text] + LENGTHS[text] - 1] += 1
             other["tokens"] %= 150
         else:
-            other["region_features"] += 1.0
+            other["region_features"][:, OTHER * changed : OTHER * (1 + changed)] += 1.0
         after = features(other)
         same = [torch.allclose(one, two, atol=1e-6) for one, two in zip(before, after, strict=True)]
-        assert same == [which != changed for which in range(1 + COMPARED_TEXTS)]
+        assert same == [which != changed for which in range(number)]
 
 
 def test_what_is_hidden_or_padding_is_not_seen() -> None:
@@ -192,10 +187,10 @@ def test_what_is_hidden_or_padding_is_not_seen() -> None:
 
 
 def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
-    for size, rate in (("base", 6e-4), ("large", 4e-4)):
+    for size in ("base", "large"):
         config = load(CONFIGS / f"{size}.yaml")
         assert count(resolve_model(config)) == count(published(UNIMO, size))
-        assert config.optimizer.lr == rate
+        assert config.optimizer.lr == 5e-5
         shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
         of_text = shares["spans"] + shares["fragments"]
         of_images = shares["areas"] + shares["classes"]

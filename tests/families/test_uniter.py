@@ -20,6 +20,8 @@ from megaptm.config.model import resolved
 from megaptm.errors import UserError
 from megaptm.families.uniter import UNITER
 from megaptm.hub.counterparts.bert import MASKED, encoder
+from megaptm.hub.huggingface import from_hugging_face
+from megaptm.hub.import_run import complete
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
@@ -27,6 +29,8 @@ from megaptm.plan.count import count
 from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
 from tests.models.test_parts import equals_the_whole
+from tests.models.tiny import tiny_batch, tiny_spec
+from tests.parity.reference import inputs_of, model_of, random_reference
 
 CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 GOLDEN = Path(__file__).parents[1] / "golden/uniter_losses.safetensors"
@@ -53,6 +57,27 @@ ROWS = (
     ),
 )
 """Of the released code's parameters, which keeps one classifier for two of its losses."""
+
+
+def test_it_begins_as_its_bert() -> None:
+    """Of a text alone it says the same; the pooler of BERT's question is that of whether a text and an image match; and
+    what reads regions and asks about them begins as in a new model."""
+    theirs, batch = random_reference(tiny_spec("bert")), tiny_batch("bert")
+    found = from_hugging_face(theirs, family="uniter", detector=(FEATURES, CLASSES))
+    assert (found.spec.name, found.spec.context, found.spec.size.detector) == ("uniter", 24, (FEATURES, CLASSES))
+    assert found.weights["head.itm.pooler.weight"].equal(theirs.bert.pooler.dense.weight)
+    new = ("embed.region.", "head.itm.classify.", "head.mrfr.", "head.mrc-kl.")
+    assert all(name.startswith(new) for name in found.absent)
+    assert all(any(name.startswith(one) for name in found.absent) for one in new)
+    model = model_of(found.spec, complete(found, seed=0))
+    real = batch["document_ids"] > 0
+    said = theirs(**inputs_of("bert", batch)).prediction_logits
+    read = {name: batch[name] for name in ("tokens", "segments", "document_ids")}
+    assert (model.logits(read)["mlm"][..., : said.shape[-1]] - said)[real].abs().max() <= 1e-5
+    without = type(theirs.bert)(theirs.config, add_pooling_layer=False)
+    assert "head.itm.pooler" in from_hugging_face(without, family="uniter").fresh
+    with pytest.raises(UserError, match=r"model.detector is of regions of images, and bert reads none"):
+        from_hugging_face(theirs, detector=(FEATURES, CLASSES))
 
 
 @pytest.mark.parametrize(("size", "number"), [("base", 109_898_752), ("large", 335_695_872)])

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from megaptm.commands.imports import imports
+from megaptm.config import load
+from megaptm.errors import UserError
 from megaptm.hub.huggingface import to_hugging_face
+from megaptm.hub.import_run import import_run
 from megaptm.models import build_model, fill
 from megaptm.tokenizers import train
 from tests.commands import run_command
@@ -59,3 +62,23 @@ def test_dropouts_that_are_others_here_are_told(
     else:
         here = "here one rate is for all, model.dropout="
         assert first == f"{bart} was trained with {told.format(here=here)}"
+
+
+def test_a_model_of_regions_begins_with_a_roberta(tmp_path: Path) -> None:
+    """As one of a text alone; the detector is said at the import, since no config of theirs knows of any."""
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
+    tokenizer.save(tmp_path / "tokenizer")
+    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
+    fill(model := build_model(spec), seed=0)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "theirs")
+    words = ["model.family=unimo", "model.detector=[24, 17]", "data.sequence=33", f"data.mix={{{tmp_path}: 1}}"]
+    words.append("objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}")
+    first, second, *_ = run_command(imports, "hf", tmp_path / "theirs", tmp_path / "run", *words).splitlines()
+    assert "came without embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
+    assert second.startswith(f"{tmp_path}/theirs is step 0 of {tmp_path}/run (unimo/custom")
+    config = load(tmp_path / "run/config.yaml")
+    assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
+    with pytest.raises(UserError, match=r"model.detector=24 is no \[FEATURES,CLASSES\]: give two whole numbers"):
+        import_run(str(tmp_path / "theirs"), tmp_path / "other", ["model.family=unimo", "model.detector=24"])

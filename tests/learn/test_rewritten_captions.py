@@ -52,9 +52,12 @@ def test_they_find_each_other_and_tell_right_from_wrong():
     for step in range(STEPS):
         first = 32 * step % LEARNED
         looked, said = vectors(slice(first, first + 32))
-        right, there = torch.full((32,), 2), torch.ones(32, 3, dtype=torch.bool)
+        right, seen = torch.full((32,), 2), torch.ones(32, 1, dtype=torch.bool)
         adam.zero_grad()
-        cross_modal_contrast(looked, said, right, there, slice(0, 32), temperature=0.1).mean().backward()
+        of_all = cross_modal_contrast(
+            looked[:, None], said, right, seen, seen.expand(-1, 3), slice(0, 32), temperature=0.1
+        )
+        of_all.mean().backward()
         adam.step()
 
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.losses.contrast import cross_modal_contrast, info_nce
 
 ROWS, CANDIDATES = 5, 9
-TEXTS, WIDTH, TEMPERATURE = 4, 6, 0.2
+IMAGES, TEXTS, WIDTH, TEMPERATURE = 3, 4, 6, 0.2
 
 
 def a_case() -> tuple[Tensor, Tensor, Tensor]:
@@ -82,28 +82,36 @@ def test_large_scores_in_bfloat16_give_finite_numbers_of_float32():
     assert gradient.tolist() == [[0, 0], [-1, 1]]
 
 
-def a_batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and four texts each, of length 1; how many are right, in the third row none; and which are there."""
+def a_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Three images and four texts of each row, of length 1; how many texts are right, in the third row none; and which
+    images and texts are there."""
     generator = torch.Generator().manual_seed(2)
-    images = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    images = torch.randn(ROWS, IMAGES, WIDTH, generator=generator, dtype=torch.float64)
     texts = torch.randn(ROWS, TEXTS, WIDTH, generator=generator, dtype=torch.float64)
-    there = torch.ones(ROWS, TEXTS, dtype=torch.bool)
-    there[0, 3] = there[1, 1] = there[4, 1:] = False
+    said = torch.ones(ROWS, TEXTS, dtype=torch.bool)
+    said[0, 3] = said[1, 1] = said[4, 1:] = False
+    seen = torch.ones(ROWS, IMAGES, dtype=torch.bool)
+    seen[1, 2] = seen[3, 1:] = False
     images, texts = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (images, texts))
-    return images, texts, torch.tensor([1, 3, 0, 2, 1]), there
+    return images, texts, torch.tensor([1, 3, 0, 2, 1]), seen, said
 
 
-def compared(images: Tensor, texts: Tensor, right: list[int], there: list[list[bool]], row: int) -> Tensor:
-    """The loss of a row, pair by pair."""
+def compared(
+    images: Tensor, texts: Tensor, right: list[int], seen: list[list[bool]], said: list[list[bool]], row: int
+) -> Tensor:
+    """The loss of a row, pair by pair: those of its image with texts, those of its caption with images."""
     found, among = [], []
     for other in range(len(images)):
         if not right[other]:
             continue
-        if other != row:
-            among.append((images[other] * texts[row, 0]).sum())
+        for slot in range(IMAGES):
+            if seen[other][slot] and (other, slot) != (row, 0):
+                score = (images[other, slot] * texts[row, 0]).sum()
+                among.append(score)
+                found += [score] if other == row else []
         for slot in range(TEXTS):
-            if there[other][slot]:
-                score = (images[row] * texts[other, slot]).sum()
+            if said[other][slot]:
+                score = (images[row, 0] * texts[other, slot]).sum()
                 among.append(score)
                 found += [score] if other == row and slot < right[row] else []
     found_sum, all_sum = ((torch.stack(scores) / TEMPERATURE).exp().sum() for scores in (found, among))
@@ -111,12 +119,13 @@ def compared(images: Tensor, texts: Tensor, right: list[int], there: list[list[b
 
 
 def test_rows_of_a_batch_are_compared_pair_by_pair():
-    images, texts, right, there = a_batch()
+    images, texts, right, seen, said = a_batch()
     for given in (images, texts):
         given.requires_grad_()
-    losses = cross_modal_contrast(images, texts, right, there, slice(0, ROWS), temperature=TEMPERATURE)
+    losses = cross_modal_contrast(images, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
     asked = [0, 1, 3, 4]
-    known = torch.stack([compared(images, texts, right.tolist(), there.tolist(), row) for row in asked])
+    there = (right.tolist(), seen.tolist(), said.tolist())
+    known = torch.stack([compared(images, texts, *there, row) for row in asked])
     assert torch.allclose(losses[asked], known, rtol=0, atol=1e-12)
     assert losses[2] == 0
     ours, theirs = (torch.autograd.grad(total.sum(), (images, texts)) for total in (losses, known))
@@ -125,10 +134,24 @@ def test_rows_of_a_batch_are_compared_pair_by_pair():
 
 
 def test_each_rank_compares_its_own_rows_with_all():
-    images, texts, right, there = a_batch()
+    batch = a_batch()
     parts = [
-        cross_modal_contrast(images, texts, right, there, own, temperature=TEMPERATURE)
-        for own in (slice(0, 2), slice(2, 3), slice(3, 5))
+        cross_modal_contrast(*batch, own, temperature=TEMPERATURE) for own in (slice(0, 2), slice(2, 3), slice(3, 5))
     ]
-    whole = cross_modal_contrast(images, texts, right, there, slice(0, ROWS), temperature=TEMPERATURE)
+    whole = cross_modal_contrast(*batch, slice(0, ROWS), temperature=TEMPERATURE)
     assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
+
+
+def test_images_that_were_retrieved_are_right_for_their_own_caption_alone():
+    """An image like a pair's that is near the caption costs less; near another's, that one more."""
+    images, texts, right, seen, said = a_batch()
+    near = images.clone()
+    near[0, 1] = texts[0, 0]
+    usual, mine = (
+        cross_modal_contrast(one, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
+        for one in (images, near)
+    )
+    assert mine[0] < usual[0]
+    near[0, 1] = texts[4, 0]
+    others = cross_modal_contrast(near, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
+    assert others[4] > usual[4]

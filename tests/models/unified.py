@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import COMPARED_TEXTS, IGNORED
+from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS, IGNORED
 from megaptm.families.unimo import UNIMO
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
@@ -14,6 +14,8 @@ from tests.models.vision import moved
 
 LENGTHS = (3, 2, 2)
 """Of the texts of a row, with one place of padding."""
+OTHER = 3
+"""Regions before another image that some rows have."""
 
 
 def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
@@ -23,7 +25,8 @@ def tiny_unimo(*, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
 
 def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
     """As `uniter_batch`, asked all that UNIMO is: rows of three texts, each a document, of which two or one say what
-    the image shows; some have two, and every fourth asks nothing of them. Some see what an order says."""
+    the image shows; some have two, and every fourth asks nothing of them. Two of three rows have another image behind
+    their own. Some see what an order says."""
     batch = uniter_batch(rows, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for name in ("segments", "region_labels", "matched"):
@@ -34,11 +37,15 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
     batch["positions"][:, : len(texts)] = torch.cat([torch.arange(length) for length in LENGTHS])
     places = torch.full((rows, COMPARED_TEXTS), IGNORED)
     places[:, :3] = torch.tensor([0, LENGTHS[0], sum(LENGTHS[:2])])
+    images = torch.full((rows, COMPARED_IMAGES), IGNORED)
+    images[:, 0], images[1::3, 1], images[2::3, 1] = TEXT, TEXT + OTHER, TEXT + OTHER
+    regions = batch["document_ids"][:, TEXT + OTHER :]
+    regions[(regions > 0) & (images[:, 1:2] != IGNORED)] = 9
     right = 1 + torch.randint(2, (rows,), generator=generator)
     places[2::3, 2], right[1::4] = IGNORED, IGNORED
     order = torch.zeros_like(batch["tokens"])
     order[1::2, :TEXT] = torch.arange(TEXT)
-    return batch | {"order": order, "text_places": places, "right_texts": right}
+    return batch | {"order": order, "image_places": images, "text_places": places, "right_texts": right}
 
 
 def unimo_model(*, layers: int = 2, noise: float = 0.1) -> Model:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import bigbird, deberta, electra, led, longformer
+from megaptm.hub.counterparts import bigbird, deberta, electra, led, longformer, regions
 from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
@@ -64,6 +64,8 @@ COUNTERPARTS = (
     led.FROM_BART,
     bigbird.BIGBIRD,
     bigbird.FROM_ROBERTA,
+    regions.UNITER,
+    regions.UNIMO,
 )
 # What a table of sizes or a training recipe may change without making it another architecture.
 FREE = (

@@ -1,0 +1,316 @@
+"""Which documents are like another: images by what a detector found in them, texts by their words (UNIMO,
+arXiv:2012.15409, section 2.1)."""
+
+# N documents for which others are looked for, M among which, C classes of a detector, k of each
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from megaptm.data.retrieved import RetrievedFrom, RetrievedHeader, write_retrieved
+from megaptm.data.shards import Corpus
+from megaptm.errors import UserError
+from megaptm.objectives.objective import RETRIEVED
+from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
+from megaptm.storage import AtomicFile, is_remote
+
+ROWS = 128
+"""Documents that are compared with all others at once."""
+SPLITS = ("train", "validation")
+"""Each by itself: what is held out is never beside what is learned."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retrieve:
+    """How documents are looked for."""
+
+    most: int = 4
+    """Of each document, of each kind."""
+    least: float = 0.3
+    """Similarity, from 0 to 1, below which another is not like it."""
+    among: int = 1 << 16
+    """Documents that are compared with each other, which lie one after another: of twice as many each takes twice as
+    long."""
+    longest: int = 64
+    """Tokens of a text that are compared, and read."""
+    detector: tuple[int, int] = (2048, 1601)
+    """Numbers of a region's features, and classes."""
+
+
+@dataclass
+class FoundOfKind:
+    """How much of a kind there is in a split."""
+
+    documents: int = 0
+    some: int = 0
+    """Documents that have any."""
+    retrieved: int = 0
+    similarity: list[float] = field(default_factory=list)
+    """Of the nearest of each that has any."""
+
+    def add(self, rows: np.ndarray, nearest: np.ndarray) -> None:
+        there = rows >= 0
+        self.documents += len(rows)
+        self.some += int(there.any(1).sum())
+        self.retrieved += int(there.sum())
+        self.similarity += nearest[there.any(1)].tolist()
+
+    def __str__(self) -> str:
+        each = self.retrieved / max(self.some, 1)
+        mean = float(np.mean(self.similarity)) if self.similarity else 0.0
+        return (
+            f"of {self.documents:,} documents {self.some / max(self.documents, 1):.0%} have some, "
+            f"{each:.1f} each, of which the nearest is like it by {mean:.2f}"
+        )
+
+
+@dataclass(frozen=True)
+class ComparedDocument:
+    """What is compared of one."""
+
+    tokens: np.ndarray
+    """int64 [n]"""
+    image: bytes = b""
+    """A hash of the file of its regions; none where it has none."""
+    classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    """float32 [C]: how likely each class is somewhere in its image, the background left out."""
+
+
+def retrieve(
+    corpus: Corpus,
+    out: Path,
+    how: Retrieve,
+    *,
+    images: Corpus | None = None,
+    texts: Corpus | None = None,
+    part: int = 0,
+    parts: int = 1,
+    tell: Callable[[str], None] = lambda said: None,
+) -> dict[str, FoundOfKind] | int:
+    """Write the file; `<split>.<kind>` -> what was found. Or how many blocks of other parts are missing, where this is
+    one part of several: whoever ends last writes the file.
+
+    Of `corpus`, pairs of texts and regions, captions of other images; images of `images`, absent of itself; texts of
+    `texts`, absent none. Nothing is retrieved from another split. Blocks that are done lie in a folder beside the file
+    until it is there, so that who is stopped goes on.
+    """
+    _check(corpus, texts)
+    sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
+    for kind in ("images", "captions"):
+        if SUFFIX not in sources[kind].manifest.fields:
+            raise UserError(
+                f"{sources[kind].name} has no regions of images: build it with `megaptm corpus images ... texts=true "
+                "regions=true`."
+            )
+    splits = [split for split in SPLITS if (held := corpus.manifest.splits.get(split)) and held.samples]
+    for source in sources.values():
+        for split in splits:
+            source.split(split)  # or a sentence: there is nothing in it
+    places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
+    header = RetrievedHeader(corpus.manifest.id, how.longest, places)
+    work = _Work.begin(out, header, how)
+    blocks = {split: -(-corpus.split(split).samples // how.among) for split in splits}
+    every = [(split, block) for split in splits for block in range(blocks[split])]
+    for number, (split, block) in enumerate(every):
+        if number % parts == part and not work.path(split, block).is_file():
+            tell(f"{split}: block {block + 1:,} of {blocks[split]:,}")
+            work.keep(split, block, _block(corpus, sources, split, block, blocks[split], how))
+    if missing := sum(not work.path(*one).is_file() for one in every):
+        return missing
+    report: dict[str, FoundOfKind] = {}
+    tables: dict[str, list[np.ndarray]] = {}
+    for split, block in every:
+        done = load_file(work.path(split, block))
+        for kind in (kind for kind in RETRIEVED if kind in sources):
+            tables.setdefault(f"{split}.{kind}", []).append(done[kind])
+            report.setdefault(f"{split}.{kind}", FoundOfKind()).add(done[kind], done[f"{kind} nearest"])
+    write_retrieved({name: np.concatenate(rows) for name, rows in tables.items()}, header, out)
+    shutil.rmtree(work.folder, ignore_errors=True)
+    return report
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Blocks that are done."""
+
+    folder: Path
+
+    @classmethod
+    def begin(cls, out: Path, header: RetrievedHeader, how: Retrieve) -> Self:
+        """Those of the same corpora and options alone."""
+        folder = out.with_name(f"{out.name}.blocks")
+        folder.mkdir(parents=True, exist_ok=True)
+        told, path = json.dumps([asdict(header), asdict(how)], indent=1), folder / "made-from.json"
+        if not path.is_file():
+            with AtomicFile(path) as unfinished:
+                unfinished.write_text(told)
+        if path.read_text() != told:
+            raise UserError(
+                f"{folder} was begun with other corpora or options: give the same again, or remove that folder."
+            )
+        return cls(folder)
+
+    def path(self, split: str, block: int) -> Path:
+        return self.folder / f"{split}-{block:06d}.safetensors"
+
+    def keep(self, split: str, block: int, found: Iterator[tuple[str, np.ndarray, np.ndarray]]) -> None:
+        arrays: dict[str, np.ndarray] = {}
+        for kind, rows, nearest in found:
+            arrays |= {kind: rows, f"{kind} nearest": nearest}
+        with AtomicFile(self.path(split, block)) as unfinished:
+            save_file(arrays, unfinished)
+
+
+def _check(corpus: Corpus, texts: Corpus | None) -> None:
+    if texts is not None and texts.manifest.tokenizer["fingerprint"] != corpus.manifest.tokenizer["fingerprint"]:
+        raise UserError(
+            f"{texts.name} and {corpus.name} were made with different tokenizers: build one of them again with the "
+            "tokenizer of the other."
+        )
+
+
+def _place(corpus: Corpus) -> str:
+    return corpus.name if is_remote(corpus.name) else str(corpus.folder.resolve())
+
+
+def _block(
+    corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: Retrieve
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Kind; int32 [N, most], of the documents of a block; and float [N], how like each the nearest is."""
+    first, stop = _part(corpus, split, block, blocks)
+    own = [*_documents(corpus, split, first, stop, how, regions=True)]
+    for kind, source in sources.items():
+        same = source.manifest.id == corpus.manifest.id
+        # All of another source that is small enough, else its part, and no more of that than are compared.
+        small = not same and source.split(split).samples <= how.among
+        begin, end = _part(source, split, 0, 1) if small else _part(source, split, block, blocks)
+        end = min(end, begin + how.among)
+        among = own if same else [*_documents(source, split, begin, end, how, regions=kind == "images")]
+        if not among:
+            yield kind, np.full((len(own), how.most), -1, dtype=np.int32), np.zeros(len(own))
+            continue
+        scores = _like_images(own, among) if kind == "images" else _like_texts(own, among)
+        rows, nearest = _nearest(scores, own, among, kind, how)
+        yield kind, np.where(rows < 0, -1, rows + begin).astype(np.int32), nearest
+
+
+def _part(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[int, int]:
+    """The first document of a block of so many, and the one behind its last."""
+    number = corpus.split(split).samples
+    return block * number // blocks, (block + 1) * number // blocks
+
+
+def _documents(
+    corpus: Corpus, split: str, first: int, stop: int, how: Retrieve, *, regions: bool
+) -> Iterator[ComparedDocument]:
+    """Those of a split from one to another, by their numbers through all its shards."""
+    at = 0
+    for info in corpus.split(split).shards:
+        begin, end = max(first - at, 0), min(stop - at, info.samples)
+        at += info.samples
+        if begin >= end:
+            continue
+        shard = corpus.open_shard(info, "size")
+        for document in range(begin, end):
+            tokens = shard.tokens(document, 0, how.longest).astype(np.int64)
+            if not regions:
+                yield ComparedDocument(tokens)
+                continue
+            content = shard.blob(SUFFIX, document)
+            features, classes = how.detector
+            try:
+                found = read_regions(content, features=features, classes=classes)
+            except RefusedRegions as refused:
+                raise UserError(
+                    f"the regions of document {document:,} of {shard.path} cannot be read ({refused}): say "
+                    "--detector FEATURES CLASSES, or build the corpus again."
+                ) from None
+            yield ComparedDocument(
+                tokens, hashlib.sha256(content).digest(), found.likely[:, 1:].max(0).astype(np.float32)
+            )
+
+
+Scores = Iterator[np.ndarray]
+"""float32 [rows, M], of `ROWS` documents after another: cosines with each of those among which is looked."""
+
+
+def _like_images(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
+    """By classes that a detector finds in both; of those that are everywhere less is made."""
+    likely_MC = np.stack([one.classes for one in among])
+    rare_C = np.log((1 + len(among)) / (1 + likely_MC.sum(0)))
+    theirs_MC = _unit(likely_MC * rare_C)
+    for at in range(0, len(own), ROWS):
+        mine_NC = _unit(np.stack([one.classes for one in own[at : at + ROWS]]) * rare_C)
+        yield mine_NC @ theirs_MC.T
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: np.ndarray = rows / np.maximum(lengths, 1e-12)
+    return unit
+
+
+def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
+    """By tokens of both (TF-IDF); of those that are everywhere less is made."""
+    known = among if own is among else [*own, *among]
+    in_texts = np.bincount(np.concatenate([np.unique(one.tokens) for one in known]))
+    rare = np.log((1 + len(known)) / (1 + in_texts)).astype(np.float32)
+    counted = [np.unique(one.tokens, return_counts=True) for one in among]
+    texts = np.repeat(np.arange(len(among)), [len(ids) for ids, _ in counted])
+    ids, counts = (np.concatenate(column) for column in zip(*counted, strict=True))
+    weights = counts * rare[ids]
+    lengths = np.sqrt(np.bincount(texts, weights**2, len(among)))
+    weights /= np.maximum(lengths, 1e-12)[texts]
+    # By token, as an index has them: of a text those that share a token are looked at alone.
+    order = np.argsort(ids, kind="stable")
+    texts, weights = texts[order], weights[order].astype(np.float32)
+    edges = np.concatenate(([0], np.cumsum(np.bincount(ids, minlength=len(rare)))))
+    for at in range(0, len(own), ROWS):
+        found = np.zeros((len(own[at : at + ROWS]), len(among)), dtype=np.float32)
+        for row, one in zip(found, own[at : at + ROWS], strict=True):
+            mine, number = np.unique(one.tokens, return_counts=True)
+            of_mine = number * rare[mine]
+            of_mine /= max(float(np.linalg.norm(of_mine)), 1e-12)
+            for token, weight in zip(mine.tolist(), of_mine.tolist(), strict=True):
+                those = slice(edges[token], edges[token + 1])
+                row[texts[those]] += weight * weights[those]
+        yield found
+
+
+def _nearest(
+    scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: Retrieve
+) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [N, most]: numbers among the others, the most like each first, and -1 behind them; and how like the first
+    is. Never what is the same: an image for itself, a text for one in the same words, another caption of an image."""
+    rows, nearest = np.full((len(own), how.most), -1, dtype=np.int64), np.zeros(len(own))
+    images, texts = _numbers_by(among, lambda one: one.image), _numbers_by(among, lambda one: one.tokens.tobytes())
+    number = 0
+    for block in scores:
+        for like in block:
+            one = own[number]
+            like[[] if kind == "texts" else images.get(one.image, [])] = -1
+            like[[] if kind == "images" else texts.get(one.tokens.tobytes(), [])] = -1
+            # Several with one score stand in the order of the corpus.
+            best = np.lexsort((near := np.flatnonzero(like >= how.least), -like[near]))[: how.most]
+            chosen = near[best]
+            rows[number, : len(chosen)] = chosen
+            nearest[number] = like[chosen[0]] if len(chosen) else 0
+            number += 1
+    return rows, nearest
+
+
+def _numbers_by(documents: list[ComparedDocument], key: Callable[[ComparedDocument], bytes]) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for number, one in enumerate(documents):
+        if name := key(one):
+            found.setdefault(name, []).append(number)
+    return found
