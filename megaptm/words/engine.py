@@ -72,7 +72,9 @@ class WordEngine:
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
-        self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
+        words = spec.vocabulary + size.buckets
+        self._in = ShardedTable("input", words + spec.positions, size.width, self.exchange)
+        self._positions = words if spec.positions else kernels.NOTHING
         # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
         self._places = tuple(np.zeros(table.rows, np.int64) for table in (self._in, self._out))
@@ -89,6 +91,9 @@ class WordEngine:
         """Begin with the initial vectors, after the words of the corpora are counted."""
         self._know(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
+        if self.spec.positions:  # places that are all alike
+            numbers = self._in.numbers()
+            self._in.flat[(numbers >= self._positions) & (numbers < self._in.rows)] = 1.0
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -165,7 +170,7 @@ class WordEngine:
         tables, task = self._tables, self.task
         negatives = 0 if task.output in (HUFFMAN, SOFTMAX) else task.negatives
         answers = (negatives, tables.accept, tables.alias, tables.points, tables.codes, tables.words)
-        return task.window, task.shrink, *answers, *self._bags
+        return task.window, task.shrink, *answers, *self._bags, self._positions
 
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
         """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
