@@ -182,12 +182,13 @@ class WordEngine:
         for row, rows_UR in zip(rows, touched, strict=True):
             before, after = [], []
             for side, (some, _) in enumerate(rows_UR):
-                before.append(begun[side][np.searchsorted(asked[side], some)])
+                before.append(begun[side] if len(rows) == 1 else begun[side][np.searchsorted(asked[side], some)])
                 after.append(before[-1].copy())
                 self._places[side][some] = np.arange(len(some))
             found.append(self._learn(row, after, self._places, 0.0 if rate is None else rate))
             for side, (some, moves) in enumerate(rows_UR):
-                changes[side].append(RowChange(some, moves, after[side] - before[side]))
+                np.subtract(after[side], before[side], out=after[side])
+                changes[side].append(RowChange(some, moves, after[side]))
         if rate is not None:
             self._in.add(changes[0], rate)
             self._out.add(changes[1], rate)
