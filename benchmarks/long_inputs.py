@@ -10,16 +10,20 @@ operations are not. Reformer's four hashes are chosen for rows of 65,536 places 
 2,048 others however short its row. Transformer-XL reads a text of so many places segment after segment; its maps are
 counted, too, and what each segment keeps for its backward pass is kept to the end of the text, where a run lets go of
 it after each.
+
+Then a training step's peak of memory in whole models that differ in their number of layers alone: Reformer's, whose
+layers are computed back, and the same layers as a sum, of which autograd keeps all. What was there before, weights and
+room for their gradients, is left out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
+from common.memory import peak_bytes
 from common.options import Options
 from common.rounds import median_seconds
 from torch import Tensor
@@ -33,7 +37,8 @@ from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.mask import Mask
 from megaptm.layers.relative import RelativeAttention, distance_sines
 from megaptm.layers.sparse import attend_by_tiles
-from megaptm.spec import Size
+from megaptm.models import build_model, fill
+from megaptm.spec import ModelSpec, Size, change
 
 KEY, SEGMENT = 64, 512
 SCORED_HEADS = 1
@@ -122,13 +127,33 @@ def operations(attend: Attention, length: int, heads: int) -> int:
     return counted
 
 
-def peak_bytes(attend: Attention, length: int, heads: int) -> int:
+def attention_bytes(attend: Attention, length: int, heads: int) -> int:
     x = given(length, heads)
-    with torch.profiler.profile(profile_memory=True) as profiled:
+
+    def there_and_back() -> object:
         mixed = attend(*x)
-        torch.autograd.grad(mixed, x, torch.ones_like(mixed), allow_unused=True)
-    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
-    return max(accumulate(taken))
+        return mixed, torch.autograd.grad(mixed, x, torch.ones_like(mixed), allow_unused=True)
+
+    return peak_bytes(there_and_back)
+
+
+def step_bytes(residual: str, layers: int, length: int) -> int:
+    """Of a row of so many bytes, in a model of Reformer's layers on enwik8, 256 wide."""
+    table = CATALOGUE["reformer"]
+    block = change(table.last_block, residual=residual, position="learned")
+    family = change(table, stacks={"decoder": block})
+    size = Size(layers=layers, width=256, heads=4, ffn=1024)
+    model = build_model(ModelSpec(family=family, size=size, vocabulary=258, context=length, dropout=0.0))
+    fill(model, seed=1)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    text = torch.randint(258, (1, length + 1), generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        loss, count = model({"tokens": text[:, :-1], "labels": text[:, 1:]})["lm"]
+        (loss / count).backward()
+
+    return peak_bytes(step)
 
 
 def slope(values: dict[int, int]) -> float:
@@ -141,6 +166,8 @@ def main() -> None:
     parser.add("--lengths", default=[1024, 2048, 4096, 8192, 16384], short=[1024, 2048], nargs="+", type=int)
     parser.add("--timed", default=8192, short=1024)
     parser.add("--heads", default=4, short=1)
+    parser.add("--layers", default=[4, 8, 12, 16], short=[1, 2], nargs="+", type=int)
+    parser.add("--deep", default=4096, short=512)
     parser.add("--rounds", default=3, short=1)
     parser.add("--threads", default=1, short=1)
     options = parser.read()
@@ -151,7 +178,7 @@ def main() -> None:
     for name, attend in {**sparse, "scores": with_scores}.items():
         heads = SCORED_HEADS if attend is with_scores else options.heads
         counted = {n: operations(attend, n, heads) for n in options.lengths}
-        taken = {n: peak_bytes(attend, n, heads) for n in options.lengths}
+        taken = {n: attention_bytes(attend, n, heads) for n in options.lengths}
         for n in options.lengths:
             print(f"{name:20} {n:8,} {counted[n] / 1e9:8.2f} {taken[n] / 2**20:8.1f}")
         slopes[name] = slope(counted), slope(taken)
@@ -164,6 +191,15 @@ def main() -> None:
     )
     for name, taken_seconds in seconds.items():
         print(f"{name:20} {options.timed:8,} places {taken_seconds * 1e3:8.1f} ms")
+    growth = {}
+    for residual in ("reversible", "sum"):
+        taken = {layers: step_bytes(residual, layers, options.deep) for layers in options.layers}
+        for layers, most in taken.items():
+            print(f"{residual:20} {options.deep:8,} places {layers:4} layers {most / 2**20:8.1f} MiB")
+        (shallow, low), (deep, high) = min(taken.items()), max(taken.items())
+        growth[residual] = (high - low) / (deep - shallow) / low
+    print(f"a layer more of the sum takes {growth['sum']:.3f} of what {min(options.layers)} layers take")
+    print(f"METRIC reversible_memory_of_a_layer {growth['reversible']:.4f} ratio goal <=0.05")
     for name in sparse:
         of_operations, of_memory = slopes[name]
         print(f"METRIC {name}_operations_slope {of_operations:.3f} ratio goal <=1.2")

@@ -11,6 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily, WordSize, WordSpec
 from megaptm.objectives.ranking import WindowRanking
+from megaptm.objectives.windows import CBOW
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatistics, Size, change
 
 SHAPE = tuple(Shape.model_fields)
@@ -51,7 +52,11 @@ def resolve(config: Config) -> ModelSpec | WordSpec:
     if not isinstance(family, WordFamily):
         return resolve_model(config)
     task = config.built_objective
-    return replace(word_spec(config.model, family), tags=task.tags if isinstance(task, WindowRanking) else 0)
+    return replace(
+        word_spec(config.model, family),
+        tags=task.tags if isinstance(task, WindowRanking) else 0,
+        positions=2 * task.window if isinstance(task, CBOW) and task.position_weights else 0,
+    )
 
 
 def resolve_model(config: Config) -> ModelSpec:

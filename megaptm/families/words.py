@@ -78,6 +78,8 @@ class WordSpec:
     vocabulary: int
     tags: int = 0
     """Labels that a network which judges windows also gives to words, by the same vectors; 0: it does not."""
+    positions: int = 0
+    """Places of a window that have rows of their own, behind all others of the input table; 0: they have none."""
 
     @property
     def name(self) -> str:
@@ -105,7 +107,7 @@ class WordSpec:
             filters = size.hidden * (TAG_FILTER * size.width + 1 + TAG_DISTANCES)
             tagging = filters + (size.hidden + 1) * (size.hidden + 1 + self.tags)
             return words * size.width + maps + size.hidden + 1 + (tagging if self.tags else 0)
-        return (2 * words + size.buckets) * (size.width + (self.family.model == "pairs"))
+        return (2 * words + size.buckets + self.positions) * (size.width + (self.family.model == "pairs"))
 
     @property
     def bytes(self) -> int:

@@ -105,5 +105,9 @@ class SkipGram(WordWindows):
 class CBOW(WordWindows):
     """The mean of a window's words says the word in its middle."""
 
+    position_weights: bool = False
+    """Whether each place of the window, counted from its middle, has numbers that the vector of the word there is
+    multiplied by; they are learned, too (arXiv:1712.09405, section 2.2)."""
+
     name = "cbow"
     losses: ClassVar = {"cbow": 1.0}

@@ -23,7 +23,9 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
     if isinstance(spec, WordSpec):
         # As JSON gives it back: a list, and nothing where there are no pieces of words.
         ngrams = [*spec.size.ngrams] if spec.size.buckets else None
-        model = {"family": spec.name, **asdict(spec.size), "ngrams": ngrams, "vocabulary": spec.vocabulary}
+        # Absent where there are none, as in all runs before there could be some: rows of padding look like them.
+        more = {"ngrams": ngrams, "vocabulary": spec.vocabulary, "positions": spec.positions or None}
+        model = {"family": spec.name, **asdict(spec.size), **more}
         return {"model": model, "tokenizer": tokenizer}
     return {
         "model": {

@@ -72,7 +72,9 @@ class WordEngine:
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
-        self._in = ShardedTable("input", spec.vocabulary + size.buckets, size.width, self.exchange)
+        words = spec.vocabulary + size.buckets
+        self._in = ShardedTable("input", words + spec.positions, size.width, self.exchange)
+        self._positions = words if spec.positions else kernels.NOTHING
         # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
         self._places = tuple(np.zeros(table.rows, np.int64) for table in (self._in, self._out))
@@ -89,6 +91,9 @@ class WordEngine:
         """Begin with the initial vectors, after the words of the corpora are counted."""
         self._know(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
+        if self.spec.positions:  # places that are all alike
+            numbers = self._in.numbers()
+            self._in.flat[(numbers >= self._positions) & (numbers < self._in.rows)] = 1.0
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -165,7 +170,7 @@ class WordEngine:
         tables, task = self._tables, self.task
         negatives = 0 if task.output in (HUFFMAN, SOFTMAX) else task.negatives
         answers = (negatives, tables.accept, tables.alias, tables.points, tables.codes, tables.words)
-        return task.window, task.shrink, *answers, *self._bags
+        return task.window, task.shrink, *answers, *self._bags, self._positions
 
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
         """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
@@ -177,12 +182,13 @@ class WordEngine:
         for row, rows_UR in zip(rows, touched, strict=True):
             before, after = [], []
             for side, (some, _) in enumerate(rows_UR):
-                before.append(begun[side][np.searchsorted(asked[side], some)])
+                before.append(begun[side] if len(rows) == 1 else begun[side][np.searchsorted(asked[side], some)])
                 after.append(before[-1].copy())
                 self._places[side][some] = np.arange(len(some))
             found.append(self._learn(row, after, self._places, 0.0 if rate is None else rate))
             for side, (some, moves) in enumerate(rows_UR):
-                changes[side].append(RowChange(some, moves, after[side] - before[side]))
+                np.subtract(after[side], before[side], out=after[side])
+                changes[side].append(RowChange(some, moves, after[side]))
         if rate is not None:
             self._in.add(changes[0], rate)
             self._out.add(changes[1], rate)

@@ -179,7 +179,12 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
 
 @compiled(fastmath=FAST)
 def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
-    """Add the rows of a word and of its pieces to a hidden vector; returns how many they are."""
+    """Add the rows of a word, its own and those of its pieces, to a hidden vector; returns how many they are."""
+    if starts.shape[0] == 0:
+        at = in_places[word] if in_places.shape[0] > 0 else word
+        for d in range(hidden.shape[0]):
+            hidden[d] += in_RD[at, d]
+        return 1
     for p in range(starts[word], starts[word + 1]):
         at = in_places[pieces[p]] if in_places.shape[0] > 0 else pieces[p]
         for d in range(hidden.shape[0]):
@@ -190,10 +195,45 @@ def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
 @compiled(fastmath=FAST)
 def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
     """Add what a hidden vector should move by to each row that it is the mean of."""
+    if starts.shape[0] == 0:
+        at = in_places[word] if in_places.shape[0] > 0 else word
+        for d in range(error.shape[0]):
+            in_RD[at, d] += error[d]
+        return
     for p in range(starts[word], starts[word + 1]):
         at = in_places[pieces[p]] if in_places.shape[0] > 0 else pieces[p]
         for d in range(error.shape[0]):
             in_RD[at, d] += error[d]
+
+
+@compiled()
+def _place(away, window):
+    """Of 2 x window places, that of a word so far from the middle."""
+    return away + window if away < 0 else away + window - 1
+
+
+@compiled(fastmath=FAST)
+def _add_weighed(in_RD, word, starts, pieces, in_places, at, part, hidden):
+    """As `_add_rows_of`, times the numbers of the word's place, the row `at`; `part` := the sum without them."""
+    part[:] = 0.0
+    count = _add_rows_of(in_RD, word, starts, pieces, in_places, part)
+    for d in range(hidden.shape[0]):
+        hidden[d] += in_RD[at, d] * part[d]
+    return count
+
+
+@compiled(fastmath=FAST)
+def _move_weighed(in_RD, word, starts, pieces, in_places, at, part, share, error, room):
+    """As `_move_rows_of`, of a word that `_add_weighed` has added, and of its place.
+
+    A word's rows move by the whole error, as in all of CBOW; its place by the gradient, which has the mean's `share`:
+    each window moves it.
+    """
+    for d in range(error.shape[0]):
+        room[d] = in_RD[at, d] * error[d]
+    _move_rows_of(in_RD, word, starts, pieces, in_places, room)
+    for d in range(error.shape[0]):
+        in_RD[at, d] += share * part[d] * error[d]
 
 
 @compiled(fastmath=FAST)
@@ -214,6 +254,7 @@ def learn(
     words,
     starts,
     pieces,
+    positions,
     rate,
     sigmoid,
     logarithm,
@@ -224,8 +265,9 @@ def learn(
     """Learn from a row's words, place by place; returns loss and number of answers.
 
     `negatives` 0: by a softmax over `words`, or with none along the tree. `starts` [V + 1] and `pieces`: the rows of
-    each word and its pieces; empty: a word has one row, its own. `in_places` and `out_places`: where rows lie in tables
-    that hold only those that are touched; empty: the tables are whole.
+    each word and its pieces; empty: a word has one row, its own. `positions`: of CBOW, the row from which on places of
+    the window have theirs; -1: they have none. `in_places` and `out_places`: where rows lie in tables that hold only
+    those that are touched; empty: the tables are whole.
 
     In skip-gram each word around says the one in the middle, as in the C code of word2vec and in gensim; where words
     have pieces the one in the middle says each around it, as in fastText.
@@ -235,7 +277,8 @@ def learn(
     labels, scores = np.empty(rows.shape[0], np.float32), np.empty(words.shape[0], np.float64)
     hidden, error = np.empty(width, np.float32), np.empty(width, np.float32)
     loss, asked = 0.0, 0
-    placed, bags = in_places.shape[0] > 0, starts.shape[0] > 0
+    placed, bags, weighed = in_places.shape[0] > 0, starts.shape[0] > 0, positions >= 0
+    parts, room = np.empty((2 * window if weighed else 0, width), np.float32), np.empty(width, np.float32)
     speed = np.float32(rate)
     for i in range(count):
         first, last, state = _window(borders, count, i, window, shrink, state)
@@ -271,13 +314,12 @@ def learn(
             for k in range(first if cbow else i, last if cbow else i + 1):
                 if cbow and k == i:
                     continue
-                if bags:
-                    summed += _add_rows_of(in_RD, kept[k], starts, pieces, in_places, hidden)
+                if weighed:
+                    p = _place(k - i, window)
+                    at = in_places[positions + p] if placed else positions + p
+                    summed += _add_weighed(in_RD, kept[k], starts, pieces, in_places, at, parts[p], hidden)
                 else:
-                    at = in_places[kept[k]] if placed else kept[k]
-                    for d in range(width):
-                        hidden[d] += in_RD[at, d]
-                    summed += 1
+                    summed += _add_rows_of(in_RD, kept[k], starts, pieces, in_places, hidden)
             share = np.float32(1.0 / summed)
             for d in range(width):
                 hidden[d] *= share
@@ -288,12 +330,12 @@ def learn(
             for k in range(first if cbow else i, last if cbow else i + 1):
                 if cbow and k == i:
                     continue
-                if bags:
-                    _move_rows_of(in_RD, kept[k], starts, pieces, in_places, error)
+                if weighed:
+                    p = _place(k - i, window)
+                    at = in_places[positions + p] if placed else positions + p
+                    _move_weighed(in_RD, kept[k], starts, pieces, in_places, at, parts[p], share, error, room)
                 else:
-                    at = in_places[kept[k]] if placed else kept[k]
-                    for d in range(width):
-                        in_RD[at, d] += error[d]
+                    _move_rows_of(in_RD, kept[k], starts, pieces, in_places, error)
     return loss, asked
 
 
@@ -313,6 +355,7 @@ def touch(
     words,
     starts,
     pieces,
+    positions,
     in_moves,
     out_moves,
 ):
@@ -341,6 +384,8 @@ def touch(
         for k in range(i if middle else first, i + 1 if middle else last):
             if k == i and not middle:
                 continue
+            if positions >= 0:
+                in_moves[positions + _place(k - i, window)] += 1
             if bags:
                 for p in range(starts[kept[k]], starts[kept[k] + 1]):
                     in_moves[pieces[p]] += times

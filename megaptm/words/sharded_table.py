@@ -42,13 +42,19 @@ class Exchange:
         """What each rank has for this one, of what each has for each: arrays [n, ...] of one shape but n."""
         if self.group is None:
             return [*parts]
-        mine = torch.tensor([len(part) for part in parts])
-        theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine, group=self.group)
-        sent = torch.from_numpy(np.concatenate(parts))
-        got = torch.empty((int(theirs.sum()), *sent.shape[1:]), dtype=sent.dtype)
-        dist.all_to_all_single(got, sent, theirs.tolist(), mine.tolist(), group=self.group)
-        return [one.numpy() for one in got.split(theirs.tolist())]
+        got, theirs = self.swap(np.concatenate(parts), [len(part) for part in parts])
+        return np.split(got, np.cumsum(theirs)[:-1])
+
+    def swap(self, sent: np.ndarray, mine: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
+        """The same of one array [n, ...], the first `mine[0]` of which are for rank 0: what all have for this rank, in
+        their order, and how many each. Large arrays are copied no more than once on the way."""
+        if self.group is None:
+            return sent, mine
+        theirs = torch.empty(self.ranks, dtype=torch.int64)
+        dist.all_to_all_single(theirs, torch.tensor(mine), group=self.group)
+        got = torch.empty((int(theirs.sum()), *sent.shape[1:]), dtype=torch.from_numpy(sent).dtype)
+        dist.all_to_all_single(got, torch.from_numpy(sent), theirs.tolist(), [*mine], group=self.group)
+        return got.numpy(), theirs.tolist()
 
     def pass_on(self, numbers: np.ndarray) -> np.ndarray:
         """What the rank behind this one has for it, of what each has for the rank before: arrays of one shape."""
@@ -132,11 +138,13 @@ class ShardedTable:
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
         """float32 [U, D]: a copy of some rows, from the ranks that hold them; `rows` rise. All ranks ask at once."""
-        order, parts = self._dealt(rows)
-        asked = self.exchange.all_to_all(parts)
-        got = self.exchange.all_to_all([self.flat[self._places(part)] for part in asked])
-        found = np.empty((len(rows), self.width), np.float32)
-        found[order] = np.concatenate(got)
+        order, numbers = self._dealt(rows)
+        asked, theirs = self.exchange.swap(rows[order], numbers)
+        got, _ = self.exchange.swap(self.flat[self._places(asked)], theirs)
+        if self.exchange.ranks == 1:
+            return got
+        found = np.empty_like(got)
+        found[order] = got
         return found
 
     def add(self, changes: Sequence[RowChange], rate: float) -> None:
@@ -145,20 +153,12 @@ class ShardedTable:
         All ranks do it at once. So a row is the sum of the same numbers in the same order, whoever holds it and whoever
         made them: see `kernels.add_rows`.
         """
-        dealt = [self._dealt(change.rows) for change in changes]
-
-        def sent(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-            """To each rank, one after the other, what is of the rows that it holds."""
-            cut = [
-                np.split(part[order], np.cumsum([*map(len, rows)])[:-1])
-                for part, (order, rows) in zip(parts, dealt, strict=True)
-            ]
-            return self.exchange.all_to_all([np.concatenate(of_rank) for of_rank in zip(*cut, strict=True)])
-
-        rows, moves = (sent([getattr(change, name) for change in changes]) for name in ("rows", "moves"))
-        values = sent([change.values for change in changes])
-        places = self._places(np.concatenate(rows))
-        add_rows(self.flat, places, np.concatenate(moves), np.concatenate(values), rate)
+        parts = ([getattr(change, name) for change in changes] for name in ("rows", "moves", "values"))
+        joined = [some[0] if len(changes) == 1 else np.concatenate(some) for some in parts]
+        # Stable, so that of each rank's rows those of the first change come first.
+        order, numbers = self._dealt(joined[0])
+        rows, moves, values = (self.exchange.swap(part[order], numbers)[0] for part in joined)
+        add_rows(self.flat, self._places(rows), moves, values, rate)
 
     def piece(self) -> TensorPiece:
         """What a checkpoint has of it from this rank."""
@@ -169,11 +169,13 @@ class ShardedTable:
         """From a checkpoint of any number of ranks."""
         self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
-    def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-        """An order by who holds them, and the rows of each."""
+    def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
+        """An order by who holds them, and how many each does."""
+        if self.exchange.ranks == 1:
+            return slice(None), [len(rows)]
         owner = self._owner[rows % LANES]
-        order = np.argsort(owner, kind="stable")
-        return order, np.split(rows[order], np.cumsum(np.bincount(owner, minlength=self.exchange.ranks))[:-1])
+        numbers: list[int] = np.bincount(owner, minlength=self.exchange.ranks).tolist()
+        return np.argsort(owner, kind="stable"), numbers
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
         """int64: where rows of this rank are in `flat`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, load, resolve, resolve_model
 from megaptm.config.learning_rate import rate_of
 from megaptm.config.read import UncheckedConfig
 from megaptm.config.schema import AdafactorConfig
@@ -19,6 +19,7 @@ from megaptm.objectives.replaced import ReplacedTokens
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.text_to_text import TextToText
 from megaptm.objectives.translation import FILL
+from megaptm.objectives.windows import CBOW
 from tests.plan.test_count import EXACT, as_published
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -548,3 +549,14 @@ def test_tinyberts_first_stage_is_three_epochs_of_wikipedia(size):
     assert steps * 256 * 128 == pytest.approx(3 * 3.3e9, rel=0.01)
     assert found.optimizer.warmup_steps == steps // 10
     assert (found.distill.objective, found.distill.logits) == (0.0, 0.0)
+
+
+def test_fasttexts_crawl_has_weights_of_places_and_pieces_of_five():
+    """arXiv:1802.06893, section 3, and fasttext.cc/docs/en/crawl-vectors.html; the rest is the released code's."""
+    found = config("fasttext/crawl")
+    spec, task = resolve(found), found.built_objective
+    assert isinstance(task, CBOW)
+    assert (task.position_weights, task.window, task.negatives) == (True, 5, 10)
+    assert (spec.size.width, spec.size.ngrams, spec.size.buckets, spec.positions) == (300, (5, 5), 2_000_000, 10)
+    assert spec.parameters == (2 * 2_000_000 + 2_000_000 + 10) * 300
+    assert (found.optimizer.lr, task.subsample, task.min_count) == (0.05, 1e-4, 5)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.common.memory import peak_bytes
 from megaptm.config import Layout
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import counterpart_of
@@ -132,6 +133,22 @@ def test_what_is_kept_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch)
     assert 0 < (deep - shallow) / 8 < 0.05 * shallow
     monkeypatch.setattr(layers_of_stacks, "run_reversible", summed_as_usual)
     assert (bytes_kept(12) - bytes_kept(4)) / 8 > 0.5 * shallow
+
+
+def peak_of_step(layers: int) -> int:
+    """What torch has allocated at most during a forward and a backward pass, besides weights and their gradients."""
+    model, batch = sharp(layers=layers), tiny_batch("reformer", sequence=LENGTH)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return peak_bytes(lambda: model(batch)["lm"][0].backward())
+
+
+def test_peak_memory_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured, there and back; see benchmarks/long_inputs.py for longer rows."""
+    shallow, deep = peak_of_step(4), peak_of_step(12)
+    assert 0 < (deep - shallow) / 8 < 0.05 * shallow
+    monkeypatch.setattr(layers_of_stacks, "run_reversible", summed_as_usual)
+    assert (peak_of_step(12) - peak_of_step(4)) / 8 > 0.1 * shallow
 
 
 def tokens_embedded(model: Model, batch: dict[str, Tensor], say: Callable[[Tensor], Tensor]) -> Tensor:

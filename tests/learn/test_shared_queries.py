@@ -97,6 +97,7 @@ def mass_of_few(model: Model) -> float:
 
 
 @pytest.mark.drill
+@pytest.mark.timeout(1800)
 def test_keys_that_are_queries_cost_little_and_few_of_them_count_more_and_more() -> None:
     """All that is not said here are the numbers above."""
     losses: dict[str, list[float]] = {"dot": [], "lsh": []}

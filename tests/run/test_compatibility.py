@@ -72,6 +72,20 @@ def test_a_table_of_more_tasks_is_another_model():
         refuse_another(begun, four)
 
 
+def test_weights_of_places_are_another_model():
+    """They would be rows that were padding: nothing else tells them apart."""
+    told = [
+        resolve(load("fasttext/tiny", [f"objective={{cbow: {{position_weights: {said}}}}}"]))
+        for said in ("false", "true")
+    ]
+    without, with_them = (compatibility(spec, "words") for spec in told)
+    begun = Checkpoint(step=5, folder=Path("run/checkpoints/step-00000005"), state=without, files=())
+    with pytest.raises(UserError, match="is of another model: its positions is None, the config's is 10"):
+        refuse_another(begun, with_them)
+    del without["model"]["positions"]  # as checkpoints were before there could be some
+    refuse_another(begun, compatibility(told[0], "words"))
+
+
 @pytest.mark.parametrize("train", [None, 3, {}, {"skip": None}, {"skip": [3]}, {"skip": {"soon": 3}}])
 def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, tmp_path):
     store = Store(tmp_path, fence=lambda: True)

@@ -33,6 +33,8 @@ TASKS = {
     "skip-gram softmax": SkipGram(min_count=1, output="softmax"),
     "fasttext skip-gram": SkipGram(min_count=1, subsample=0.01),
     "fasttext cbow": CBOW(min_count=1, subsample=0.01),
+    "cbow places": CBOW(min_count=1, subsample=0.01, window=3, position_weights=True),
+    "fasttext cbow places": CBOW(min_count=1, subsample=0.01, window=3, position_weights=True),
 }
 NAMES = [f"{number * number}" for number in range(VOCABULARY)]
 
@@ -61,8 +63,9 @@ def rows_of(step: int, rank: int, ranks: int, rows: int = ROWS) -> list[dict[str
 
 
 def engine_of(task: str, data: int) -> WordEngine:
+    spec = PIECES if task.startswith("fasttext") else SPEC
     return WordEngine(
-        PIECES if task.startswith("fasttext") else SPEC,
+        replace(spec, positions=6) if "places" in task else spec,
         Layout(data=data),
         TASKS[task],
         seed=7,

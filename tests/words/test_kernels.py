@@ -36,11 +36,13 @@ def learn(
     exact=False,
     rate=0.05,
     seed=1,
+    bags=(NONE, NONE),
+    positions=kernels.NOTHING,
 ):
     """One pass over a text, with whole windows; loss and number of answers."""
     accept, alias = alias_table(np.zeros(0) if noise is None else noise)
     points, codes = tree or (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    drawn = (window, False, negatives, accept, alias, points, codes, words, NONE, NONE)
+    drawn = (window, False, negatives, accept, alias, points, codes, words, *bags, positions)
     borders, state = np.ones(len(text), np.int64), np.uint64(seed)
     return kernels.learn(
         *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NONE, NONE)
@@ -140,6 +142,43 @@ def test_an_update_of_the_softmax_is_the_gradient_of_the_closed_form(cbow):
         assert np.abs(table - wanted.numpy()).max() < 1e-6
 
 
+@pytest.mark.parametrize("pieces", [False, True])
+def test_an_update_with_weights_of_places_is_the_gradient_of_the_closed_form(pieces):
+    """Three words, the middle one of which is asked about; rows 4 to 7 are of pieces, 8 to 11 of the four places.
+
+    Word vectors move by the whole error, as in all of CBOW, places by their own.
+    """
+    rng = np.random.default_rng(5)
+    inputs, outputs = (rng.normal(0, 0.4, (rows, 6)).astype(np.float32) for rows in (12, 4))
+    rows = {0: [0, 4, 5], 1: [1, 5], 2: [2, 6, 7]} if pieces else {0: [0], 1: [1], 2: [2]}
+    bags = NONE, NONE
+    if pieces:
+        flat = np.concatenate([*rows.values(), [3]])
+        bags = np.cumsum([0, *map(len, rows.values()), 1]), flat.astype(np.int64)
+    text, total = np.array([0, 1, 2]), 0.0
+    moved = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
+    for middle in range(3):
+        both = [table.clone().requires_grad_() for table in moved]
+        around = [
+            (8 + (away + 2 if away < 0 else away + 1), rows[other]) for other in range(3) if (away := other - middle)
+        ]
+        read = sum(len(some) for _, some in around)
+        hidden = sum(both[0][place] * both[0][some].sum(0) for place, some in around) / read
+        loss = torch.nn.functional.cross_entropy(both[1] @ hidden, torch.tensor(middle))
+        loss.backward()
+        total += loss.item()
+        gradient = both[0].grad
+        gradient[:8] *= read
+        moved = [moved[0] - 0.05 * gradient, moved[1] - 0.05 * both[1].grad]
+    before = inputs.copy()
+    loss, answers = learn(text, inputs, outputs, cbow=True, window=2, words=np.arange(4), bags=bags, positions=8)
+    assert answers == 3
+    assert loss == pytest.approx(total, rel=1e-6)
+    for table, wanted in zip((inputs, outputs), moved, strict=True):
+        assert np.abs(table - wanted.numpy()).max() < 1e-6
+    assert (np.abs(inputs - before).max(1)[8:] > 1e-4).all()
+
+
 @pytest.mark.parametrize("power", [0.75, 0.3])
 def test_noise_is_drawn_by_the_power_of_counts(power):
     counts = np.array([500, 900, 250, 80, 40, 11, 6, 4])
@@ -198,7 +237,7 @@ def test_frequent_words_are_passed_over_as_often_as_the_released_code_does():
 
 def test_a_window_ends_where_its_document_does():
     inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
-    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE, NONE)
+    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE, NONE, -1)
     text, borders = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
     _, answers = kernels.learn(
         *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NONE, NONE)
@@ -210,9 +249,9 @@ def test_what_is_walked_through_is_what_is_touched():
     rng = np.random.default_rng(1)
     text = rng.integers(0, 50, 40)
     noise, borders, state = np.arange(1.0, 301.0), np.repeat([1, 2], 20), np.uint64(8)
-    for cbow in (False, True):
+    for cbow, positions in ((False, -1), (True, -1), (True, 290)):
         no_tree = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-        drawn = (4, True, 5, *alias_table(noise), *no_tree, NONE, NONE, NONE)
+        drawn = (4, True, 5, *alias_table(noise), *no_tree, NONE, NONE, NONE, positions)
         marks = np.zeros((2, 300), np.int64)
         kernels.touch(cbow, text, borders, state, *drawn, *marks)
         tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)

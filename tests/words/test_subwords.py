@@ -52,7 +52,8 @@ def test_every_row_of_a_word_moves_by_the_gradient_of_their_mean_times_their_num
     inputs, outputs = (rng.normal(0, 0.4, (rows, 5)).astype(np.float32) for rows in (10, 3))
     before = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
     noise = alias_table(np.array([0.0, 0.0, 1.0]))
-    drawn = (1, False, 1, *noise, np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32), NONE, starts, pieces)
+    no_tree = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+    drawn = (1, False, 1, *noise, *no_tree, NONE, starts, pieces, kernels.NOTHING)
     text, borders = np.array([0, 1]), np.ones(2, np.int64)
     kernels.learn(
         *(cbow, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.05, *kernels.tables(), True, NONE, NONE)

@@ -16,6 +16,7 @@ from megaptm.launch.local import train
 from megaptm.words.export import FORMATS
 from megaptm.words.vectors import WordVectors, load_words, read_questions
 from tests.words import planted
+from tests.words.gensims import gensims, neighbors, shared, text_of
 
 gensim = pytest.importorskip("gensim")
 
@@ -59,6 +60,18 @@ def test_two_ranks_learn_what_one_learns(run, corpus, tmp_path):
     one, two = load_words(tmp_path / "one"), load_words(run)
     assert [*one.words] == [*two.words]
     assert (one.vectors == two.vectors).all()
+
+
+def test_words_have_the_neighbors_that_gensim_gives_them(run):
+    """Of the same text, as often and by the same settings: of five neighbors as many are common as of two of gensim's
+    own runs, but for one in ten."""
+    text, ours = text_of(run), load_words(run)
+    theirs = [gensims(text, seed, vector_size=24, window=6, alpha=0.05, epochs=7, sample=0) for seed in (1, 2)]
+    frequent = [*ours.words[:40]]
+    mine = {word: {near for near, _ in ours.nearest(word, 5)} for word in frequent}
+    common, at_best = shared(mine, theirs[0], 5), shared(neighbors(theirs[1], frequent, 5), theirs[0], 5)
+    assert common > at_best - 0.1
+    assert common > 0.5, "chance would have 5 of all 77 others"
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a\nb", "a\0b", "a\u00a0b"])
