@@ -36,7 +36,7 @@ DECODERS = {
     "reformer",
     "reformer-novel",
 }
-ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "bart"}
+ENCODER_DECODERS = {"transformer", "t5", "t5-v1.1", "mt5", "bart", "led"}
 GREEDY = Sampling(temperature=0)
 
 
