@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,10 +22,10 @@ class OwnPattern(Pattern):
     """A place sees another where `mask` says so and `blocks` has the blocks that they are in: whatever either says, all
     kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
 
-    mask: Callable[[Any, Any], Any]
+    mask: Callable[[Any, Any], Any] = field(repr=False)
     """Of places of queries and of keys, integers that broadcast, numpy's or torch's: booleans. It is made of operators,
     as in `(query - key) % 8 == 0`, which both have, and which FlexAttention can compile."""
-    blocks: Callable[[int], np.ndarray] | None = None
+    blocks: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     """Of how many blocks a row has: which blocks of queries see something of which blocks of keys, bool [N, N]. No
     other is computed. Absent: `mask` is asked of all pairs of a row, once, in time that grows with its square."""
     block: int = 64
