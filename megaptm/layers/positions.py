@@ -1,6 +1,6 @@
 """Positions that are no learned table at the input: sines added there, or what acts on scores, queries and keys."""
 
-# D width, Q query positions, K key positions, H heads; S sequence, B batch, F features of a head
+# D width, Q query positions, K key positions, L distances, H heads; S sequence, B batch, F features of a head
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
@@ -42,8 +43,33 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
 
 def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool) -> Tensor:
     """The learned bias on the scores, [1, H, Q, K]; H are the heads that the table holds here."""
-    buckets_QK = bias_buckets(queries, keys, bidirectional=bidirectional, device=table.weight.device)
-    return table(buckets_QK).permute(2, 0, 1)[None]
+    # All distances there are: the last query's, from the first key on, and then the first query's.
+    backward, forward = (
+        bias_buckets(*shape, bidirectional=bidirectional, device=table.weight.device).flatten()
+        for shape in ((queries, 1), (1, keys))
+    )
+    by_distance_LH: Tensor = table(torch.cat([backward.flip(0)[:-1], forward]))
+    biases: Tensor = _ByDistance.apply(by_distance_LH.t(), queries, keys)
+    return biases[None]
+
+
+class _ByDistance(torch.autograd.Function):
+    """[H, L] -> [H, Q, K]: L = Q + K - 1 distances from the last query to the first key up. The gradient of a distance
+    is summed along its diagonal in passes over memory; a lookup would add up Q x K rows one by one."""
+
+    @staticmethod
+    def forward(ctx: Any, by_distance_HL: Tensor, queries: int, keys: int) -> Tensor:
+        return by_distance_HL.contiguous().unfold(1, keys, 1).flip(1)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None, None]:
+        d_HQK = d_outputs[0]
+        heads, queries, keys = d_HQK.shape
+        distances = queries + keys - 1
+        # Rows that are stored one place shorter than they are read begin one earlier each time.
+        stored = d_HQK.new_zeros(heads, queries, distances)
+        stored.as_strided(d_HQK.shape, (queries * distances, distances - 1, 1), queries - 1).copy_(d_HQK)
+        return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
 
 
 def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:

@@ -12,8 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.layers.disentangled import distance_rows
-from megaptm.layers.positions import bias_buckets, rotate, rotation
-from megaptm.spec import Block, Size
+from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
+from megaptm.layers.split import HeadTable
+from megaptm.spec import BIAS_BUCKETS, Block, Size
 
 SIZE = Size(layers=1, width=512, heads=8, ffn=512)
 
@@ -65,3 +66,15 @@ def test_no_bin_of_distances_depends_on_how_a_device_rounds(monkeypatch: pytest.
     really, usual = torch.log, bins()
     monkeypatch.setattr(torch, "log", lambda x: torch.nextafter(really(x), torch.full_like(x, towards)))
     assert all(map(torch.equal, bins(), usual))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (1, 9), (9, 1)])
+def test_a_bias_and_its_gradient_are_those_of_a_lookup_of_each_pair(queries, keys):
+    table = HeadTable(BIAS_BUCKETS, 3)
+    torch.nn.init.normal_(table.weight)
+    looked_up = table.weight[bias_buckets(queries, keys, bidirectional=True)].permute(2, 0, 1)[None]
+    found = score_bias(table, queries, keys, bidirectional=True)
+    assert found.equal(looked_up)
+    of_scores = torch.randn(found.shape)
+    ours, theirs = (torch.autograd.grad(one, table.weight, of_scores)[0] for one in (found, looked_up))
+    torch.testing.assert_close(ours, theirs)
