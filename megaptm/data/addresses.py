@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from megaptm.credentials import has_credentials
-from megaptm.data.table import ShardTable
+from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
 from megaptm.storage import is_remote, write_whole
 
@@ -28,7 +28,7 @@ def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_addresses(folder: Path, split: str, table: ShardTable) -> dict[str, str]:
+def read_addresses(folder: Path, split: str, table: Sequence[ShardInfo]) -> dict[str, str]:
     """Name of a shard in the corpus -> its URL; a `UserError` where the file does not go with the table."""
     path = folder / addresses_name(split)
     try:

@@ -15,7 +15,6 @@ from megaptm.check.data import look_at_shards
 from megaptm.check.finding import Case
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
-from megaptm.data.addresses import addresses_name, read_addresses
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import Cache, join, listed, upload
@@ -125,12 +124,3 @@ def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_
     with pytest.raises(UserError, match=said):
         build(url, tmp_path / "corpus", **TOLD)
     assert not (tmp_path / "corpus").exists()
-
-
-@pytest.mark.parametrize(
-    "line", ['"file:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"/etc/passwd"', "3", "{", '"s3://key:secret@b/a.tar"']
-)
-def test_a_place_that_no_corpus_may_name_is_refused(line, tmp_path):
-    (tmp_path / addresses_name("train")).write_text(line + "\n")
-    with pytest.raises(UserError, match=r"train\.addresses\.jsonl (has|cannot)"):
-        read_addresses(tmp_path, "train", [])
