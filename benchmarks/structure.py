@@ -31,7 +31,7 @@ from pathlib import Path
 from common.options import Options
 
 ROOT = Path(__file__).parent.parent
-GOALS = {"names twice": 0, "files entered": 110, "on the way": 9, "packages entered": 30}
+GOALS = {"names twice": 0, "files entered": 112, "on the way": 9, "packages entered": 30}
 """At most; the other counts grow with what megaptm can do."""
 # Found by every Python process that has its folder on PYTHONPATH, before anything else runs there.
 TRACER = '''
