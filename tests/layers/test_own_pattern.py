@@ -6,6 +6,9 @@ on all layouts, with the other variants of tables (tests/models/grammar.py).
 
 from __future__ import annotations
 
+import re
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,10 +16,12 @@ import pytest
 
 from megaptm.bricks import brick_of
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
-from megaptm.bricks.own_pattern import OwnPattern
+from megaptm.bricks.own_pattern import OwnPattern, load_pattern
+from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack
 from megaptm.spec import Block, Size
+from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES
 from tests.models.strided import CROSS, NEAR_OR_FIRST, every_third, near_or_first
 
@@ -39,6 +44,17 @@ def test_what_it_sees_is_what_its_mask_and_its_blocks_say() -> None:
     seen = CROSS.sees(0, places[:, None], places[None], table)
     blocks = (places[:, None] // 4 == places // 4) | (places[:, None] // 4 == 9 - places // 4)
     assert (seen == (every_third(places[:, None], places) & blocks)).all()
+
+
+def test_the_example_of_the_page_is_one_with_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs/configs.md").read_text(encoding="utf-8"), re.M | re.S
+    )
+    monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
+    exec(compile(example, "docs/configs.md", "exec"), vars(module))
+    spec = resolve_model(load("gpt2/tiny", ["model.family=mine:SPARSE"]))
+    assert (spec.name, spec.family.last_block.attention) == ("sparse", ("mine:SINKS", "dot"))
+    assert load_pattern("mine:SINKS").pairs(256) == (1 + 2 + 3 + 3) * 64 * 64
 
 
 def test_kernels_take_it_that_can_say_it() -> None:
