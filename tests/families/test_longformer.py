@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import megaptm
-from megaptm.commands.imports import imports
 from megaptm.families import CATALOGUE
-from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.hub.huggingface import from_hugging_face
 from megaptm.layers import sparse
 from megaptm.layers.layer import Stack
-from megaptm.models import build_model, fill
 from megaptm.parallel.batches import with_marked_places
 from megaptm.spec import published
-from megaptm.tokenizers import train
-from tests.commands import run_command
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import inputs_of, model_of, random_reference
 
@@ -107,22 +99,3 @@ def test_places_that_the_host_has_counted_are_those_that_layers_would_count(reco
         given = model(told)["mlm"][0]
     assert torch.equal(given, alone)
     given.backward()
-
-
-@pytest.mark.parametrize(
-    ("family", "first", "context"),
-    [("longformer", "roberta", 4096), ("bigbird", "roberta", 4096), ("led", "bart", 16384)],
-)
-def test_a_run_begins_from_one_of_its_first_family(family: str, first: str, context: int, tmp_path: Path) -> None:
-    """By the command, on rows of its own length."""
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
-    tokenizer.save(tmp_path / "tokenizer")
-    spec = replace(tiny_spec(first), vocabulary=tokenizer.vocabulary)
-    fill(model := build_model(spec), seed=0)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out")
-    run_command(imports, "hf", tmp_path / "out", tmp_path / "run", f"model.family={family}")
-    loaded = megaptm.load(tmp_path / "run")
-    assert (loaded.spec.name, loaded.spec.context) == (family, context)
-    assert loaded.model.embed.token.weight.equal(model.embed.token.weight)

@@ -1,37 +1,26 @@
-"""What `megaptm import hf` says of a model: how its training was another than it would be here."""
+"""What `megaptm import hf` says of a model, how its training was another than it would be here; and families that begin
+from a model of another."""
 
 from __future__ import annotations
 
 import json
-import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import megaptm
 from megaptm.commands.imports import imports
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.hub.huggingface import to_hugging_face
 from megaptm.hub.import_run import import_run
-from megaptm.models import build_model, fill
-from megaptm.tokenizers import train
 from tests.commands import run_command
-from tests.models.tiny import tiny_spec
+from tests.hub.exported import ExportedTiny, export_tiny
 
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of Hugging Face's, exported from a BART whose every dropout is 0.1."""
-    folder = tmp_path_factory.mktemp("bart")
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
-    tokenizer.save(folder / "tokenizer")
-    spec = replace(tiny_spec("bart"), vocabulary=tokenizer.vocabulary, dropout=0.1)
-    fill(model := build_model(spec), seed=0)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    to_hugging_face(spec, weights, folder / "tokenizer", folder / "out")
-    return folder / "out"
+    return export_tiny("bart", tmp_path_factory.mktemp("bart"), vocabulary=300, dropout=0.1).folder
 
 
 def trained_with(folder: Path, **rates: float) -> None:
@@ -64,21 +53,37 @@ def test_dropouts_that_are_others_here_are_told(
         assert first == f"{bart} was trained with {told.format(here=here)}"
 
 
-def test_a_model_of_regions_begins_with_a_roberta(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory: pytest.TempPathFactory) -> ExportedTiny:
+    return export_tiny("roberta", tmp_path_factory.mktemp("roberta"), vocabulary=300)
+
+
+@pytest.mark.parametrize(("family", "context"), [("longformer", 4096), ("bigbird", 4096)])
+def test_a_model_of_long_texts_begins_with_a_roberta(
+    family: str, context: int, roberta: ExportedTiny, tmp_path: Path
+) -> None:
+    """By the command, on rows of its own length."""
+    run_command(imports, "hf", roberta.folder, tmp_path / "run", f"model.family={family}")
+    begun = megaptm.load(tmp_path / "run")
+    assert (begun.spec.name, begun.spec.context) == (family, context)
+    assert begun.model.embed.token.weight.equal(roberta.model.embed.token.weight)
+
+
+def test_an_encoder_of_long_texts_begins_with_a_bart(bart: Path, tmp_path: Path) -> None:
+    """LED's rows are as long as what its decoder has places for."""
+    run_command(imports, "hf", bart, tmp_path / "run", "model.family=led")
+    begun = megaptm.load(tmp_path / "run")
+    assert (begun.spec.name, begun.spec.context, begun.config.data.sequence) == ("led", 16_384, 24)
+
+
+def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_path: Path) -> None:
     """As one of a text alone; the detector is said at the import, since no config of theirs knows of any."""
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("byte-bpe", [text], vocabulary=300, specials="roberta")
-    tokenizer.save(tmp_path / "tokenizer")
-    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
-    fill(model := build_model(spec), seed=0)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "theirs")
     words = ["model.family=unimo", "model.detector=[24, 17]", "data.sequence=33", f"data.mix={{{tmp_path}: 1}}"]
     words.append("objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}")
-    first, second, *_ = run_command(imports, "hf", tmp_path / "theirs", tmp_path / "run", *words).splitlines()
+    first, second, *_ = run_command(imports, "hf", roberta.folder, tmp_path / "run", *words).splitlines()
     assert "came without embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
-    assert second.startswith(f"{tmp_path}/theirs is step 0 of {tmp_path}/run (unimo/custom")
+    assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
     config = load(tmp_path / "run/config.yaml")
     assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
     with pytest.raises(UserError, match=r"model.detector=24 is no \[FEATURES,CLASSES\]: give two whole numbers"):
-        import_run(str(tmp_path / "theirs"), tmp_path / "other", ["model.family=unimo", "model.detector=24"])
+        import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", "model.detector=24"])

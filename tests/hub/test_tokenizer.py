@@ -20,6 +20,7 @@ from megaptm.models import build_model, fill
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.tokenizers import load, train
+from tests.hub.exported import export_tiny
 from tests.models.tiny import has_counterpart, tiny_spec
 
 KINDS = {name: family.tokenizer for name, family in CATALOGUE.items() if has_counterpart(name)}
@@ -37,19 +38,10 @@ FIRST, SECOND = "Wrap the Text.", "Return a list of lines"
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder for each family, with the tokenizer that our trainer makes for it."""
-    folders = {}
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    for family, kind in KINDS.items():
-        place = tmp_path_factory.mktemp(family)
-        tokenizer = train(kind, [text], vocabulary=400, specials=CATALOGUE[family].specials)
-        tokenizer.save(place / "tokenizer")
-        spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
-        model = build_model(spec)
-        fill(model, seed=0)
-        weights = {name: parameter.detach() * 3 for name, parameter in model.named_parameters()}
-        to_hugging_face(spec, weights, place / "tokenizer", place / "out", sequence=LONGEST)
-        folders[family] = place / "out"
-    return folders
+    return {
+        family: export_tiny(family, tmp_path_factory.mktemp(family), factor=3.0, sequence=LONGEST).folder
+        for family in KINDS
+    }
 
 
 def tokenizer_of(folder: Path) -> Any:
@@ -121,16 +113,11 @@ def test_texts_are_laid_out_as_in_training(
 
 def test_two_texts_that_training_never_showed_are_laid_out_by_the_tokenizer(tmp_path: Path) -> None:
     """RoBERTa's puts two `</s>` between them."""
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("byte-bpe", [text], vocabulary=400, specials="roberta")
-    tokenizer.save(tmp_path / "tokenizer")
-    spec = replace(tiny_spec("roberta"), vocabulary=tokenizer.vocabulary)
-    weights = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
-    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out", objective=OBJECTIVES["masked-lm"])
+    folder, _, tokenizer = export_tiny("roberta", tmp_path, objective=OBJECTIVES["masked-lm"])
     first, second, end = tokenizer.encode(FIRST).tolist(), tokenizer.encode(SECOND).tolist(), tokenizer.special.end
     expected = [tokenizer.special.begin, *first, end, end, *second, end]
-    assert tokenizer_of(tmp_path / "out")(FIRST, SECOND).input_ids == expected
-    assert transformers.RobertaTokenizer.from_pretrained(tmp_path / "out")(FIRST, SECOND).input_ids == expected
+    assert tokenizer_of(folder)(FIRST, SECOND).input_ids == expected
+    assert transformers.RobertaTokenizer.from_pretrained(folder)(FIRST, SECOND).input_ids == expected
 
 
 def test_a_decoder_with_another_familys_tokenizer_is_shown_no_end(tmp_path: Path) -> None:

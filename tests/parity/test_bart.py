@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
 from megaptm.inference.generate import Draw, Sampling, answer_ids
 from megaptm.inference.loaded_model import open_exported
-from megaptm.models import build_model, fill
 from megaptm.spec import ModelSpec, Size, change
-from megaptm.tokenizers import train
+from tests.hub.exported import export_tiny
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import assert_close, inputs_of, model_of, random_reference
 
@@ -78,28 +76,20 @@ def test_the_released_large_model_is_the_table() -> None:
 
 def test_it_begins_to_write_as_it_was_trained(tmp_path: Path) -> None:
     """The decoder starts with `</s>`, is made to say `<s>` first and `</s>` last; texts are laid out as RoBERTa's."""
-    text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("byte-bpe", [text], vocabulary=400, specials="roberta")
-    tokenizer.save(tmp_path / "tokenizer")
-    spec = replace(tiny_spec("bart"), vocabulary=tokenizer.vocabulary)
-    model = build_model(spec)
-    fill(model, seed=0)
-    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    to_hugging_face(spec, weights, tmp_path / "tokenizer", tmp_path / "out")
-
-    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "out").eval()
-    reading = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    folder, model, tokenizer = export_tiny("bart", tmp_path)
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(folder).eval()
+    reading = transformers.AutoTokenizer.from_pretrained(folder)
     special, generation = tokenizer.special, theirs.generation_config
     assert (special.begin, special.pad, special.end) == (0, 1, 2)
     assert (generation.decoder_start_token_id, generation.forced_bos_token_id) == (special.end, special.begin)
     assert (generation.forced_eos_token_id, generation.eos_token_id, generation.pad_token_id) == (2, 2, 1)
-    assert (theirs.config.decoder_start_token_id, generation.max_length) == (2, spec.context)
+    assert (theirs.config.decoder_start_token_id, generation.max_length) == (2, model.spec.context)
     ids = reading("def wrap")["input_ids"]
     assert ids == [special.begin, *tokenizer.encode("def wrap").tolist(), special.end]
     written = theirs.generate(torch.tensor([ids]), do_sample=False)[0].tolist()
     assert written[:2] == [special.end, special.begin]
-    assert (len(written), written[-1]) == (spec.context, special.end)
-    ours, draw = open_exported(tmp_path / "out"), Draw(Sampling(temperature=0), tokenizer)
+    assert (len(written), written[-1]) == (model.spec.context, special.end)
+    ours, draw = open_exported(folder), Draw(Sampling(temperature=0), tokenizer)
     said = [*answer_ids(ours, ids[1:-1], tokens=100, draw=draw)]
     assert said[: len(written) - 3] == written[2:-1]
     assert ours.fill("def<mask>(text)", tokens=3, temperature=0)
