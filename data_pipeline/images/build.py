@@ -36,7 +36,7 @@ from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
 from data_pipeline.images.shard_source import GivenShard, given_shards
-from data_pipeline.images.splits import SPLITS, Results, elsewhere, labeled, linked, split_by_hash
+from data_pipeline.images.splits import SPLITS, Results, addresses_of, labeled, linked, split_by_hash
 from data_pipeline.images.text_steps import NONE, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
@@ -100,7 +100,7 @@ def build_images(
             output.folder,
             dtype=found.dtype,
             fields=recipe.limits.fields,
-            elsewhere=elsewhere(found.results, shards) if shards else None,
+            addresses=addresses_of(found.results, shards) if shards else None,
             splits=found.infos,
             tokenizer=found.tokenizer.for_manifest(),
             made_from={"images": recipe.for_manifest(), "megaptm": __version__},
@@ -117,7 +117,7 @@ def build_images(
         )
         report.save(output.folder)
         # Of images that stay elsewhere none is fetched for that.
-        kept = [] if recipe.regions or manifest.elsewhere else kept_pictures(output.folder, found.tokenizer)
+        kept = [] if recipe.regions or manifest.addresses else kept_pictures(output.folder, found.tokenizer)
         write_image_page(report, kept, dropped, output.folder)
         output.publish(work)
     return report

@@ -55,7 +55,7 @@ def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, 
     return splits
 
 
-def elsewhere(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -> dict[str, list[str]]:
+def addresses_of(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -> dict[str, list[str]]:
     """Split whose shards stay at a URL -> those of them that the corpus has."""
     found = {}
     for split, given in shards.items():

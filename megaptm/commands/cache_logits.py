@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import overrides_argument, part_of_so_many
+from megaptm.commands.options import overrides_argument, read_part
 
 LOGGED_EVERY = 60.0
 """Seconds between two lines in a log: a teacher may be asked for days. On a terminal there is one for each file."""
@@ -45,7 +45,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
       CUDA_VISIBLE_DEVICES=0 megaptm cache-logits CONFIG --part 1/2
       CUDA_VISIBLE_DEVICES=1 megaptm cache-logits CONFIG --part 2/2
     """
-    number, parts = part_of_so_many(part)
+    number, parts = read_part(part)
     from megaptm.report.terminal import TimedLog
     from megaptm.run.folder import read_config
 

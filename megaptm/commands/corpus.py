@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from megaptm.commands.options import part_of_so_many
+from megaptm.commands.options import read_part
 
 
 @click.group()
@@ -203,7 +203,7 @@ def retrieve(
     from data_pipeline.annotate.retrieve import Retrieve
     from megaptm.report.terminal import TimedLog
 
-    number, parts = part_of_so_many(part)
+    number, parts = read_part(part)
     how = Retrieve(most=most, least=least, among=among, longest=longest, detector=detector)
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

@@ -61,7 +61,7 @@ def of_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def part_of_so_many(said: str) -> tuple[int, int]:
+def read_part(said: str) -> tuple[int, int]:
     """`3/8`: the third of eight."""
     number, _, parts = said.partition("/")
     if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):

@@ -12,7 +12,7 @@ from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
 from megaptm.storage import is_remote, write_whole
 
-NOT_ELSEWHERE = ("file", "local", "memory")
+LOCAL_PROTOCOLS = ("file", "local", "memory")
 """Protocols by which a corpus from elsewhere could show files of this machine."""
 
 
@@ -46,4 +46,4 @@ def read_addresses(folder: Path, split: str, table: Sequence[ShardInfo]) -> dict
 def is_address(url: str) -> bool:
     """Whether a corpus may say that a shard is there."""
     plain = is_remote(url) and "::" not in url and not has_credentials(url)
-    return plain and url.partition("://")[0] not in NOT_ELSEWHERE
+    return plain and url.partition("://")[0] not in LOCAL_PROTOCOLS

@@ -74,7 +74,7 @@ class CorpusManifest(Record):
     splits: dict[FileName, ManifestSplit]
     tokenizer: ManifestTokenizer
     made_from: dict[str, Any]
-    elsewhere: dict[FileName, Hash] = Field(default_factory=dict)
+    addresses: dict[FileName, Hash] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ class Manifest:
     """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
     made_from: Mapping[str, Any]
     """Pipeline spec, seed, versions: enough to build the same corpus again."""
-    elsewhere: Mapping[str, str]
+    addresses: Mapping[str, str]
     """Split whose shards lie elsewhere, as somebody else made them -> sha256 of the file with their URLs
     (`data.addresses`)."""
     id: str
@@ -115,11 +115,11 @@ def write_manifest(
     tokenizer: Mapping[str, Any],
     made_from: Mapping[str, Any],
     fields: Sequence[str] = ("tokens",),
-    elsewhere: Mapping[str, Sequence[str]] | None = None,
+    addresses: Mapping[str, Sequence[str]] | None = None,
 ) -> Manifest:
     """Write the tables of shards and then `manifest.json`, atomically; call it when every shard is in place.
 
-    `elsewhere`: split -> URL of each of its shards, of which only the index is in the folder.
+    `addresses`: split -> URL of each of its shards, of which only the index is in the folder.
     """
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -129,8 +129,8 @@ def write_manifest(
         "tokenizer": dict(tokenizer),
         "made_from": dict(made_from),
     }
-    if elsewhere:
-        content["elsewhere"] = {name: write_addresses(Path(folder), name, urls) for name, urls in elsewhere.items()}
+    if addresses:
+        content["addresses"] = {name: write_addresses(Path(folder), name, urls) for name, urls in addresses.items()}
     content["id"] = content_id(content)
     path = Path(folder) / MANIFEST
     write_whole(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
@@ -160,7 +160,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         splits={name: _open_split(path.parent, name, split) for name, split in content["splits"].items()},
         tokenizer=content["tokenizer"],
         made_from=content["made_from"],
-        elsewhere=content.get("elsewhere", {}),
+        addresses=content.get("addresses", {}),
         id=content["id"],
     )
 

@@ -44,7 +44,7 @@ class Mirror:
             name = table_name(split)
             cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sums["table_sha256"])
         addresses: dict[str, str] = {}
-        for split, sha256 in manifest.get("elsewhere", {}).items():
+        for split, sha256 in manifest.get("addresses", {}).items():
             name = addresses_name(split)
             cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sha256)
             addresses |= read_addresses(mirror.folder, split, ShardTable(mirror.folder / table_name(split), split))

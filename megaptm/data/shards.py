@@ -312,7 +312,7 @@ class Corpus:
             mirror = Mirror.open(str(place), cache or Cache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)
         folder = local_path(place)
-        if (manifest := read_manifest(folder)).elsewhere:
+        if (manifest := read_manifest(folder)).addresses:
             mirror = Mirror.open(str(folder), cache or Cache())
             return cls(mirror.folder, manifest, mirror)
         return cls(folder, manifest)
