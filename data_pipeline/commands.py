@@ -1,5 +1,5 @@
-"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings|
-retrieve`, `megaptm tokenizer train`."""
+"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings|retrieve`, `megaptm
+tokenizer train`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from data_pipeline.annotate.meanings import read_meanings, write_meanings
-from data_pipeline.annotate.retrieve import Retrieve, retrieve
+from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.corpus.build import build_corpus, choose
 from data_pipeline.corpus.parts import read_parts
@@ -135,7 +135,7 @@ def meanings(source: str, tokenizer: str, out: str, *, console: Console | None =
 def retrieved(
     corpus: str,
     out: str,
-    how: Retrieve,
+    how: RetrievalOptions,
     *,
     images: str | None = None,
     texts: str | None = None,

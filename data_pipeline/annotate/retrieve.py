@@ -30,7 +30,7 @@ SPLITS = ("train", "validation")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retrieve:
+class RetrievalOptions:
     """How documents are looked for."""
 
     most: int = 4
@@ -88,7 +88,7 @@ class ComparedDocument:
 def retrieve(
     corpus: Corpus,
     out: Path,
-    how: Retrieve,
+    how: RetrievalOptions,
     *,
     images: Corpus | None = None,
     texts: Corpus | None = None,
@@ -145,7 +145,7 @@ class _Work:
     folder: Path
 
     @classmethod
-    def begin(cls, out: Path, header: RetrievedHeader, how: Retrieve) -> Self:
+    def begin(cls, out: Path, header: RetrievedHeader, how: RetrievalOptions) -> Self:
         """Those of the same corpora and options alone."""
         folder = out.with_name(f"{out.name}.blocks")
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _place(corpus: Corpus) -> str:
 
 
 def _block(
-    corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: Retrieve
+    corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: RetrievalOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Kind; int32 [N, most], of the documents of a block; and float [N], how like each the nearest is."""
     first, stop = _part(corpus, split, block, blocks)
@@ -210,7 +210,7 @@ def _part(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[int, int
 
 
 def _documents(
-    corpus: Corpus, split: str, first: int, stop: int, how: Retrieve, *, regions: bool
+    corpus: Corpus, split: str, first: int, stop: int, how: RetrievalOptions, *, regions: bool
 ) -> Iterator[ComparedDocument]:
     """Those of a split from one to another, by their numbers through all its shards."""
     at = 0
@@ -287,7 +287,7 @@ def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> S
 
 
 def _nearest(
-    scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: Retrieve
+    scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: RetrievalOptions
 ) -> tuple[np.ndarray, np.ndarray]:
     """int64 [N, most]: numbers among the others, the most like each first, and -1 behind them; and how like the first
     is. Never what is the same: an image for itself, a text for one in the same words, another caption of an image."""

@@ -200,10 +200,10 @@ def retrieve(
       megaptm corpus retrieve corpora/captions --texts corpora/sentences --out corpora/retrieved.safetensors
     """
     from data_pipeline import commands
-    from data_pipeline.annotate.retrieve import Retrieve
+    from data_pipeline.annotate.retrieve import RetrievalOptions
     from megaptm.report.terminal import TimedLog
 
     number, parts = read_part(part)
-    how = Retrieve(most=most, least=least, among=among, longest=longest, detector=detector)
+    how = RetrievalOptions(most=most, least=least, among=among, longest=longest, detector=detector)
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

@@ -312,9 +312,9 @@ def _rows(config: Config) -> Iterator[str]:
 def _rows_that_fit(batch: int, data: int) -> str:
     """What to do where a batch does not divide into micro-batches of all data ranks."""
     if data > batch:
-        return f"{batch:,} rows are of {batch:,} data ranks at most: take fewer devices, or more rows"
+        return f"{batch:,} rows are enough for {batch:,} data ranks at most: take fewer devices, or more rows"
     if batch % data:
-        return f"{batch:,} rows are not of {data:,} data ranks: take another number of devices, or of rows"
+        return f"{batch:,} rows do not divide among {data:,} data ranks: take another number of devices, or of rows"
     return f"each data rank has {batch // data:,} rows: let layout.microbatch divide them"
 
 

@@ -42,8 +42,8 @@ RECIPE: dict[str, Any] = {
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512
-CONTEXT = "model.context="
-DETECTOR = "model.detector="
+FAMILY, CONTEXT, DETECTOR = OF_IMPORT = ("model.family=", "model.context=", "model.detector=")
+"""What is told of a model that is imported; of several the last counts. All else of it is said by its own config."""
 KNOWN = CATALOGUE | VISION
 """Families of which a run may begin from a model of theirs."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
@@ -64,12 +64,8 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
     run = Path(run)
     refuse_taken(run)
-    families = [word.removeprefix("model.family=") for word in overrides if word.startswith("model.family=")]
-    overrides = [word for word in overrides if not word.startswith("model.family=")]
-    detectors = [word.removeprefix(DETECTOR) for word in overrides if word.startswith(DETECTOR)]
-    overrides = [word for word in overrides if not word.startswith(DETECTOR)]
-    contexts = [word.removeprefix(CONTEXT) for word in overrides if word.startswith(CONTEXT)]
-    overrides = [word for word in overrides if not word.startswith(CONTEXT)]
+    said = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
+    overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
     refuse_of_model(
         overrides,
         source,
@@ -78,12 +74,12 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     )
     model, tokenizer = read_model(
         source,
-        family=families[-1] if families else None,
-        detector=_detector(detectors[-1]) if detectors else None,
+        family=said.get(FAMILY),
+        detector=_detector(said[DETECTOR]) if DETECTOR in said else None,
     )
     _check(model.spec, source)
-    if contexts:
-        model = at_context(model, _number(contexts[-1]))
+    if CONTEXT in said:
+        model = at_context(model, _number(said[CONTEXT]))
     config = write_run(run, source, _first_values(model, run), overrides, model, tokenizer)
     return Import(config, model.fresh, model.otherwise)
 

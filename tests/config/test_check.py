@@ -122,8 +122,8 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["train.batch=100"],
-            "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16); 100 rows are not of 8 "
-            "data ranks: take another number of devices, or of rows.",
+            "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16); 100 rows do not "
+            "divide among 8 data ranks: take another number of devices, or of rows.",
         ),
         (
             "gpt2/small",
@@ -133,8 +133,8 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "tinybert/4x312-task",
             ["devices=64"],
-            "train.batch (32) must be a multiple of layout.data x layout.microbatch (64 x 4); 32 rows are of 32 data "
-            "ranks at most: take fewer devices, or more rows.",
+            "train.batch (32) must be a multiple of layout.data x layout.microbatch (64 x 4); 32 rows are enough "
+            "for 32 data ranks at most: take fewer devices, or more rows.",
         ),
         (
             "gpt2/small",

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
 
-from data_pipeline.annotate.retrieve import Retrieve, retrieve
+from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
 from data_pipeline.commands import retrieved
 from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES, write_region_shapes
 from data_pipeline.recipe import TokenizerRecipe
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(root / "source", root / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.25)
     write_sentences(root / "texts", load_tokenizer(root / "corpus/tokenizer"))
     report = io.StringIO()
-    how = Retrieve(**HOW)
+    how = RetrievalOptions(**HOW)
     places = {"texts": str(root / "texts"), "console": Console(file=report, width=200)}
     retrieved(str(root / "corpus"), str(root / "found"), how, **places)
     (root / "report").write_text(report.getvalue())
@@ -215,7 +215,7 @@ def test_another_image_of_a_pair_that_does_not_match_is_one_like_it(folder: Path
 
 def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_path: Path) -> None:
     """Of train two blocks, of validation one."""
-    corpus, texts, how = Corpus.open(folder / "corpus"), Corpus.open(folder / "texts"), Retrieve(**HOW)
+    corpus, texts, how = Corpus.open(folder / "corpus"), Corpus.open(folder / "texts"), RetrievalOptions(**HOW)
 
     def stop(said: str) -> None:
         if "block 2" in said:
@@ -291,14 +291,14 @@ def test_a_file_that_does_not_fit_is_one_sentence(change: str, folder: Path, tmp
 
 
 def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    how = Retrieve(detector=DETECTOR)
+    how = RetrievalOptions(detector=DETECTOR)
     with pytest.raises(UserError, match="texts has no regions of images: build it with"):
         retrieved(str(folder / "texts"), str(tmp_path / "out"), how)
     tiny_corpus(tmp_path / "other")
     with pytest.raises(UserError, match="were made with different tokenizers"):
         retrieved(str(folder / "corpus"), str(tmp_path / "out"), how, texts=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*say --detector"):
-        retrieved(str(folder / "corpus"), str(tmp_path / "out"), Retrieve())
+        retrieved(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
     assert not (tmp_path / "out").exists()
 
 
