@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks import brick_of
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
@@ -39,6 +41,21 @@ def test_what_it_sees_is_what_its_mask_and_its_blocks_say() -> None:
     seen = CROSS.sees(0, places[:, None], places[None], table)
     blocks = (places[:, None] // 4 == places // 4) | (places[:, None] // 4 == 9 - places // 4)
     assert (seen == (every_third(places[:, None], places) & blocks)).all()
+
+
+def test_nothing_is_asked_of_a_gpu() -> None:
+    """Of no number of a tensor, which the host would wait for in each tile of each layer."""
+    places, asked = torch.arange(40), []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Asked():
+        CROSS.sees(places.new_zeros(()), places[:, None], places, torch.ones(1, 10, 10, dtype=torch.bool))
+    assert "index" in asked
+    assert "_local_scalar_dense" not in asked
 
 
 def test_kernels_take_it_that_can_say_it() -> None:
