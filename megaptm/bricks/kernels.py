@@ -73,6 +73,8 @@ class ComputeDevice:
     packages: frozenset[str] = field(default_factory=installed)
     """Of `MODULES`, those that are there."""
     deterministic: bool = False
+    any_length: bool = False
+    """Whether rows are as long as the texts that are asked, as after training."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ def _flex(work: AttentionWork, device: ComputeDevice) -> str:
         return "its keys are another stream's"
     if work.key_width < NARROWEST_HEAD:
         return f"heads must be {NARROWEST_HEAD} wide or wider, not {work.key_width}"
+    if device.any_length:
+        return "it is compiled for each length of rows"
     return "it has no dropout (model.attention_dropout=false leaves it out)" if work.dropout else ""
 
 

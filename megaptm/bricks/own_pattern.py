@@ -41,8 +41,10 @@ class OwnPattern(Pattern):
         return False
 
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        # All heads see alike; an index that is no tensor would be sent to a GPU.
-        return self.mask(query, key) & table[head * 0, query // self.block, key // self.block]
+        # All heads see alike. An index that is no tensor would be sent to a GPU, and one of no dimension, as of a head
+        # may be, be waited for: torch takes its number.
+        row = query // self.block
+        return self.mask(query, key) & table[row * 0, row, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
         """Of blocks, [1, N, N]."""

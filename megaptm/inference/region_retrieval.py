@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -67,32 +68,35 @@ def _alone(asked: BaseObjective) -> BaseObjective:
 
 def _by_vectors(loaded: LoadedModel, mix: Mix, number: int) -> Tensor:
     """[N, N]: cosines of images and texts."""
-    images, texts = [], []
+    images, texts, width = [], [], loaded.spec.width
     for batch in batches_of(mix, number):
         with torch.inference_mode():
             read = {name: one.to(loaded.device) for name, one in batch.items()}
-            features = loaded.model(read, features=True)["cmcl"].float().cpu()
-        width = loaded.spec.width
-        images.append(features[:, :width])
-        texts.append(features[:, COMPARED_IMAGES * width :][:, :width])
-    return torch.cat(images) @ torch.cat(texts).t()
+            features = loaded.model(read, features=True)["cmcl"].float()
+            # A row's first image and its first text, of all that it has room for.
+            images.append(features[:, :width].clone())
+            texts.append(features[:, COMPARED_IMAGES * width :][:, :width].clone())
+    return torch.cat(images).cpu() @ torch.cat(texts).cpu().t()
 
 
 def _by_match(loaded: LoadedModel, mix: Mix, number: int) -> Tensor:
     """[N, N]: of each image and text, how much likelier it is that they match than that they do not, as a logarithm."""
     rows = [*batches_of(mix, number)]
-    pairs = {name: torch.cat([batch[name] for batch in rows]) for name in rows[0]}
+    # A GPU has all of them once, and not again for each image: the host would wait for each copy.
+    pairs = {
+        name: torch.cat([batch[name] for batch in rows]).to(loaded.device) for name in rows[0] if name != "matched"
+    }
     words = pairs["tokens"].shape[1] - pairs["region_boxes"].shape[1]
-    scores = torch.empty(number, number)
-    for image in range(number):
-        for at in range(0, number, BATCH_ROWS):
+    scores = torch.empty(number, number, device=loaded.device)
+    with torch.inference_mode():
+        for image, at in product(range(number), range(0, number, BATCH_ROWS)):
             texts = slice(at, min(at + BATCH_ROWS, number))
-            batch = {name: one[texts].clone().to(loaded.device) for name, one in pairs.items() if name != "matched"}
+            batch = {name: one[texts] for name, one in pairs.items()}
             for name in OF_IMAGES:
-                batch[name][:] = pairs[name][image].to(loaded.device)
+                batch[name] = pairs[name][image].expand_as(batch[name])
             for name in ("tokens", "document_ids"):
-                batch[name][:, words:] = pairs[name][image, words:].to(loaded.device)
-            with torch.inference_mode():
-                said = loaded.model.logits(batch)["itm"].float().cpu()
+                batch[name] = batch[name].clone()
+                batch[name][:, words:] = pairs[name][image, words:]
+            said = loaded.model.logits(batch)["itm"].float()
             scores[image, texts] = said[:, 1] - said[:, 0]
-    return scores
+    return scores.cpu()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # it takes a second to import
 BLOCK = 128
 """Places of a block of FlexAttention's: the compiled kernels' tiles divide it."""
 MOST_COMPILED = 64
-"""Patterns, lengths and types that are compiled in one process; torch's own limit is 8, and an error here."""
+"""Patterns, lengths and types that are compiled in one process; torch's own limit is 8. Others go by tiles."""
 
 
 def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
@@ -49,7 +49,11 @@ def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -
 
 def device_of(device: torch.device) -> ComputeDevice:
     """What tensors on it are computed by."""
-    return ComputeDevice(device.type, deterministic=torch.are_deterministic_algorithms_enabled())
+    return ComputeDevice(
+        device.type,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        any_length=torch.is_inference_mode_enabled(),
+    )
 
 
 def attend_by(
@@ -86,13 +90,18 @@ def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, s
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
     assert not dropout, "it has none"
+    given_k, given_v = k, v
     if marked is not None:
         # What is marked is compared once, behind the others.
         k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
     q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     seen, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
     attend = _compiled_flex if q.is_cuda else _flex_attention
-    mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
+    try:
+        mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
+    except torch._dynamo.exc.FailOnRecompileLimitHit:
+        # Whoever has more forms than that waits longer for them than for this.
+        return _tiles(q, given_k, given_v, mask, marked, scale, dropout)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
 

@@ -29,7 +29,7 @@ from megaptm.layers.mask import Mask
 
 @dataclass(frozen=True)
 class Marked:
-    """The marked positions of each row, filled up to as many as the row with most has."""
+    """The marked positions of each row, filled up to as many as `marked_places` has."""
 
     places: Tensor
     """[B, G]"""
@@ -71,10 +71,11 @@ class Marked:
 
 
 def marked_places(marks_BS: Tensor) -> Tensor:
-    """[B, G]: the places of each row that are marked, and others behind them. The host waits for a GPU to tell how many
-    there are."""
+    """[B, G]: the places of each row that are marked, and others behind them, as many as a power of two: a kernel is
+    compiled for each number of them. The host waits for a GPU to tell how many there are."""
     marks = marks_BS != 0
     most = int(marks.sum(1).max())
+    most = most and 1 << (most - 1).bit_length()
     return marks.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
 
 

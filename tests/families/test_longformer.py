@@ -13,6 +13,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.layers import sparse
 from megaptm.layers.layer import Stack
+from megaptm.layers.sparse import marked_places
 from megaptm.parallel.batches import with_marked_places
 from megaptm.spec import published
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -87,15 +88,23 @@ def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: b
 def test_places_that_the_host_has_counted_are_those_that_layers_would_count(recompute: bool) -> None:
     """As an engine gives them, so that layers ask nothing of a GPU; other rows have fewer."""
     model, batch = tiny_model("longformer"), tiny_batch("longformer")
-    batch["global_tokens"][0, [0, 5]] = 1
+    batch["global_tokens"][0, [0, 3, 5]] = 1
     if recompute:
         for module in model.modules():
             if isinstance(module, Stack):
                 module.run_layer = partial(checkpoint, use_reentrant=False)
     told = with_marked_places(batch)
-    assert told["marked_places"].shape == (len(batch["tokens"]), int(batch["global_tokens"].sum(1).max()))
+    assert told["marked_places"].shape == (len(batch["tokens"]), 4)  # of three
     alone, given = model(batch)["mlm"][0], None
     with patch.object(sparse, "marked_places", side_effect=AssertionError("counted again")):
         given = model(told)["mlm"][0]
     assert torch.equal(given, alone)
     given.backward()
+
+
+def test_rows_are_of_few_numbers_of_marked_places() -> None:
+    """For each of which a GPU's kernel is compiled."""
+    marks = torch.arange(100) < torch.arange(101)[:, None]
+    widths = [marked_places(row[None]).shape[1] for row in marks]
+    assert {*widths} == {0, 1, 2, 4, 8, 16, 32, 64, 100}
+    assert all(width >= number for number, width in enumerate(widths))

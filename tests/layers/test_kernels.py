@@ -16,8 +16,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 from megaptm.bricks.kernels import KERNELS, AttentionWork, ComputeDevice, choose
 from megaptm.bricks.pattern import ChunkPairs, Pattern
 from megaptm.errors import UserError
+from megaptm.layers import kernels
 from megaptm.layers.attention import PatternAttend
-from megaptm.layers.kernels import attend_by, block_mask, window_of
+from megaptm.layers.kernels import attend_by, block_mask, device_of, window_of
 from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked
@@ -153,6 +154,7 @@ REFUSALS: dict[str, tuple[str, dict[str, Any], ComputeDevice, str]] = {
     "dropout": ("flex", {"dropout": 0.1}, ComputeDevice("cuda", ALL_PACKAGES), "it has no dropout"),
     "documents": ("flash-attn", {"documents": True}, ComputeDevice("cuda", ALL_PACKAGES), "it cannot keep documents"),
     "order": ("transformer-engine", {"ordered": True}, ComputeDevice("cuda", ALL_PACKAGES), "it knows no order"),
+    "any length": ("flex", {}, ComputeDevice("cuda", ALL_PACKAGES, any_length=True), "it is compiled for each length"),
     "scores": ("tiles", {"scored": True}, ComputeDevice("cuda", ALL_PACKAGES), "something is added to its scores"),
     "cross": ("tiles", {"of_memory": True}, ComputeDevice("cpu"), "its keys are another stream's"),
     "hashes": ("fused", {"hashed": True}, ComputeDevice("cpu"), "its places are sorted by hashes"),
@@ -171,6 +173,25 @@ def test_a_kernel_that_cannot_is_refused_with_the_reason(case: str) -> None:
         UserError, match=rf"train\.attention_kernel \({kernel}\) cannot compute the dot attention: {why}"
     ):
         choose(work, device, kernel)
+
+
+def test_texts_of_any_length_are_read_by_what_is_not_compiled() -> None:
+    """A decoder that reads its text again for each token would wait for a compiler each time."""
+    assert not device_of(CPU).any_length
+    with torch.inference_mode():
+        assert device_of(CPU).any_length
+
+
+def test_what_is_compiled_no_more_goes_by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many forms as torch compiles in a process are there, and another is asked for."""
+    compiled = torch.compile(flex_module.flex_attention, backend="eager", dynamic=False, fullgraph=True)
+    monkeypatch.setattr(kernels, "_flex_attention", lambda: compiled)
+    mask, x = mask_of("window", 64, packed=True, marking=True), [one.detach() for one in given(64)]
+    marked = Marked.of(mask.marks)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        attend_by("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
+        mixed = attend_by("flex", *x, mask, marked, scale=SCALE, dropout=0.0)
+    assert torch.equal(mixed, attend_by("tiles", *x, mask, marked, scale=SCALE, dropout=0.0))
 
 
 def wanting(model: Model, kernel: str) -> Model:

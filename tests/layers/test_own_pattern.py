@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks import brick_of
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
@@ -55,6 +57,21 @@ def test_the_example_of_the_page_is_one_with_a_family(monkeypatch: pytest.Monkey
     spec = resolve_model(load("gpt2/tiny", ["model.family=mine:SPARSE"]))
     assert (spec.name, spec.family.last_block.attention) == ("sparse", ("mine:SINKS", "dot"))
     assert load_pattern("mine:SINKS").pairs(256) == (1 + 2 + 3 + 3) * 64 * 64
+
+
+def test_nothing_is_asked_of_a_gpu() -> None:
+    """Of no number of a tensor, which the host would wait for in each tile of each layer."""
+    places, asked = torch.arange(40), []
+
+    class Asked(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Asked():
+        CROSS.sees(places.new_zeros(()), places[:, None], places, torch.ones(1, 10, 10, dtype=torch.bool))
+    assert "index" in asked
+    assert "_local_scalar_dense" not in asked
 
 
 def test_kernels_take_it_that_can_say_it() -> None:
