@@ -34,6 +34,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
+from megaptm.storage import is_remote
 from megaptm.tokenizers import Tokenizer, load
 
 
@@ -146,6 +147,8 @@ def retrieved(
 ) -> None:
     """Write the file of documents that are like others, which `retrieved` of an objective names, and say how many there
     are."""
+    if is_remote(out):
+        raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
     own, *others = (None if place is None else Corpus.open(place) for place in (corpus, images, texts))
     assert own is not None
     path, console = Path(out).expanduser(), console or Console()

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from megaptm.data.retrieved import RetrievedFrom, RetrievedHeader, write_retrieved
@@ -21,7 +22,7 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
-from megaptm.storage import AtomicFile, is_remote
+from megaptm.storage import AtomicFile, is_remote, write_whole
 
 ROWS = 128
 """Documents that are compared with all others at once."""
@@ -103,6 +104,8 @@ def retrieve(
     `texts`, absent none. Nothing is retrieved from another split. Blocks that are done lie in a folder beside the file
     until it is there, so that who is stopped goes on.
     """
+    if not out.name or out.is_dir():
+        raise UserError(f"--out ({out}) is a folder: name a file.")
     _check(corpus, texts)
     sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
     for kind in ("images", "captions"):
@@ -121,15 +124,16 @@ def retrieve(
     blocks = {split: -(-corpus.split(split).samples // how.among) for split in splits}
     every = [(split, block) for split in splits for block in range(blocks[split])]
     for number, (split, block) in enumerate(every):
-        if number % parts == part and not work.path(split, block).is_file():
+        if number % parts == part and work.read(split, block, sources) is None:
             tell(f"{split}: block {block + 1:,} of {blocks[split]:,}")
             work.keep(split, block, _block(corpus, sources, split, block, blocks[split], how))
-    if missing := sum(not work.path(*one).is_file() for one in every):
+    if missing := sum(work.read(*one, sources) is None for one in every):
         return missing
     report: dict[str, FoundOfKind] = {}
     tables: dict[str, list[np.ndarray]] = {}
     for split, block in every:
-        done = load_file(work.path(split, block))
+        if (done := work.read(split, block, sources)) is None:
+            raise UserError(f"{work.folder} is gone or damaged since it was read: did another process end this, too?")
         for kind in (kind for kind in RETRIEVED if kind in sources):
             tables.setdefault(f"{split}.{kind}", []).append(done[kind])
             report.setdefault(f"{split}.{kind}", FoundOfKind()).add(done[kind], done[f"{kind} nearest"])
@@ -149,11 +153,10 @@ class _Work:
         """Those of the same corpora and options alone."""
         folder = out.with_name(f"{out.name}.blocks")
         folder.mkdir(parents=True, exist_ok=True)
-        told, path = json.dumps([asdict(header), asdict(how)], indent=1), folder / "made-from.json"
+        told, path = json.dumps([asdict(header), asdict(how)], indent=1).encode(), folder / "made-from.json"
         if not path.is_file():
-            with AtomicFile(path) as unfinished:
-                unfinished.write_text(told)
-        if path.read_text() != told:
+            write_whole(path, told)
+        if path.read_bytes() != told:
             raise UserError(
                 f"{folder} was begun with other corpora or options: give the same again, or remove that folder."
             )
@@ -161,6 +164,14 @@ class _Work:
 
     def path(self, split: str, block: int) -> Path:
         return self.folder / f"{split}-{block:06d}.safetensors"
+
+    def read(self, split: str, block: int, kinds: Iterable[str]) -> dict[str, np.ndarray] | None:
+        """A block; None where it is not there, or damaged, and so is to be made."""
+        try:
+            done: dict[str, np.ndarray] = load_file(self.path(split, block))
+        except (OSError, SafetensorError):
+            return None
+        return done if all({kind, f"{kind} nearest"} <= {*done} for kind in kinds) else None
 
     def keep(self, split: str, block: int, found: Iterator[tuple[str, np.ndarray, np.ndarray]]) -> None:
         arrays: dict[str, np.ndarray] = {}
@@ -179,7 +190,8 @@ def _check(corpus: Corpus, texts: Corpus | None) -> None:
 
 
 def _place(corpus: Corpus) -> str:
-    return corpus.name if is_remote(corpus.name) else str(corpus.folder.resolve())
+    # Where its shards lie elsewhere, `folder` is what the cache has of it.
+    return corpus.name if is_remote(corpus.name) else str(Path(corpus.name).resolve())
 
 
 def _block(

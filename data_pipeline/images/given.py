@@ -66,7 +66,7 @@ def index_shard(job: GivenShardJob) -> ImageShardResult:
     """
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
-    with opened(job.shard.place, Path(job.folder)) as path:
+    with opened(job.shard, Path(job.folder)) as path:
         return _index(job, path, result, name)
 
 

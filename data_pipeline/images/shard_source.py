@@ -76,8 +76,9 @@ def _at_url(url: str) -> list[GivenShard]:
 
 
 @contextmanager
-def opened(place: str, scratch: Path) -> Iterator[Path]:
+def opened(shard: GivenShard, scratch: Path) -> Iterator[Path]:
     """A shard as a file of this machine, for a while."""
+    place = shard.place
     if not is_remote(place):
         yield Path(place)
         return
@@ -86,4 +87,9 @@ def opened(place: str, scratch: Path) -> Iterator[Path]:
         while chunk := there.read(CHUNK):
             copy.write(chunk)
         copy.flush()
+        if shard.size and copy.tell() != shard.size:  # of the wrong one there would be an index
+            raise UserError(
+                f"{place} has {copy.tell():,} bytes, and had {shard.size:,} when it was listed: build again when "
+                "nobody writes there."
+            )
         yield Path(copy.name)

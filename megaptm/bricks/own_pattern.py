@@ -16,6 +16,9 @@ from megaptm.errors import UserError
 from megaptm.plugins import is_plugin, load_plugin, plugin_error
 from megaptm.spec import Block
 
+LARGEST = 4096
+"""Places of a block, at most: a shorter row is computed as if it had so many."""
+
 
 @dataclass(frozen=True)
 class OwnPattern(Pattern):
@@ -65,14 +68,17 @@ def load_pattern(word: str) -> OwnPattern:
     found = load_plugin(word, "Block.attention", "pattern")
     if not isinstance(found, OwnPattern):
         raise UserError(f"Block.attention: `{word}` is not a `{__name__}.OwnPattern`: correct the name.")
-    if type(found.block) is not int or found.block < 1:
-        raise UserError(f"Block.attention: the block of `{word}` is {found.block!r}: give a whole number from 1 on.")
+    if type(found.block) is not int or not 1 <= found.block <= LARGEST:
+        raise UserError(
+            f"Block.attention: the block of `{word}` is {found.block!r}: give a whole number from 1 to {LARGEST:,}."
+        )
     return replace(found, name=word)
 
 
 @lru_cache(maxsize=64)
 def _table(pattern: OwnPattern, length: int) -> np.ndarray:
     number, places = -(-length // pattern.block), np.arange(length)
+    places.setflags(write=False)  # or a mask that changes what it is given would change what is asked of it next
     if not (itself := _asked(pattern, places, places)).all():
         raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
     if pattern.blocks is None:
@@ -83,12 +89,16 @@ def _table(pattern: OwnPattern, length: int) -> np.ndarray:
         )
         return found[None]
     try:
-        found = pattern.blocks(number)
+        found, again = pattern.blocks(number), pattern.blocks(number)
     except Exception as error:  # whatever the user's code raises
         raise plugin_error(f"Block.attention: the blocks of `{pattern.name}`", error) from None
     if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != (number, number):
         what = f"{found.dtype} {[*found.shape]}" if isinstance(found, np.ndarray) else type(found).__name__
         raise _wrong(pattern, f"its blocks are {what}", f"of {number} blocks give an array, bool [{number}, {number}]")
+    if not np.array_equal(found, again):  # so would those of each process be, and of a run that goes on
+        raise _wrong(
+            pattern, "its blocks are others each time", "draw them by a seed, as np.random.default_rng(0) does"
+        )
     if not found.diagonal().all():
         raise _wrong(pattern, f"block {np.argmin(found.diagonal())} does not see itself", "let each see itself")
     return found[None]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from megaptm.credentials import has_credentials
 from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
-from megaptm.storage import is_remote, write_whole
+from megaptm.storage import write_whole
 
-LOCAL_PROTOCOLS = ("file", "local", "memory")
-"""Protocols by which a corpus from elsewhere could show files of this machine."""
+NOT_ELSEWHERE = (
+    *("file", "local", "asynclocal", "memory", "data", "dir", "git", "generic", "reference", "dask", "async_wrapper"),
+    *("zip", "tar", "libarchive", "cached", "blockcache", "filecache", "simplecache"),
+)
+"""Protocols by which a corpus from elsewhere could show files of this machine, or which only look into what others
+have."""
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
+"""A URL in whose protocol nothing is written large: libraries know none that is."""
 
 
 def addresses_name(split: str) -> str:
@@ -28,22 +35,22 @@ def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_addresses(folder: Path, split: str, table: Sequence[ShardInfo]) -> dict[str, str]:
-    """Name of a shard in the corpus -> its URL; a `UserError` where the file does not go with the table."""
-    path = folder / addresses_name(split)
+def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[str, str]:
+    """Name of a shard in the corpus -> its URL; a `UserError` where the file, of which `path` is a copy of the one at
+    `place`, does not go with the table."""
     try:
         urls = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{path} cannot be read: copy it again or rebuild the corpus.") from None
+        raise UserError(f"{place} cannot be read: copy it again or rebuild the corpus.") from None
     for url in urls:
         if not isinstance(url, str) or not is_address(url):
-            raise UserError(f"{path} has {shown(str(url))}, which is no address of a shard: rebuild the corpus.")
+            raise UserError(f"{place} has {shown(str(url))}, which is no address of a shard: rebuild the corpus.")
     if len(urls) != len(table):
-        raise UserError(f"{path} has {len(urls):,} addresses of {len(table):,} shards: rebuild the corpus.")
+        raise UserError(f"{place} has {len(urls):,} addresses of {len(table):,} shards: rebuild the corpus.")
     return {info.name: url for info, url in zip(table, urls, strict=True)}
 
 
 def is_address(url: str) -> bool:
     """Whether a corpus may say that a shard is there."""
-    plain = is_remote(url) and "::" not in url and not has_credentials(url)
-    return plain and url.partition("://")[0] not in LOCAL_PROTOCOLS
+    said = ADDRESS.fullmatch(url)
+    return said is not None and said[1] not in NOT_ELSEWHERE and "::" not in url and not has_credentials(url)

@@ -41,17 +41,26 @@ class Mirror:
         manifest = parse_manifest(content, address)
         mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
         for split, sums in manifest["splits"].items():
-            name = table_name(split)
-            cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sums["table_sha256"])
+            mirror._fetch_whole(table_name(split), sums["table_sha256"])
         addresses: dict[str, str] = {}
         for split, sha256 in manifest.get("addresses", {}).items():
-            name = addresses_name(split)
-            cache.fetch(storage.join(url, name), mirror.folder / name, sha256=sha256)
-            addresses |= read_addresses(mirror.folder, split, ShardTable(mirror.folder / table_name(split), split))
+            if split not in manifest["splits"]:
+                raise UserError(f"{address} has addresses of a split `{split}` that it has not: rebuild the corpus.")
+            path = mirror._fetch_whole(name := addresses_name(split), sha256)
+            table = ShardTable(mirror.folder / table_name(split), split)
+            addresses |= read_addresses(path, table, storage.join(url, name))
         mirror = replace(mirror, addresses=addresses)
         mirror.fetch_tokenizer()
         write_whole(mirror.folder / MANIFEST, content)  # last, as where it came from
         return mirror
+
+    def _fetch_whole(self, name: str, sha256: str) -> Path:
+        """See that a file that describes the corpus is here and whole: a copy that is not is fetched again."""
+        path, source = self.folder / name, storage.join(self.url, name)
+        if not self.cache.fetch(source, path, sha256=sha256) and storage.hash_of(str(path)) != sha256:
+            self.cache.discard(path)
+            self.cache.fetch(source, path, sha256=sha256)
+        return path
 
     def fetch_tokenizer(self, *, again: bool = False) -> None:
         """Fetch the tokenizer's files; `again` also those that are here, where the fingerprint is wrong."""

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from megaptm.data.manifest import NoCorpusError
 from megaptm.data.order import OpenShards
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
@@ -81,7 +82,7 @@ def _header(said: str) -> RetrievedHeader:
     try:
         sources = {kind: RetrievedFrom(str(one["id"]), str(one["place"])) for kind, one in known["sources"].items()}
         header = RetrievedHeader(str(known["corpus"]), int(known["longest"]), sources)
-    except (TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # of a number that is infinite
         raise ValueError("it says nothing of corpora") from None
     if not {*sources} <= {*RETRIEVED} or header.longest < 1:
         raise ValueError("what it says of corpora is nothing that a file of this kind has")
@@ -172,7 +173,12 @@ class RetrievedDocuments:
 
 
 def _opened(source: RetrievedFrom, file: str, kind: str, cache: Cache | None) -> Corpus:
-    corpus = Corpus.open(source.place, cache)
+    try:
+        corpus = Corpus.open(source.place, cache)
+    except NoCorpusError:
+        raise UserError(
+            f"retrieved: {file} has {kind} of {source.place}, and no corpus is there: put it back, or {REMEDY} anew."
+        ) from None
     if corpus.manifest.id != source.id:
         raise UserError(
             f"retrieved: {corpus.name}, from which {file} has {kind}, was built again since: {REMEDY} anew, or put "

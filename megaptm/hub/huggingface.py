@@ -336,7 +336,8 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
             )
     weights, missing = import_weights(counterpart.rows, spec, theirs)
     if missing:
-        raise UserError(f"{where} lacks weights of {counterpart.model}: {_some(missing)}; give a complete checkpoint.")
+        names = _some([*dict.fromkeys(missing)])  # one of which several are made is missing once
+        raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
     absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
     return ImportedModel(spec, weights, absent)
 

@@ -92,9 +92,10 @@ def _number(said: str) -> int:
 
 def _detector(said: str) -> tuple[int, int]:
     numbers = [word.strip() for word in said.strip("[] ").split(",")]
-    if len(numbers) != 2 or not all(word.isascii() and word.isdecimal() and 0 < len(word) < 8 for word in numbers):
+    plain = all(word.isascii() and word.isdecimal() and len(word) < 8 and int(word) for word in numbers)
+    if len(numbers) != 2 or not plain:
         raise UserError(
-            f"{DETECTOR}{said} is no [FEATURES,CLASSES]: give two whole numbers, as in {DETECTOR}[2048,1601]."
+            f"{DETECTOR}{said} is no [FEATURES,CLASSES]: give two whole numbers from 1 on, as in {DETECTOR}[2048,1601]."
         )
     features, classes = map(int, numbers)
     return features, classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -38,7 +39,11 @@ class AtomicFile:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        """An `OSError` where a device, a pipe or a socket is: a file would take its place, for all programs of who may
+        write in `/dev`."""
         self.path = Path(path)
+        if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
+            raise OSError(errno.ENXIO, "it is no file, and one would take its place", str(path))
         # A name of its own for each attempt: a worker believed dead may still be at it.
         self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
 

@@ -85,5 +85,6 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
     assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
     config = load(tmp_path / "run/config.yaml")
     assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
-    with pytest.raises(UserError, match=r"model.detector=24 is no \[FEATURES,CLASSES\]: give two whole numbers"):
-        import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", "model.detector=24"])
+    for said in ("24", "[0, 17]"):
+        with pytest.raises(UserError, match=r"is no \[FEATURES,CLASSES\]: give two whole numbers from 1 on"):
+            import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", f"model.detector={said}"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import cycle
 from types import ModuleType
 from typing import Any
 
@@ -84,6 +85,14 @@ def test_kernels_take_it_that_can_say_it() -> None:
             choose(work, GPU, kernel)
 
 
+TURNS = cycle((True, False))
+
+
+def drawn(number: int) -> np.ndarray:
+    """As if by chance, each time others."""
+    return np.full((number, number), next(TURNS)) | np.eye(number, dtype=bool)
+
+
 def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
     return OwnPattern(mask, blocks, block=4, name="mine:BROKEN")
 
@@ -94,6 +103,7 @@ def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
         (broken(lambda query, key: query > key), r"\(place 0 does not see itself\): let each see itself"),
         (broken(lambda query, key: query - key), r"its mask says int64 \[10\]\): give bool \[10\]"),
         (broken(lambda query, key: True), "its mask says bool"),
+        (broken(lambda query, key: query.__iadd__(1) >= key), "the mask of `mine:BROKEN` failed .*read-only"),
         (broken(lambda query, key: query.near(key)), "the mask of `mine:BROKEN` failed"),
         (
             broken(blocks=lambda number: np.ones((2, 2), bool)),
@@ -101,6 +111,7 @@ def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
         ),
         (broken(blocks=lambda number: [[True]]), "its blocks are list"),
         (broken(blocks=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
+        (broken(blocks=drawn), "its blocks are others each time.: draw them by a seed"),
         (broken(blocks=lambda number: 1 / 0), "the blocks of `mine:BROKEN` failed"),
     ],
 )
@@ -114,6 +125,7 @@ def test_what_is_broken_is_said(pattern: OwnPattern, told: str) -> None:
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.own_pattern.OwnPattern`"),
+        ("tests.models.strided:SO_LARGE", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "use one of dot, .*package.module:NAME"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save, save_file
 
 from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
 from data_pipeline.commands import retrieved
@@ -230,6 +230,11 @@ def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_p
     assert isinstance(retrieve(corpus, tmp_path / "it", how, texts=texts, tell=begun.append), dict)
     assert begun == ["train: block 2 of 2", "validation: block 1 of 1"]
     assert retrieve(corpus, tmp_path / "parts", how, texts=texts, part=1, parts=2) == 2
+    # A block that is damaged, or of other kinds, is made again.
+    block = tmp_path / "parts.blocks/train-000001.safetensors"
+    for content in (block.read_bytes()[:-1], save({"images": np.zeros((1, 4), dtype=np.int32)})):
+        block.write_bytes(content)
+        assert retrieve(corpus, tmp_path / "parts", how, texts=texts, part=1, parts=2) == 2
     assert isinstance(retrieve(corpus, tmp_path / "parts", how, texts=texts, part=0, parts=2), dict)
     files = [
         (one / "found" if one == folder else one).read_bytes() for one in (folder, tmp_path / "it", tmp_path / "parts")
@@ -263,6 +268,10 @@ def damaged(folder: Path, tmp_path: Path, change: str) -> Path:
         tables["train.images"] = np.full_like(tables["train.images"], 5000)
     if change == "built again":
         header["sources"]["texts"]["id"] = "another"
+    if change == "infinite":
+        header["longest"] = float("inf")
+    if change == "moved":
+        header["sources"]["texts"]["place"] = str(tmp_path / "gone")
     if change == "kind":
         header["sources"]["sounds"] = header["sources"]["texts"]
     if change == "numbers":
@@ -280,6 +289,8 @@ BAD = {
     "rows": "is damaged .it knows of other documents than the split `train` has",
     "beyond": "is damaged .it names document 5,000 of ",
     "built again": "texts, was built again since",
+    "infinite": "is no file of retrieved documents .it says nothing of corpora",
+    "moved": "found has texts of .*gone, and no corpus is there: put it back, or",
 }
 
 
@@ -300,6 +311,9 @@ def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) 
     with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*say --detector"):
         retrieved(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
     assert not (tmp_path / "out").exists()
+    for place, said in ((str(folder), "is a folder: name a file"), ("s3://bucket/out", "is a URL: name a file of")):
+        with pytest.raises(UserError, match=said):
+            retrieved(str(folder / "corpus"), place, how)
 
 
 @pytest.mark.parametrize(

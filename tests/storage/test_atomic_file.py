@@ -141,3 +141,10 @@ def test_a_full_disk_is_told_with_the_file_that_had_no_room(tmp_path, monkeypatc
     said = f"no space left on the disk of {tmp_path / 'file'}: make room"
     with pytest.raises(UserError, match=said), storage_errors_as_user_errors("the output"):
         write_whole(tmp_path / "file", b"x")
+
+
+def test_no_file_takes_the_place_of_a_device_or_a_pipe(tmp_path):
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no file, and one would take its place"):
+        write_whole(pipe, b"some")
+    assert pipe.is_fifo()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_pipeline.annotate.retrieve import _place
 from data_pipeline.images.repeated import file_sketch
+from data_pipeline.images.shard_source import given_shards, opened
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.check.data import look_at_shards
 from megaptm.check.finding import Case
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
+from megaptm.data.addresses import addresses_name, read_addresses
+from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.data.shards import Corpus
+from megaptm.data.table import table_name
 from megaptm.errors import UserError
 from megaptm.storage import Cache, join, listed, upload
 from megaptm.tokenizers import load
@@ -124,3 +131,41 @@ def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_
     with pytest.raises(UserError, match=said):
         build(url, tmp_path / "corpus", **TOLD)
     assert not (tmp_path / "corpus").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *('"file:///etc/passwd"', '"FILE:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"zip:///etc/a.zip"', '"dir://a"'),
+        *('"/etc/passwd"', "3", "{", '"s3://key:secret@b/a.tar"', r'"s3://b/\n.tar"'),
+    ],
+)
+def test_a_place_that_no_corpus_may_name_is_refused(line, tmp_path):
+    (tmp_path / "copy").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"train\.addresses\.jsonl (has|cannot)"):
+        read_addresses(tmp_path / "copy", [], f"s3://b/{addresses_name('train')}")
+
+
+def test_addresses_whose_copy_is_damaged_are_fetched_again_and_those_of_no_split_refused(url, tmp_path):
+    build(url, there := tmp_path / "there", **TOLD)
+    cache = Cache(tmp_path / "cache")
+    first = Corpus.open(there, cache)
+    assert _place(first) == str(there), "not what the cache has of it, which is swept"
+    for name in (addresses_name("train"), table_name("train")):
+        copy = first.folder / name
+        copy.write_bytes(copy.read_bytes()[:-5])
+        assert Corpus.open(there, cache).mirror == first.mirror
+    manifest = json.loads((there / MANIFEST).read_text()) | {"addresses": {"test": "0" * 64}}
+    (there / MANIFEST).write_text(json.dumps(manifest | {"id": content_id(manifest)}))
+    with pytest.raises(UserError, match=r"there/manifest\.json has addresses of a split `test` that it has not"):
+        Corpus.open(there, cache)
+
+
+def test_a_shard_that_changed_since_it_was_listed_gets_no_index(url, tmp_path):
+    shard = given_shards(url)[0]
+    with opened(shard, tmp_path) as copy:
+        assert copy.stat().st_size == shard.size
+    told = r"00000.tar has [\d,]+ bytes, and had [\d,]+ when it was listed: build again"
+    with pytest.raises(UserError, match=told), opened(replace(shard, size=shard.size + 1), tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
