@@ -61,7 +61,10 @@ class FeedForward(nn.Module):
     def forward(self, x_SBD: Tensor) -> Tensor:
         x_SBF = self.up(x_SBD)
         if self.gated:
-            gate, value = x_SBF.unflatten(-1, (-1, 2)).unbind(-1)
+            pairs_SBF2 = x_SBF.unflatten(-1, (-1, 2))
+            if x_SBF.is_cpu:  # whose instructions take neighbors, not every second number: one copy is far less
+                pairs_SBF2 = pairs_SBF2.movedim(-1, 0).contiguous().movedim(0, -1)
+            gate, value = pairs_SBF2.unbind(-1)
             x_SBF = self.activation(gate) * value
         else:
             x_SBF = self.activation(x_SBF)
