@@ -50,8 +50,8 @@ WHOLE = Layout(
 LAST = WHOLE.processes - 2
 SLICES = Layout(tensor=2, sequence_parallel=True, recompute="full")
 BEGIN = ("electra", "deberta-v3", "t5", "clip", "xlnet")
-END = ("electra", "deberta-v3", "albert", "t5", "clip", "uniter", "unimo", "xlnet", "bigbird")
-SLICED = ("longformer", "reformer", "bigbird", "xlnet", "vit")
+END = ("electra", "deberta-v3", "albert", "t5", "led", "clip", "uniter", "unimo", "xlnet", "bigbird")
+SLICED = ("longformer", "led", "reformer", "bigbird", "xlnet", "vit")
 RULES = {
     "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
     "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
@@ -61,6 +61,7 @@ CASES = {
     **{family: Case(family, DATA) for family in (*CATALOGUE, *RECURRENT, *VISION)},
     "gpt2": Case("gpt2", DATA, microbatches=2),
     "rotation": Case("queries and keys turned by place", DATA),
+    "pattern": Case("a pattern of one's own", DATA),
     "contrast": Case("two towers, compared over all rows", DATA),
     "contrast, first stage": Case("two towers, compared over all rows", WHOLE, microbatches=2),
     "contrast, last stage": Case("two towers, compared over all rows", WHOLE, rank=LAST, microbatches=2),
