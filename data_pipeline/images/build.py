@@ -43,7 +43,7 @@ from megaptm import __version__
 from megaptm.credentials import refuse_credentials
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
-from megaptm.storage import is_remote, plain_file
+from megaptm.storage import is_remote, local_path, plain_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 MOST_LABELS = 1 << 16
@@ -94,7 +94,8 @@ def build_images(
                 dropped.merge(one.dropped)
         if not found.infos["train"]:
             reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items()) or "nothing found"
-            raise UserError(f"{recipe.source}: no image is left to build from ({reasons}): give others.")
+            remedy = "give what a detector found in each, a file .npz" if recipe.regions else "give others"
+            raise UserError(f"{recipe.source}: no image is left to build from ({reasons}): {remedy}.")
         found.tokenizer.save(output.folder / "tokenizer")
         manifest = write_manifest(
             output.folder,
@@ -137,7 +138,7 @@ def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | st
     if is_remote(source):
         refuse_credentials(source, where="the source of images")
         return source
-    folder = Path(os.path.abspath(Path(source).expanduser()))
+    folder = Path(os.path.abspath(local_path(source)))
     if not folder.is_dir():
         raise UserError(f"{source} is no folder: name one with a folder of images for each label, or with shards.")
     refuse_odd_name(folder)
@@ -146,7 +147,9 @@ def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | st
 
 def _here(folder: Path | str) -> Path:
     if isinstance(folder, str):
-        raise UserError(f"{folder}: of images in folders those held out are, too: copy them to one of this machine.")
+        raise UserError(
+            f"{folder}: what is held out of images in a folder is read from a folder, too: copy it to this machine."
+        )
     return folder
 
 

@@ -18,11 +18,12 @@ def list_url(url: str) -> Listing | None:
     try:
         system, path = file_system(url)
         kind, folder, found = _find(system, path.rstrip("/"))
-    except FileNotFoundError:
-        return None
     except (ImportError, ValueError, OSError) as error:
+        cause = _what_happened(error)
+        if isinstance(cause, FileNotFoundError):
+            return None
         raise UserError(
-            f"source {url} cannot be listed ({error}): correct it, or its server's address and keys."
+            f"source {url} cannot be listed ({cause}): correct it, or its server's address and keys."
         ) from None
     # `zip://*.txt::s3://bucket/pile.zip`: what is found in the pile is still in the pile.
     _, chained, outside = url.partition("::")
@@ -47,6 +48,11 @@ def _corpora(names: Iterable[str]) -> list[str]:
     for name in names:
         folders.setdefault(posixpath.dirname(name), []).append(posixpath.basename(name))
     return [folder for folder, inside in folders.items() if is_corpus(inside)]
+
+
+def _what_happened(error: Exception) -> Exception:
+    """fsspec's file system of the web says of a server that does not answer, too, that there is no such file."""
+    return error.__cause__ if isinstance(error.__cause__, OSError) else error
 
 
 def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:

@@ -205,7 +205,7 @@ def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
             yield (
                 f"objective ({task.name}) makes rows of {places} {prefix}tokens where data.sequence is "
                 f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): "
-                "lower data.sequence, or ask for less."
+                "lower data.sequence, raise these, or ask for less."
             )
 
 

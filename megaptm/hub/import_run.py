@@ -27,6 +27,8 @@ from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.models import initial_value
 from megaptm.objectives import objective_of
+from megaptm.objectives.mixtures import NamedMixture
+from megaptm.objectives.written import tasks_of
 from megaptm.plan.count import count
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
@@ -218,8 +220,14 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     if spec.family.reads_regions:
         # Behind the text come regions; texts alone, where a task reads such, are of several documents.
-        regions = objective_of(spec.family.objectives[0]).batch(4096, False).regions
-        data |= {"sequence": data["sequence"] + regions, "document_mask": False}
+        mixture = objective_of(spec.family.objectives[0])
+        data |= {"sequence": data["sequence"] + mixture.batch(4096, False).regions, "document_mask": False}
+        assert isinstance(mixture, NamedMixture)
+        assert spec.size.detector is not None
+        features, classes = spec.size.detector
+        # The name alone is of the papers' detector.
+        if (own := tasks_of(mixture, features=features, classes=classes)) != tasks_of(mixture):
+            return {"run": str(run), "model": {**model, **numbers}, "data": data, "objective": own, **RECIPE}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
 
 

@@ -92,15 +92,17 @@ def clock(seconds: float) -> str:
 
 
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
-    """Three commands to go on with after a run has ended, or has stopped half-way: then `start` is what starts it."""
+    """Commands to go on with, three at most, after a run has ended, or has stopped half-way: then `start` starts it."""
     run = typed_path(config.run)
     spec = resolve(config)
     # Hugging Face has no recurrent family: each is exported by a command that has its name.
     form = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
-    last = ["export", form, run, os.path.join("exported", Path(run).name)]
+    last: list[str] = ["export", form, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]
-    commands = [["report", run], ["evaluate", run], last]
+    elif not isinstance(spec, WordSpec) and spec.family.reads_regions:  # which Hugging Face has not
+        last = []
+    commands = [["report", run], ["evaluate", run], *([last] if last else [])]
     return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]
 
 

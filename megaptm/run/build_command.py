@@ -6,10 +6,10 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve, resolve_model
 from megaptm.data.opening import annotations_of
 from megaptm.families.words import WordFamily
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import Task, tasks_of
 from megaptm.spec import Family
 from megaptm.storage import join
 
@@ -21,6 +21,8 @@ SOURCES = {
 """Annotation -> a source that has it, of no plain text: its path, and its settings."""
 VALUES = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
 """Annotation that is no switch -> what stands for its value."""
+PUBLISHED_DETECTOR = (2048, 1601)
+"""Whose files `megaptm corpus images` takes unless told of another."""
 
 
 def specials_option(family: Family | WordFamily) -> list[str]:
@@ -56,8 +58,11 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
         # The family's kind and special tokens are those that such a corpus is built with anyway.
         told = [word for word in told if not word.startswith(("tokenizer.kind=", "tokenizer.specials="))]
         return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *told]
-    if isinstance(family, Family) and family.reads_regions:
-        told = [] if tokenizer is None else [f"tokenizer={tokenizer}"]
+    if isinstance(family, Family) and family.reads_regions and _with_regions(place, config):
+        told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
+        told = [word for word in told if word != "tokenizer.kind=wordpiece"]  # such a corpus has it anyway
+        detector = resolve_model(config).size.detector
+        told += [] if detector in (None, PUBLISHED_DETECTOR) else [f"detector={[*detector]}"]
         return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", "regions=true", *told]
     return [
         *("corpus", "build", source, f"out={out}"),
@@ -66,10 +71,20 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
     ]
 
 
+def _tasks(place: str, config: Config) -> list[Task]:
+    """Those that read a corpus."""
+    return [task for task in tasks_of(config.built_objective) if place in (task.corpora or [place])]
+
+
+def _with_regions(place: str, config: Config) -> bool:
+    """Whether a task that reads it asks about images: UNIMO reads texts alone, too."""
+    return any(task.objective.blobs for task in _tasks(place, config))
+
+
 def _needed(place: str, config: Config) -> list[str]:
     """Annotations that the tasks ask about which read a corpus. Where there are more, one that another task can be
     asked of without them may be such."""
-    tasks = (task for task in tasks_of(config.built_objective) if place in (task.corpora or [place]))
+    tasks = _tasks(place, config)
     alone = len(config.data.mix) == 1
     asked = (task.objective if alone else task.objective.of_corpus(()) for task in tasks)
     return [*dict.fromkeys(chain(*map(annotations_of, asked)))]

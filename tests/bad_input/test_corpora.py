@@ -13,6 +13,7 @@ from megaptm.__main__ import main
 from megaptm.config import load as load_config
 from megaptm.data import open_mix, read_manifest, write_manifest
 from megaptm.run.build_command import build_command
+from megaptm.run.folder import absolute_paths
 from megaptm.tokenizers import load
 from tests.bad_input.mistakes import CONFIGS, content, told
 from tests.realtext import VOCABULARIES
@@ -113,6 +114,33 @@ def test_what_builds_a_corpus_for_the_family_is_said(family, options):
     place = "s3://texts/of our own"
     config = load_config(CONFIGS / family / "tiny.yaml", [f"data.mix={{{place}: 1}}"])
     assert build_command(place, config) == f"megaptm corpus build TEXT 'out={place}' {options}"
+
+
+@pytest.mark.parametrize(
+    ("config", "corpus", "command"),
+    [
+        ("uniter/tiny", "regions", "images FOLDER_OF_PAIRS out=PLACE texts=true regions=true 'detector=[24, 17]'"),
+        (
+            "unimo/base",
+            "captions",
+            "images FOLDER_OF_PAIRS out=PLACE texts=true regions=true tokenizer=CORPORA/web/tokenizer",
+        ),
+        (
+            "unimo/base",
+            "web",
+            "build TEXT out=PLACE tokenizer.kind=byte-bpe tokenizer.vocabulary=50265 tokenizer.specials=roberta "
+            "annotate.words=true",
+        ),
+    ],
+)
+def test_what_builds_a_corpus_of_regions_or_of_the_texts_beside_it_is_said(
+    config, corpus, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    place = str(tmp_path / "corpora" / corpus)
+    said = build_command(place, absolute_paths(load_config(CONFIGS / f"{config}.yaml")))
+    command = command.replace("PLACE", place).replace("CORPORA", str(tmp_path / "corpora"))
+    assert said == f"megaptm corpus {command}"
 
 
 @pytest.mark.parametrize(

@@ -78,13 +78,21 @@ def test_an_encoder_of_long_texts_begins_with_a_bart(bart: Path, tmp_path: Path)
 
 def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_path: Path) -> None:
     """As one of a text alone; the detector is said at the import, since no config of theirs knows of any."""
-    words = ["model.family=unimo", "model.detector=[24, 17]", "data.sequence=33", f"data.mix={{{tmp_path}: 1}}"]
-    words.append("objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}")
+    words = ["model.family=unimo", "model.detector=[24, 17]"]
     first, second, *_ = run_command(imports, "hf", roberta.folder, tmp_path / "run", *words).splitlines()
     assert "came without embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
     assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
     config = load(tmp_path / "run/config.yaml")
     assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
+    assert isinstance(config.objective, dict)
+    assert config.objective["classes"] == {
+        "task": "masked-areas",
+        "share": 5,
+        "ask_for": "distribution",
+        "alone": True,
+        "features": 24,
+        "classes": 17,
+    }
     for said in ("24", "[0, 17]"):
         with pytest.raises(UserError, match=r"is no \[FEATURES,CLASSES\]: give two whole numbers from 1 on"):
             import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", f"model.detector={said}"])

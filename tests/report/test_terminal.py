@@ -128,6 +128,13 @@ def test_what_gives_vectors_or_labels_alone_is_exported_in_its_own_form(family, 
     assert shlex.split(last)[len(shlex.split(command_line([]))) :][:2] == ["export", form]
 
 
+def test_an_export_that_there_is_not_is_not_proposed():
+    tokenizer = train("wordpiece", ["a few words"], vocabulary=60)
+    contrast = "objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}"
+    lines = next_commands(load(CONFIGS / "unimo/tiny.yaml", [contrast]), tokenizer, done=True)
+    assert [shlex.split(line)[len(shlex.split(command_line([]))) :][0] for line in lines] == ["report", "evaluate"]
+
+
 def test_a_path_is_shown_as_one_would_type_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [typed_path(path) for path in (tmp_path / "a/b", "a/b", "/elsewhere/b")] == ["a/b", "a/b", "/elsewhere/b"]

@@ -340,6 +340,14 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(files, options, said, tmp_
     assert not (tmp_path / "corpus").exists()
 
 
+def test_a_folder_may_be_said_as_a_file_url(tmp_path):
+    (tmp_path / "source/cat").mkdir(parents=True)
+    for name in ("a", "b"):
+        (tmp_path / f"source/cat/{name}.jpg").write_bytes(picture())
+    build(f"file://{tmp_path}/source", tmp_path / "corpus")
+    assert (tmp_path / "corpus/manifest.json").exists()
+
+
 def test_of_few_images_one_is_held_out_where_a_share_is_to_be():
     files = [ImageFile(name, name, 0, 1, 0) for name in ("a.png", "b.png", "c.png")]
     for seed in range(5):

@@ -347,6 +347,10 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
         ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove it"),
         ({"texts": True, "steps": (PairByConnective(),)}, "step pair-by-connective may make several"),
         ({"texts": True}, "no image is left to build from.*1 image without text"),
+        (
+            {"texts": True, "regions": True},
+            r"1 no suffix of an image.*give what a detector found in each, a file \.npz",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):

@@ -59,6 +59,8 @@ def test_what_is_not_there_is_one_sentence(bucket):
             find_files([missing])
     with pytest.raises(UserError, match=r"source gopher://a/b cannot be listed \(Protocol not known: gopher"):
         find_files(["gopher://a/b"])
+    with pytest.raises(UserError, match=r"source http://127\.0\.0\.1:1/a cannot be listed \(Cannot connect to host"):
+        find_files(["http://127.0.0.1:1/a"])
 
 
 def test_an_object_that_vanished_is_counted(bucket):
