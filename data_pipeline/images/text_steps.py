@@ -43,6 +43,8 @@ class TextSteps:
         kept = [*run_steps(self.steps, [Document(text, source)], dropped, "skip")]
         if len(kept) > 1:
             raise UserError(f"steps made {len(kept)} texts of that of {source}, and an image has one: mend them.")
+        if any(not isinstance(one, Document) or not isinstance(one.text, str) for one in kept):
+            raise UserError(f"steps made of the text of {source} what is no `Document` with a text: mend them.")
         for reason in dropped.counts:
             raise RefusedText(reason, text, dropped.said.get(reason, ""))
         # As before them: spaces and lines are one space each.

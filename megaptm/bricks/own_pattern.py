@@ -75,6 +75,22 @@ def load_pattern(word: str) -> OwnPattern:
     return replace(found, name=word)
 
 
+def check_alike(pattern: OwnPattern, query: Any, key: Any) -> None:
+    """A `UserError` where the mask says of torch's tensors, on this machine, what it does not say of numpy's arrays."""
+    expected = _asked(pattern, query.numpy(), key.numpy())
+    try:
+        seen = pattern.mask(query, key)
+    except Exception as error:  # whatever the user's code raises
+        raise plugin_error(f"Block.attention: of torch's tensors the mask of `{pattern.name}`", error) from None
+    if type(seen) is not type(query) or str(seen.dtype) != "torch.bool":
+        kind = f"{getattr(seen, 'dtype', '')} {type(seen).__name__}".strip()
+        raise _wrong(pattern, f"of torch's tensors its mask gives a {kind}", "make it of operators, which both have")
+    if not np.array_equal(seen.numpy(), expected):
+        raise _wrong(
+            pattern, "of torch's tensors its mask says what it does not of numpy's arrays", "make it of operators"
+        )
+
+
 @lru_cache(maxsize=64)
 def _table(pattern: OwnPattern, length: int) -> np.ndarray:
     number, places = -(-length // pattern.block), np.arange(length)

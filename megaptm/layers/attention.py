@@ -12,9 +12,11 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 
 from megaptm.bricks import Brick
 from megaptm.bricks.kernels import AUTO, FUSED, choose
+from megaptm.bricks.own_pattern import OwnPattern, check_alike
 from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
@@ -25,6 +27,8 @@ from megaptm.spec import visibility_of
 
 LEAST_SCORE = -100.0
 """What scores so is not seen, to whom scores are told: the released code of TinyBERT, whose masks add -10,000."""
+MOST_COMPARED = 256
+"""Places at which what a pattern of the user's own says is compared."""
 
 
 class Attend(nn.Module):
@@ -86,6 +90,9 @@ class PatternAttend(Attend):
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
         """The one that is wanted."""
+        if isinstance(self.pattern, OwnPattern) and detect_fake_mode() is None:
+            places = torch.arange(min(2 * self.pattern.block, MOST_COMPARED) + 1, device="cpu")
+            check_alike(self.pattern, *torch.meshgrid(places, places, indexing="ij"))
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
         """Which layer it is of, and which of its heads are here: what is drawn depends on both."""

@@ -125,6 +125,7 @@ def test_what_is_broken_is_said(pattern: OwnPattern, told: str) -> None:
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.own_pattern.OwnPattern`"),
+        ("tests.models.strided:LOOKED_UP", "of torch's tensors its mask gives a bool ndarray"),
         ("tests.models.strided:SO_LARGE", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "use one of dot, .*package.module:NAME"),
     ],

@@ -32,4 +32,5 @@ def cross(blocks: int) -> np.ndarray:
 NEAR_OR_FIRST = OwnPattern(near_or_first, block=2)
 STRIDED = OwnPattern(strided, block=8)
 CROSS = OwnPattern(every_third, cross, block=4)
+LOOKED_UP = OwnPattern(lambda query, key: np.asarray(key <= query), block=2)
 SO_LARGE = OwnPattern(near_or_first, block=10**9)

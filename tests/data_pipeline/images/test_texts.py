@@ -7,6 +7,7 @@ import json
 import os
 import re
 import tarfile
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -21,6 +22,7 @@ from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.commands import images, inspect, read_image_settings
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.repeated import picture_sketch, repeated
+from data_pipeline.images.text_steps import TextSteps
 from data_pipeline.images.texts import RefusedText, text_of
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
@@ -377,3 +379,16 @@ def test_a_tokenizer_of_published_models_is_taken_as_it_is(given, tmp_path):
     assert len({tuple(one) for one in found} & known) == 12
     special = load_tokenizer(tmp_path / "corpus/tokenizer").special
     assert (special.begin, special.end) == (theirs.bos_token_id, theirs.eos_token_id)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A step that forgets to make documents."""
+
+    def __call__(self, documents, dropped):
+        yield from (document.text for document in documents)
+
+
+def test_a_step_that_makes_no_documents_is_told():
+    with pytest.raises(UserError, match="made of the text of a:1 what is no `Document` with a text: mend them"):
+        TextSteps((Words(),)).text("a photo", "a:1")
