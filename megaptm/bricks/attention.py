@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks.brick import OWN, Brick, Map, MemoryTraffic, SavedBytes, register
-from megaptm.bricks.own_pattern import load_pattern
+from megaptm.bricks.brick import CUSTOM, Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.custom_pattern import load_pattern
 from megaptm.bricks.pattern import ChunkPairs, SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
 
@@ -84,8 +84,8 @@ class BlockAttentionBrick(SelfAttentionBrick):
         )
 
 
-@register("attention", OWN)
-class OwnPatternBrick(SelfAttentionBrick):
+@register("attention", CUSTOM)
+class CustomPatternBrick(SelfAttentionBrick):
     """Of what a pattern of the user's own lets be seen."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:

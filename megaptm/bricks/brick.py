@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
-OWN = "package.module:NAME"
+CUSTOM = "package.module:NAME"
 """The word for a pattern of the user's own, whatever it is called."""
 WHOLE = ("none", "shared")
 """Words of `Map.split` under which each tensor rank has all of it."""
@@ -165,7 +165,7 @@ def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None 
     """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
     known = BRICKS[slot]
     if is_plugin(word):  # a function of the user's costs what one of ours does, a pattern what it leaves
-        word = {"ffn": "gelu", "attention": OWN}.get(slot, word)
+        word = {"ffn": "gelu", "attention": CUSTOM}.get(slot, word)
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
     return known[word](block, size, size.width if memory is None else memory)

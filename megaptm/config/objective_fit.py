@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
-from megaptm.bricks.own_pattern import has_own_pattern
+from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import nearest
 from megaptm.families.words import WordFamily
 from megaptm.objectives import OBJECTIVES, BaseObjective
@@ -73,7 +73,9 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
         yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
-    if batch.marks and not any(PARTIAL & {*block.words} or has_own_pattern(block) for block in family.stacks.values()):
+    if batch.marks and not any(
+        PARTIAL & {*block.words} or has_custom_pattern(block) for block in family.stacks.values()
+    ):
         yield "its rows mark tokens that see all (global_tokens), and here no place is kept from seeing any"
     if "begins" in batch.fields and not any(
         block.relative or block.recurrent == "lstm" for block in family.stacks.values()

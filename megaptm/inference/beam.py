@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from megaptm.bricks.own_pattern import has_own_pattern
+from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.loaded_model import LoadedModel
@@ -116,7 +116,7 @@ def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], bea
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
     # What has been said is read anew for each word where places are not told, by recurrent decoders, and where what is
     # seen may follow from how long a text is.
-    caches = isinstance(stack, Stack) and not stack.block.score_bias and not has_own_pattern(stack.block)
+    caches = isinstance(stack, Stack) and not stack.block.score_bias and not has_custom_pattern(stack.block)
     with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
         def step(generated: list[list[int]], parents: list[int]) -> Tensor:

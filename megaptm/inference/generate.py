@@ -13,7 +13,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks.own_pattern import has_own_pattern
+from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import LoadedModel
@@ -109,7 +109,7 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
         yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
         return
     block = decoder.block
-    if {"local", "lsh"} & {*block.words} or has_own_pattern(block) or block.reversible:
+    if {"local", "lsh"} & {*block.words} or has_custom_pattern(block) or block.reversible:
         yield from _read_again_ids(loaded, ids, tokens=tokens, draw=draw)
         return
     with with_cache(decoder) as memory:

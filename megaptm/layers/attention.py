@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 
 from megaptm.bricks import Brick
+from megaptm.bricks.custom_pattern import CustomPattern, check_alike
 from megaptm.bricks.kernels import AUTO, FUSED, choose
-from megaptm.bricks.own_pattern import OwnPattern, check_alike
 from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.kernels import attend_by, device_of, for_heads, work_of
 from megaptm.layers.mask import Mask
@@ -90,7 +90,7 @@ class PatternAttend(Attend):
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
         """The one that is wanted."""
-        if isinstance(self.pattern, OwnPattern) and detect_fake_mode() is None:
+        if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
             places = torch.arange(min(2 * self.pattern.block, MOST_COMPARED) + 1, device="cpu")
             check_alike(self.pattern, *torch.meshgrid(places, places, indexing="ij"))
 

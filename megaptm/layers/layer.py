@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks import BRICKS, Brick, sublayers
-from megaptm.bricks.brick import OWN
+from megaptm.bricks.brick import CUSTOM
 from megaptm.bricks.kernels import AUTO, FUSED
 from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
@@ -38,7 +38,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
         "banded": SelfAttention,
         "window": WindowAttention,
         "blocks": SelfAttention,
-        OWN: SelfAttention,
+        CUSTOM: SelfAttention,
         "local": SelfAttention,
         "lsh": HashedAttention,
         "disentangled": DisentangledAttention,
@@ -167,7 +167,7 @@ class Layer(nn.Module):
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
                 self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
-            word = OWN if is_plugin(sub.word) else sub.word
+            word = CUSTOM if is_plugin(sub.word) else sub.word
             made = FeedForward if sub.name == "ffn" else MODULES[sub.name][word]
             self.add_module(sub.name, made(sub.brick, dropout=dropout))
         if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):

@@ -68,7 +68,8 @@ class Block:
     near each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks`
     (of blocks near each other, some drawn ones, the first and the last: BigBird), `local` (of a place's own chunk and
     the one before), `lsh` (the same, once places are sorted by hashes of what they ask for, which is also what they
-    answer to: Reformer); or `package.module:NAME`, a pattern of the user's own (`bricks.own_pattern.OwnPattern`)."""
+    answer to: Reformer); or `package.module:NAME`, a pattern of the user's own
+    (`bricks.custom_pattern.CustomPattern`)."""
     window: int | tuple[int, ...] = 512
     """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
     dilation: int | tuple[int, ...] = 1

@@ -101,7 +101,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import _identity
 
-from megaptm.bricks.own_pattern import OwnPattern
+from megaptm.bricks.custom_pattern import CustomPattern
 from megaptm.bricks.pattern import ChunkPairs, Pattern, SlidingWindow
 from megaptm.layers.kernels import block_mask
 from megaptm.layers.mask import Mask
@@ -112,7 +112,7 @@ PATTERNS: dict[str, tuple[Pattern, bool, bool]] = {
     "window of documents": (SlidingWindow(255, 255), False, True),
     "dilated window, causal": (SlidingWindow(255, 0, dilation=2), True, True),
     "chunks": (ChunkPairs(64), False, False),
-    "one's own, of documents": (OwnPattern(near_or_first), False, True),
+    "one's own, of documents": (CustomPattern(near_or_first), False, True),
 }
 """Name -> pattern, whether it is causal, whether a row is several documents."""
 TOLD = {

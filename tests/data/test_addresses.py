@@ -15,26 +15,33 @@ TABLE = [ShardInfo(name="train-000000.tar", samples=1, tokens=1, bytes=1, size=1
 URL = "s3://bucket/laion/00000.tar"
 
 
+PLACE = "s3://b/train.addresses.jsonl"
+
+
 def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
+    path = tmp_path / addresses_name("train")
     write_addresses(tmp_path, "train", [URL])
-    assert read_addresses(tmp_path, "train", TABLE) == {"train-000000.tar": URL}
+    assert read_addresses(path, TABLE, PLACE) == {"train-000000.tar": URL}
     write_addresses(tmp_path, "train", [URL, URL])
-    with pytest.raises(UserError, match="has 2 addresses of 1 shards"):
-        read_addresses(tmp_path, "train", TABLE)
+    with pytest.raises(UserError, match=f"^{PLACE} has 2 addresses of 1 shards"):
+        read_addresses(path, TABLE, PLACE)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    "line",
     [
-        ('"file:///etc/passwd"', "which is no address of a shard"),
-        ('"zip://a::s3://b/c.zip"', "which is no address of a shard"),
-        ('"/etc/passwd"', "which is no address of a shard"),
-        ('"s3://key:secret@b/a.tar"', "which is no address of a shard"),
-        ("3", "which is no address of a shard"),
-        ("{", "cannot be read"),
+        *('"file:///etc/passwd"', '"FILE:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"zip:///etc/a.zip"', '"dir://a"'),
+        *('"/etc/passwd"', "3", '"s3://key:secret@b/a.tar"', r'"s3://b/\n.tar"'),
     ],
 )
-def test_a_place_that_no_corpus_may_name_is_refused(line: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / addresses_name("train")).write_text(line + "\n")
-    with pytest.raises(UserError, match=said):
-        read_addresses(tmp_path, "train", TABLE)
+def test_a_place_that_no_corpus_may_name_is_refused(line: str, tmp_path: Path) -> None:
+    """By its own sentence: the number of addresses is right."""
+    (tmp_path / "copy").write_text(line + "\n")
+    with pytest.raises(UserError, match=f"^{PLACE} has .*, which is no address of a shard"):
+        read_addresses(tmp_path / "copy", TABLE, PLACE)
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "copy").write_text("{\n")
+    with pytest.raises(UserError, match=f"^{PLACE} cannot be read"):
+        read_addresses(tmp_path / "copy", TABLE, PLACE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,7 +126,13 @@ def test_dropout_is_that_of_its_seed_and_of_its_rate() -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    [SlidingWindow(16, 16), SlidingWindow(16, 0), SlidingWindow(4, 4, dilation=4), SparseBlocks(16, 2), NEAR_OR_FIRST],
+    [
+        SlidingWindow(16, 16),
+        SlidingWindow(16, 0),
+        SlidingWindow(4, 4, dilation=4),
+        SparseBlocks(16, 2),
+        replace(NEAR_OR_FIRST, block=16),
+    ],
     ids=str,
 )
 def test_operations_and_memory_grow_as_the_row_does(pattern: Pattern) -> None:

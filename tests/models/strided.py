@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.bricks.own_pattern import OwnPattern
+from megaptm.bricks.custom_pattern import CustomPattern
 
 
 def near_or_first(query: Any, key: Any) -> Any:
@@ -29,8 +29,8 @@ def cross(blocks: int) -> np.ndarray:
     return itself | itself[::-1]
 
 
-NEAR_OR_FIRST = OwnPattern(near_or_first, block=2)
-STRIDED = OwnPattern(strided, block=8)
-CROSS = OwnPattern(every_third, cross, block=4)
-LOOKED_UP = OwnPattern(lambda query, key: np.asarray(key <= query), block=2)
-SO_LARGE = OwnPattern(near_or_first, block=10**9)
+NEAR_OR_FIRST = CustomPattern(near_or_first, block=2)
+STRIDED = CustomPattern(strided, block=8)
+CROSS = CustomPattern(every_third, cross, block=4)
+LOOKED_UP = CustomPattern(lambda query, key: np.asarray(key <= query), block=2)
+SO_LARGE = CustomPattern(near_or_first, block=10**9)

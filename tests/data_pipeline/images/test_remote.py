@@ -19,7 +19,7 @@ from megaptm.check.data import look_at_shards
 from megaptm.check.finding import Case
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
-from megaptm.data.addresses import addresses_name, read_addresses
+from megaptm.data.addresses import addresses_name
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.data.shards import Corpus
 from megaptm.data.table import table_name
@@ -131,19 +131,6 @@ def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_
     with pytest.raises(UserError, match=said):
         build(url, tmp_path / "corpus", **TOLD)
     assert not (tmp_path / "corpus").exists()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *('"file:///etc/passwd"', '"FILE:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"zip:///etc/a.zip"', '"dir://a"'),
-        *('"/etc/passwd"', "3", "{", '"s3://key:secret@b/a.tar"', r'"s3://b/\n.tar"'),
-    ],
-)
-def test_a_place_that_no_corpus_may_name_is_refused(line, tmp_path):
-    (tmp_path / "copy").write_text(line + "\n")
-    with pytest.raises(UserError, match=r"train\.addresses\.jsonl (has|cannot)"):
-        read_addresses(tmp_path / "copy", [], f"s3://b/{addresses_name('train')}")
 
 
 def test_addresses_whose_copy_is_damaged_are_fetched_again_and_those_of_no_split_refused(url, tmp_path):

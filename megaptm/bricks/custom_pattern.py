@@ -21,7 +21,7 @@ LARGEST = 4096
 
 
 @dataclass(frozen=True)
-class OwnPattern(Pattern):
+class CustomPattern(Pattern):
     """A place sees another where `mask` says so and `blocks` has the blocks that they are in: whatever either says, all
     kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
 
@@ -33,7 +33,7 @@ class OwnPattern(Pattern):
     other is computed. Absent: `mask` is asked of all pairs of a row, once, in time that grows with its square."""
     block: int = 64
     """Places of a block."""
-    name: str = "OwnPattern"
+    name: str = "CustomPattern"
     """By which it is told of."""
 
     @property
@@ -58,16 +58,16 @@ class OwnPattern(Pattern):
             yield Tile(slice(row * self.block, min(length, (row + 1) * self.block)), np.flatnonzero(seen)[None])
 
 
-def has_own_pattern(block: Block) -> bool:
+def has_custom_pattern(block: Block) -> bool:
     """Whether some layers see by one."""
     return any(map(is_plugin, block.words))
 
 
-def load_pattern(word: str) -> OwnPattern:
+def load_pattern(word: str) -> CustomPattern:
     """The pattern that a word of `Block.attention` names, `package.module:NAME`."""
     found = load_plugin(word, "Block.attention", "pattern")
-    if not isinstance(found, OwnPattern):
-        raise UserError(f"Block.attention: `{word}` is not a `{__name__}.OwnPattern`: correct the name.")
+    if not isinstance(found, CustomPattern):
+        raise UserError(f"Block.attention: `{word}` is not a `{__name__}.CustomPattern`: correct the name.")
     if type(found.block) is not int or not 1 <= found.block <= LARGEST:
         raise UserError(
             f"Block.attention: the block of `{word}` is {found.block!r}: give a whole number from 1 to {LARGEST:,}."
@@ -75,7 +75,7 @@ def load_pattern(word: str) -> OwnPattern:
     return replace(found, name=word)
 
 
-def check_alike(pattern: OwnPattern, query: Any, key: Any) -> None:
+def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
     """A `UserError` where the mask says of torch's tensors, on this machine, what it does not say of numpy's arrays."""
     expected = _asked(pattern, query.numpy(), key.numpy())
     try:
@@ -92,7 +92,7 @@ def check_alike(pattern: OwnPattern, query: Any, key: Any) -> None:
 
 
 @lru_cache(maxsize=64)
-def _table(pattern: OwnPattern, length: int) -> np.ndarray:
+def _table(pattern: CustomPattern, length: int) -> np.ndarray:
     number, places = -(-length // pattern.block), np.arange(length)
     places.setflags(write=False)  # or a mask that changes what it is given would change what is asked of it next
     if not (itself := _asked(pattern, places, places)).all():
@@ -120,7 +120,7 @@ def _table(pattern: OwnPattern, length: int) -> np.ndarray:
     return found[None]
 
 
-def _asked(pattern: OwnPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+def _asked(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """What the mask says; a `UserError` where that is no booleans of the pairs."""
     try:
         seen = pattern.mask(query, key)
@@ -135,5 +135,5 @@ def _asked(pattern: OwnPattern, query: np.ndarray, key: np.ndarray) -> np.ndarra
     return seen
 
 
-def _wrong(pattern: OwnPattern, what: str, remedy: str) -> UserError:
+def _wrong(pattern: CustomPattern, what: str, remedy: str) -> UserError:
     return UserError(f"Block.attention: the pattern `{pattern.name}` is broken ({what}): {remedy}.")

@@ -18,8 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from megaptm.bricks import brick_of
+from megaptm.bricks.custom_pattern import CustomPattern, load_pattern
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
-from megaptm.bricks.own_pattern import OwnPattern, load_pattern
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack
@@ -93,8 +93,8 @@ def drawn(number: int) -> np.ndarray:
     return np.full((number, number), next(TURNS)) | np.eye(number, dtype=bool)
 
 
-def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
-    return OwnPattern(mask, blocks, block=4, name="mine:BROKEN")
+def broken(mask: Any = near_or_first, blocks: Any = None) -> CustomPattern:
+    return CustomPattern(mask, blocks, block=4, name="mine:BROKEN")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def broken(mask: Any = near_or_first, blocks: Any = None) -> OwnPattern:
         (broken(blocks=lambda number: 1 / 0), "the blocks of `mine:BROKEN` failed"),
     ],
 )
-def test_what_is_broken_is_said(pattern: OwnPattern, told: str) -> None:
+def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:
     with pytest.raises(UserError, match=told):
         pattern.pairs(10)
 
@@ -124,7 +124,7 @@ def test_what_is_broken_is_said(pattern: OwnPattern, told: str) -> None:
     ("word", "told"),
     [
         ("tests.models.strided:SPARSE", "has no pattern `SPARSE`"),
-        ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.own_pattern.OwnPattern`"),
+        ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
         ("tests.models.strided:LOOKED_UP", "of torch's tensors its mask gives a bool ndarray"),
         ("tests.models.strided:SO_LARGE", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
         ("mine", "use one of dot, .*package.module:NAME"),
