@@ -95,14 +95,18 @@ def test_a_node_that_is_halted_most_of_the_time_is_named_as_slow(look, slurm):
     over = threading.Event()
     halting = threading.Thread(target=halt_now_and_then, args=(slurm, "node3", over))
     halting.start()
+    expected = {f"{what}: node3 reaches " for what in ("Matrix products", "Links")}
     try:
-        found = look(speed=True)
+        for _ in range(3):  # beside other load another node may be as slow for the moment that a rate is measured
+            found = look(speed=True)
+            slow = [says for topic, state, says in found if (topic, state) == ("speed", "warning")]
+            expected = {begin for begin in expected if not any(says.startswith(begin) for says in slow)}
+            if not expected:
+                break
     finally:
         over.set()
         halting.join()
-    slow = [says for topic, state, says in found if (topic, state) == ("speed", "warning")]
-    assert any(says.startswith("Matrix products: node3 reaches ") for says in slow), found
-    assert any(says.startswith("Links: node3 reaches ") for says in slow), found
+    assert not expected, found
 
 
 def halt_now_and_then(slurm, node, over):
