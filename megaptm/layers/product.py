@@ -1,8 +1,11 @@
-"""Linear maps of bfloat16 on processors whose products of float32 are the faster ones.
+"""Linear maps on CPUs, by the products that are the fastest there.
 
-Without tiles (AMX) an Intel core multiplies bfloat16 at half the rate of float32: 82 against 155 GFLOP/s, one thread,
-788 x 768 x 3,072. Products of two bfloat16 numbers are exact in float32, in which either way adds them up, in an order
-of its own; the sum is rounded once.
+float32 on AMD's cores with AVX-512: torch multiplies by MKL, which there reaches 115 GFLOP/s on one thread; oneDNN,
+which torch has as well, 250 (1,024 x 768 x 3,072, EPYC of family 26).
+
+bfloat16 on Intel's cores without tiles (AMX): half the rate of float32, 82 against 155 GFLOP/s (788 x 768 x 3,072).
+Products of two bfloat16 numbers are exact in float32, in which either way adds them up, in an order of its own; the sum
+is rounded once.
 """
 
 # N rows, I features in, O features out
@@ -16,9 +19,34 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 LEAST_ROWS = 64
-"""With fewer, the copy of the weight costs more than the product."""
+"""With fewer, the copy of a bfloat16 weight costs more than the product."""
+
+LEAST_MULTIPLIED = 2**22
+"""Pairs of numbers that are multiplied. With fewer, the call of oneDNN costs as much as it gains; and so does the code
+that it makes for each new shape (1 ms), of batches whose rows are never as many as before."""
+
+
+def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`F.linear`: [..., I] -> [..., O]"""
+    if x.dtype == weight_OI.dtype and (widens(x) or _by_onednn(x, len(weight_OI))):
+        mapped: Tensor = CpuLinear.apply(x, weight_OI, bias_O)
+        return mapped
+    return F.linear(x, weight_OI, bias_O)
+
+
+def matmul(a_NI: Tensor, b_IO: Tensor) -> Tensor:
+    """`a @ b` [N, O], for passes that are themselves written out: nothing is recorded for autograd."""
+    return _linear(a_NI, b_IO.t()) if _by_onednn(a_NI, b_IO.shape[1]) else a_NI @ b_IO
+
+
+def add_matmul(total_NO: Tensor, a_NI: Tensor, b_IO: Tensor) -> Tensor:
+    """total + a @ b, in place."""
+    if total_NO.dtype != a_NI.dtype or _by_onednn(a_NI, b_IO.shape[1]):
+        return total_NO.add_(matmul(a_NI, b_IO))
+    return total_NO.addmm_(a_NI, b_IO)
 
 
 def widens(x: Tensor) -> bool:
@@ -28,28 +56,60 @@ def widens(x: Tensor) -> bool:
     return of_bfloat16 and x.numel() >= LEAST_ROWS * x.shape[-1] and prefers_float32()
 
 
+def _by_onednn(x: Tensor, outputs: int) -> bool:
+    of_float32 = x.dtype == torch.float32 and x.device.type == "cpu"
+    return of_float32 and x.numel() * outputs >= LEAST_MULTIPLIED and prefers_onednn()
+
+
 @cache
 def prefers_float32() -> bool:
     """Told by what the processor is: what was measured might differ when a run is resumed. Others are left alone, as
     AMD's, whose bfloat16 is the faster."""
-    processor = Path("/proc/cpuinfo")
-    found = processor.read_text() if processor.exists() else ""
-    return "GenuineIntel" in found and "amx_bf16" not in found
+    return "GenuineIntel" in _processor() and "amx_bf16" not in _processor()
 
 
-class WideLinear(torch.autograd.Function):
-    """`F.linear` of bfloat16 [..., I] -> [..., O], by products of float32."""
+@cache
+def prefers_onednn() -> bool:
+    """MKL multiplies by vectors of 256 bits unless Intel made the processor."""
+    return "AuthenticAMD" in _processor() and "avx512f" in _processor() and torch.backends.mkldnn.is_available()
+
+
+@cache
+def _processor() -> str:
+    description = Path("/proc/cpuinfo")
+    return description.read_text() if description.exists() else ""
+
+
+def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """`F.linear` by whichever is the faster; `weight` may be a transposed view."""
+    if not _by_onednn(x, len(weight_OI)):
+        return F.linear(x, weight_OI, bias_O)
+    # `F.linear` itself takes oneDNN for float32 only where less than float32 is asked of it.
+    mapped: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
+    return mapped
+
+
+class CpuLinear(torch.autograd.Function):
+    """`F.linear` [..., I] -> [..., O], of bfloat16 by products of float32 where it `widens`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight_OI)
-        return F.linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
+        return _linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight_OI = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         d_NO = d_outputs[0].flatten(0, -2).float()
-        d_x = (d_NO @ weight_OI.float()).to(x.dtype).view(x.shape) if of_x else None
-        d_weight = (d_NO.t() @ x.flatten(0, -2).float()).to(weight_OI.dtype) if of_weight else None
+        d_x = matmul(d_NO, weight_OI.float()).to(x.dtype).view(x.shape) if of_x else None
+        d_weight = matmul(d_NO.t(), x.flatten(0, -2).float()).to(weight_OI.dtype) if of_weight else None
         return d_x, d_weight, d_NO.sum(0).to(weight_OI.dtype) if of_bias else None
+
+
+if torch.backends.mkldnn.is_available():
+
+    @register_flop_formula(torch.ops.mkldnn._linear_pointwise)
+    def _operations(x: torch.Size, weight_OI: torch.Size, *_: Any, out_shape: torch.Size, **__: Any) -> int:
+        """For torch's counter of operations, which knows `F.linear` only."""
+        return 2 * x.numel() * weight_OI[0]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Map
 from megaptm.layers.accumulate import Lookup
-from megaptm.layers.product import WideLinear, widens
+from megaptm.layers.product import linear
 
 
 class Linear(nn.Linear):
@@ -47,10 +47,7 @@ class Linear(nn.Linear):
         """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not widens(x) or self.weight.dtype != x.dtype:
-            return super().forward(x)
-        mapped: Tensor = WideLinear.apply(x, self.weight, self.bias)
-        return mapped
+        return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):

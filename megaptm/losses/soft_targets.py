@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of, scaled
+from megaptm.layers.product import linear, matmul
 from megaptm.losses.token import drops_unasked
 
 
@@ -33,7 +33,7 @@ class Projected(NamedTuple):
 
     def logits(self) -> Tensor:
         """[N, V]"""
-        return F.linear(*self)
+        return linear(*self)
 
 
 class LargestLogits(NamedTuple):
@@ -164,8 +164,8 @@ class _SoftTargets(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_CV.sum(0)
             d_CV = d_CV.to(weight_VD.dtype)
-            torch.mm(d_CV, weight_VD, out=d_hidden[rows])
-            d_weight += d_CV.t() @ hidden_ND[rows]
+            d_hidden[rows] = matmul(d_CV, weight_VD)
+            d_weight += matmul(d_CV.t(), hidden_ND[rows])
         if total_ranks is not None:
             total_ranks(loss)
             total_ranks(d_hidden)

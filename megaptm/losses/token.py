@@ -7,13 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of, scaled
-from megaptm.layers.product import widens
+from megaptm.layers.product import add_matmul, linear, matmul, widens
 
 ROWS_DRAWN = 256
 """Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
@@ -55,7 +54,7 @@ class TokenLoss(nn.Module):
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """[..., D] -> [..., vocabulary]"""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
-        return F.linear(hidden, weight_VD[: self.vocabulary], bias)
+        return linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
 class WholeTokenLoss(TokenLoss):
@@ -118,7 +117,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + ROWS_PROJECTED)
             hidden_CD, labels_C1 = hidden_ND[rows], labels_N[rows].clamp(min=0)[:, None]
             counted_C1 = (labels_N[rows] != IGNORED)[:, None]
-            logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
+            logits_CV = linear(hidden_CD, weight_VD, bias_V)
             logits_CV[:, vocabulary:] = float("-inf")
             d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
             # The sum under the softmax from its largest term, which is at least 1/V: no second pass of logarithms, and
@@ -143,7 +142,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
             # Rows that are not counted are taken out on the narrow side of each product.
-            torch.mm(d_CV, weight_VD, out=d_hidden[rows]).mul_(counted_C1)
+            torch.mul(matmul(d_CV, weight_VD), counted_C1, out=d_hidden[rows])
             d_weight = _accumulate(d_weight, d_CV.t(), hidden_CD * counted_C1, more=len(hidden_ND) > ROWS_PROJECTED)
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
@@ -165,6 +164,6 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:
     """total + a @ b; in float32 where there is more than one summand, because bfloat16 would lose the small ones."""
     if total is None:
-        product = a @ b
+        product = matmul(a, b)
         return product.float() if more else product
-    return total.addmm_(a, b) if total.dtype == a.dtype else total.add_(a @ b)
+    return add_matmul(total, a, b)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.tensor_parallel import (
@@ -31,6 +30,7 @@ from megaptm.layers.attention import PatternAttend
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.lsh import HashedAttend
+from megaptm.layers.product import linear
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
 from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
 from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
@@ -153,7 +153,7 @@ class VocabularySplitTokenLoss(nn.Module):
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         drawn = []
         for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
-            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
+            logits_CV = linear(hidden_CD, weight_VD, bias_V).float()
             logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)
