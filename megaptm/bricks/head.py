@@ -18,6 +18,12 @@ in bfloat16 and float32. Fewer rows mean more sums into the gradient of the tabl
 `F.cross_entropy` 0.52 s."""
 
 
+def keeps_factors(rows: int, width: int) -> bool:
+    """Whether of a table's gradient by so many rows, projected at once, the backward pass gets the two factors,
+    [rows, V] and [rows, width]: they are not much more than their product."""
+    return rows <= 2 * width
+
+
 @dataclass(frozen=True)
 class LossBytes:
     """Bytes of a head's loss on one tensor rank."""
@@ -159,11 +165,13 @@ class HeadBrick(ABC):
         vocabulary = self.spec.padded_vocabulary
         if chunked and tensor == 1:
             several = positions > ROWS_PROJECTED
-            table = vocabulary * self.table_width * (4 if several else element)
             numbers = min(positions, ROWS_PROJECTED) * vocabulary
             # A softmax in float32; of other formats its input in float32, too, and then none of both: the gradient of
             # the table, which the first rows have not yet, comes afterwards.
             logits = numbers * (8 if element == 4 else element + 8)
+            if not several and keeps_factors(positions, self.table_width):
+                return LossBytes(hidden * 3 / 2 + numbers * element, logits - numbers * element)
+            table = vocabulary * self.table_width * (4 if several else element)
             if element != 4 and not several:
                 logits = max(numbers * element, logits - table)
             return LossBytes(hidden + table, logits)

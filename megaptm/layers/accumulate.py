@@ -38,25 +38,6 @@ def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
     return found
 
 
-def scaled(
-    gradients: tuple[Tensor, Tensor, Tensor | None],
-    d_loss: Tensor,
-    *,
-    weight: Tensor,
-    bias_dtype: torch.dtype | None,
-    kept: GradientSum | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradients of rows, of a table and of its bias, which a forward pass took of its loss, times that of the loss. In
-    place, so they serve once; the table's goes to the engine's sum where it is `kept`."""
-    d_hidden, d_weight, d_bias = gradients
-    if d_bias is not None:
-        d_bias = d_bias.mul_(d_loss).to(bias_dtype)
-    if kept is None:
-        return d_hidden.mul_(d_loss), d_weight.mul_(d_loss).to(weight.dtype), d_bias
-    kept.total.addcmul_(d_weight.to(kept.total.dtype), d_loss.to(kept.total.dtype))
-    return d_hidden.mul_(d_loss), kept.added(), d_bias
-
-
 class Lookup(torch.autograd.Function):
     """`weight[ids]`, with the gradient's few rows added to the engine's sum where there is one."""
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.layers.accumulate import gradient_sum_of, scaled
+from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.product import linear, matmul
+from megaptm.layers.table_gradient import TableGradient, scaled
 from megaptm.losses.token import drops_unasked
 
 
@@ -151,21 +152,21 @@ class _SoftTargets(torch.autograd.Function):
         student, total_ranks = Projected(hidden_ND, weight_VD, bias_V), whole.ranks.sum
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.zeros_like(hidden_ND)
-        d_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if wants_gradient else None
+        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
         for start in range(0, len(hidden_ND), ROWS_PROJECTED):
             rows = slice(start, start + ROWS_PROJECTED)
             asked_C1 = asked_N[rows, None]
             losses_C1, d_CV = whole.chunk(student.of(rows).logits(), teacher.of(rows).logits())
             loss += (losses_C1 * asked_C1).sum()
-            if d_weight is None:
+            if not wants_gradient:
                 continue
             d_CV.mul_(asked_C1)
             if d_bias is not None:
                 d_bias += d_CV.sum(0)
             d_CV = d_CV.to(weight_VD.dtype)
             d_hidden[rows] = matmul(d_CV, weight_VD)
-            d_weight += matmul(d_CV.t(), hidden_ND[rows])
+            d_weight.add(d_CV, hidden_ND[rows])
         if total_ranks is not None:
             total_ranks(loss)
             total_ranks(d_hidden)
@@ -178,6 +179,6 @@ class _SoftTargets(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        found = scaled(ctx.gradients, d_loss, weight=ctx.weight, bias_dtype=ctx.bias_dtype, kept=ctx.kept)
+        found = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=ctx.kept)
         del ctx.gradients
         return *found, *[None] * 4

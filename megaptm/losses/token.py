@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.layers.accumulate import gradient_sum_of, scaled
-from megaptm.layers.product import add_matmul, linear, matmul, widens
+from megaptm.layers.accumulate import gradient_sum_of
+from megaptm.layers.product import linear, matmul, widens
+from megaptm.layers.table_gradient import TableGradient, scaled
 
 ROWS_DRAWN = 256
 """Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
@@ -105,13 +106,13 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         wants_gradient: bool,
     ) -> Tensor:
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
+        d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
         of_hidden = hidden_ND.dtype
         if widens(hidden_ND):
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden_ND)
-        d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
         for start in range(0, len(hidden_ND), ROWS_PROJECTED):
             rows = slice(start, start + ROWS_PROJECTED)
@@ -143,27 +144,16 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 d_CV = logits_CV.copy_(d_CV)
             # Rows that are not counted are taken out on the narrow side of each product.
             torch.mul(matmul(d_CV, weight_VD), counted_C1, out=d_hidden[rows])
-            d_weight = _accumulate(d_weight, d_CV.t(), hidden_CD * counted_C1, more=len(hidden_ND) > ROWS_PROJECTED)
+            d_weight.add(d_CV, hidden_CD * counted_C1)
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:
-            d_weight = torch.zeros_like(weight_VD) if d_weight is None else d_weight
             ctx.gradients = (d_hidden.to(of_hidden), d_weight, d_bias)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        found = scaled(
-            ctx.gradients, d_loss, weight=ctx.weight, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight)
-        )
+        found = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight))
         del ctx.gradients
         return *found, *[None] * 5
-
-
-def _accumulate(total: Tensor | None, a: Tensor, b: Tensor, *, more: bool) -> Tensor:
-    """total + a @ b; in float32 where there is more than one summand, because bfloat16 would lose the small ones."""
-    if total is None:
-        product = matmul(a, b)
-        return product.float() if more else product
-    return add_matmul(total, a, b)
