@@ -14,17 +14,18 @@ from tests import ROOT
 NO_TORCH = {
     "spec": (),
     "plugins": (),
+    "processor": (),
     "batch": (),
     "batch_schedule": (),
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
-    "bricks": ("spec", "plugins", "batch"),
+    "bricks": ("spec", "plugins", "processor", "batch"),
     "config": ("spec", "batch", "batch_schedule", "bricks", "objectives", "families"),
     "plan": ("spec", "families", "bricks", "config"),
 }
 MAY_IMPORT = {
     **NO_TORCH,
-    "layers": ("spec", "plugins", "bricks"),
+    "layers": ("spec", "plugins", "processor", "bricks"),
     "losses": ("batch", "bricks", "layers"),
     "models": ("spec", "plugins", "batch", "bricks", "layers", "losses"),
     "storage": (),
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "track": ("storage", "shell"),
     "checkpoint": ("storage",),
     "resilience": ("storage", "checkpoint"),
-    "parallel": ("spec", "batch", "bricks", "config", "layers", "losses", "models", "checkpoint"),
+    "parallel": ("spec", "batch", "bricks", "config", "layers", "losses", "models", "processes", "checkpoint"),
     "schedulers": (),
     "run": (
         "spec",

@@ -14,6 +14,7 @@ from megaptm.batch import BatchSpec
 from megaptm.bricks.layer import kinds, sublayers
 from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.errors import UserError
+from megaptm.processor import multiplies_bfloat16
 from megaptm.spec import ModelSpec
 
 AUTO, FUSED = "auto", "fused"
@@ -75,6 +76,8 @@ class ComputeDevice:
     deterministic: bool = False
     any_length: bool = False
     """Whether rows are as long as the texts that are asked, as after training."""
+    products: bool = field(default_factory=multiplies_bfloat16)
+    """Whether its processor has fast products of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,13 @@ def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> Ke
     if work.hashed:
         return KernelChoice("chunks", "places are sorted by hashes, and near ones compared")
     if not work.sparse:
+        if (
+            device.kind == "cpu"
+            and device.products
+            and work.precision == "bf16"
+            and not _refusal("tiles", work, device)
+        ):
+            return KernelChoice("tiles", "products of bfloat16 are fast on this processor")
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
     for name in OF_SPARSE:

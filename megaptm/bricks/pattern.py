@@ -20,6 +20,8 @@ import numpy as np
 
 MOST_QUERIES = 128
 """Of a tile of a window: with more, more pairs are compared in vain; with fewer, products are small and slow."""
+MOST_OF_ALL = 512
+"""Queries of a tile where each sees all keys."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ def _pairs(pattern: Pattern, length: int) -> int:
         else:
             total += queries * tile.keys.shape[1] * pattern.tile_block
     return total
+
+
+@dataclass(frozen=True)
+class AllPairs(Pattern):
+    """Places see all."""
+
+    def everything(self, length: int) -> bool:
+        return True
+
+    def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
+        return (query == query) & (key == key)
+
+    def tiles(self, length: int) -> Iterator[Tile]:
+        for start in range(0, length, MOST_OF_ALL):
+            yield Tile(slice(start, min(start + MOST_OF_ALL, length)), slice(0, length), exact=True)
 
 
 @dataclass(frozen=True)

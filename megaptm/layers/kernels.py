@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.bricks.kernels import AttentionWork, ComputeDevice
-from megaptm.bricks.pattern import Pattern, SlidingWindow, blocks_seen
+from megaptm.bricks.pattern import AllPairs, Pattern, SlidingWindow, blocks_seen
 from megaptm.layers.mask import Mask
 from megaptm.layers.sparse import Marked, attend_by_tiles
 
@@ -82,9 +82,9 @@ def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
 
 
 def _tiles(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, scale: float, dropout: float) -> Tensor:
-    k, v, last = for_heads(k, q.shape[2]), for_heads(v, q.shape[2]), len(q) - 1
+    k, v = for_heads(k, q.shape[2]), for_heads(v, q.shape[2])
     if mask.pattern is None:
-        mask = replace(mask, pattern=SlidingWindow(last, 0 if mask.causal else last))
+        mask = replace(mask, pattern=SlidingWindow(len(q) - 1, 0) if mask.causal else AllPairs())
     return attend_by_tiles(q, k, v, mask, marked, scale=scale, dropout=dropout)
 
 

@@ -12,14 +12,14 @@ is rounded once.
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
+
+from megaptm.processor import has, is_of_amd, is_of_intel
 
 LEAST_ROWS = 64
 """With fewer, the copy of a bfloat16 weight costs more than the product."""
@@ -61,23 +61,14 @@ def _by_onednn(x: Tensor, outputs: int) -> bool:
     return of_float32 and x.numel() * outputs >= LEAST_MULTIPLIED and prefers_onednn()
 
 
-@cache
 def prefers_float32() -> bool:
-    """Told by what the processor is: what was measured might differ when a run is resumed. Others are left alone, as
-    AMD's, whose bfloat16 is the faster."""
-    return "GenuineIntel" in _processor() and "amx_bf16" not in _processor()
+    """Others are left alone, as AMD's, whose bfloat16 is the faster."""
+    return is_of_intel() and not has("amx_bf16")
 
 
-@cache
 def prefers_onednn() -> bool:
     """MKL multiplies by vectors of 256 bits unless Intel made the processor."""
-    return "AuthenticAMD" in _processor() and "avx512f" in _processor() and torch.backends.mkldnn.is_available()
-
-
-@cache
-def _processor() -> str:
-    description = Path("/proc/cpuinfo")
-    return description.read_text() if description.exists() else ""
+    return is_of_amd() and has("avx512f") and torch.backends.mkldnn.is_available()
 
 
 def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

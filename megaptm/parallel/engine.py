@@ -35,6 +35,7 @@ from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, fill,
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.parallel.teacher import build_teacher, slice_of_teacher
 from megaptm.parallel.tied_parameters import TiedParameters
+from megaptm.processes import keep_freed_memory
 from megaptm.spec import Distillation, ModelSpec
 
 
@@ -76,6 +77,8 @@ class Engine:
 
         An engine that is not `filled` must be, or restored, before its first step.
         """
+        if device().type == "cpu":
+            keep_freed_memory()
         self.spec, self.layout, self.seed, self.precision = spec, layout, seed, precision
         self._distillation = distillation
         self.losses = self._with_teacher(losses)

@@ -1,8 +1,9 @@
-"""Maps of bfloat16 by products of float32."""
+"""Maps of bfloat16 by products of float32, and of float32 by oneDNN's."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.layers import product
 from megaptm.layers.split import Linear
@@ -38,3 +39,48 @@ def test_few_rows_and_other_types_are_left_alone(monkeypatch):
     assert product.widens(many.bfloat16())
     assert not product.widens(many)
     assert not product.widens(many[:1].bfloat16())
+
+
+@pytest.fixture
+def by_onednn(monkeypatch):
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this build of torch has no oneDNN")
+    monkeypatch.setattr(product, "prefers_onednn", lambda: True)
+    monkeypatch.setattr(product, "LEAST_MULTIPLIED", 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_products_of_onednn_are_those_of_a_float64_map(by_onednn, bias, transposed):
+    torch.manual_seed(0)
+    x, d_out = torch.randn(5, 33, 48), torch.randn(5, 33, 40)
+    weight = torch.randn(48, 40).t() if transposed else torch.randn(40, 48)
+    inputs = [x, weight, torch.randn(40)] if bias else [x, weight]
+    ours, exact = (
+        [one.detach().to(dtype).requires_grad_() for one in inputs] for dtype in (torch.float32, torch.float64)
+    )
+    with torch.profiler.profile() as profiled:
+        out = product.linear(*ours)
+        found = torch.autograd.grad(out, ours, d_out)
+    assert sum("_linear_pointwise" in one.name for one in profiled.events()) == 3  # the map, and of both its gradients
+    expected = F.linear(*exact)
+    pairs = [(out, expected), *zip(found, torch.autograd.grad(expected, exact, d_out.double()), strict=True)]
+    for one, other in pairs:
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_products_is_added_to(by_onednn):
+    torch.manual_seed(0)
+    total, a, b = torch.randn(20, 12), torch.randn(9, 20).t(), torch.randn(9, 12)
+    expected = total.double() + a.double() @ b.double()
+    torch.testing.assert_close(product.add_matmul(total, a, b).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_operations_are_counted_all_the_same(by_onednn):
+    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+    counted = []
+    for multiply in (product.linear, F.linear):
+        with FlopCounterMode(display=False) as counter:
+            multiply(x, weight).sum().backward()
+        counted.append(counter.get_total_flops())
+    assert counted[0] == counted[1] == 3 * 2 * 8 * 16 * 4

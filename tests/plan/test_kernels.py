@@ -15,7 +15,8 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def kernels(name: str, *words: str, device: str = "cpu") -> dict[str, str]:
-    config = load(CONFIGS / f"{name}.yaml", [*words])
+    # Of bfloat16, CPUs take one kernel or another.
+    config = load(CONFIGS / f"{name}.yaml", ["train.precision=fp32", *words] if device == "cpu" else [*words])
     return {attention: choice.kernel for attention, choice in attention_kernels(config, device)}
 
 
