@@ -5,7 +5,8 @@
 Both train on the same ids with fused AdamW, gradient clipping and no dropout; ours is the whole engine (megatron-core's
 data-parallel wrapper and optimizer included) in one process. Rounds alternate, and the ratio is of medians, because
 machines are noisy. bf16: ours keeps fp32 masters; the peer is measured both ways, fp32 weights under autocast and all
-bf16, and the faster one counts. The limit is what a plain matrix product of the same machine reaches.
+bf16, and the faster one counts. Theirs has a process of its own, as its users run it. The limit is what a plain matrix
+product of the same machine reaches.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from dataclasses import dataclass
 
 import torch
 from common.alone import join_alone
+from common.apart import Apart
 from common.options import Options
 from common.peer import training_step
 from common.rounds import median_seconds
 
 from megaptm.families import CATALOGUE
+from megaptm.layers.product import matmul
 from megaptm.plan.count import step_flops
 from megaptm.spec import ModelSpec, Size
 
@@ -77,7 +80,7 @@ def matmul_flops(dtype: torch.dtype, shape: Shape) -> float:
     times = []
     for _ in range(20):
         begun = time.perf_counter()
-        a @ b
+        matmul(a, b)
         times.append(time.perf_counter() - begun)
     return 2 * rows * width * 4 * width / statistics.median(times)
 
@@ -91,12 +94,13 @@ def main() -> None:
 
     shape = SHORT if options.short else Shape()
     join_alone()
+    peer = Apart(threads=options.threads)
     flops = step_flops(shape.spec, rows=ROWS, lengths=dict.fromkeys(shape.spec.family.stacks, shape.length))
     metrics = []
     print(f"{'':<28}{'s/step':>9}{'tokens/s':>11}{'GFLOP/s':>10}{'of matmul':>11}")
     for precision, peers in {"fp32": ["fp32"], "bf16": ["bf16 autocast", "all bf16"]}.items():
         contenders = {f"megaptm {precision}": ours(precision, shape)}
-        contenders |= {f"transformers {peer}": hugging_face(peer, shape) for peer in peers}
+        contenders |= {f"transformers {one}": peer.build(hugging_face, one, shape) for one in peers}
         seconds = median_seconds(contenders, options.rounds)
         limit = matmul_flops(torch.bfloat16 if precision == "bf16" else torch.float32, shape)
         for name, value in seconds.items():
