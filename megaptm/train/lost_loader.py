@@ -16,6 +16,10 @@ from megaptm.processes import end_now
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 BUS_ERROR = f"signal: {signal.strsignal(signal.SIGBUS)}"
 KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
+UNKNOWN = "exited unexpectedly"
+"""Where the rank misses its data before it hears of the end of who read them, torch does not say what it was."""
+OF_KILLED = "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the machine more memory."
+OF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
 
 
 @contextmanager
@@ -52,10 +56,8 @@ def why_lost(said: str, run: Path) -> tuple[str, int]:
         except UserError as cut_short:
             return str(cut_short), EXIT_USER_ERROR
         return f"a process that reads this rank's data was lost ({BUS_ERROR}): {MAPPED}.", EXIT_FAILURE
-    why = (
-        "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the machine more "
-        "memory."
-        if KILLED in said
-        else "see what it wrote above, and whether code of the objective ends its process."
-    )
+    if UNKNOWN in said:
+        why = f"if it ended by itself, {OF_ENDED[:-1]}; else, {OF_KILLED}"
+    else:
+        why = OF_KILLED if KILLED in said else OF_ENDED
     return f"a process that reads this rank's data was lost ({said}): {why}", EXIT_FAILURE

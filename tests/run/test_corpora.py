@@ -62,6 +62,20 @@ def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_p
     assert code == EXIT_USER_ERROR
 
 
+@pytest.mark.parametrize(
+    ("ended", "causes"),
+    [
+        ("is killed by signal: Killed. ", (True, False)),
+        ("exited with code 3", (False, True)),
+        ("exited unexpectedly", (True, True)),
+    ],
+)
+def test_causes_are_told_of_how_it_ended(ended, causes, tmp_path):
+    sentence, code = why_lost(f"DataLoader worker (pid 7) {ended}", tmp_path)
+    assert ("the machine was out of memory" in sentence, "see what it wrote above" in sentence) == causes
+    assert code == EXIT_FAILURE
+
+
 def test_what_is_said_of_a_lost_loader_begins_a_line(monkeypatch, tmp_path):
     """torch raises it wherever the rank is, also in the midst of what it prints."""
 
