@@ -18,7 +18,7 @@ BUS_ERROR = f"signal: {signal.strsignal(signal.SIGBUS)}"
 KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
 UNKNOWN = "exited unexpectedly"
 """Where the rank misses its data before it hears of the end of who read them, torch does not say what it was."""
-OF_KILLED = "if nobody killed it, the machine was out of memory; give data.workers a smaller number, or the machine more memory."
+OF_KILLED = "if nobody killed it, the machine was out of memory: lower data.workers, or give it more memory."
 OF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
 
 
