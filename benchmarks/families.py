@@ -21,6 +21,7 @@ the same, so that what remains is the work itself.
 
 from __future__ import annotations
 
+import gc
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -269,7 +270,11 @@ def main() -> None:
             able = {who: step for who, step in contenders.items() if runs(step)}
             seconds = median_seconds(able, options.rounds, clock)
             ratio = next(seconds[one] for one in peers if one in seconds) / seconds["megaptm"]
+            # Before the next are built: of large vocabularies there is no place for two.
             peer.forget()
+            contenders.clear()
+            able.clear()
+            gc.collect()
             cells = "".join(
                 f"{tokens / seconds[who]:>10,.0f}" if who in seconds else f"{'-':>10}" for who in contenders
             )
