@@ -34,11 +34,11 @@ SPLITS = ("train", "validation")
 class RetrievalOptions:
     """How documents are looked for."""
 
-    most: int = 4
+    top: int = 4
     """Of each document, of each kind."""
-    least: float = 0.3
+    threshold: float = 0.3
     """Similarity, from 0 to 1, below which another is not like it."""
-    among: int = 1 << 16
+    block: int = 1 << 16
     """Documents that are compared with each other, which lie one after another: of twice as many each takes twice as
     long."""
     longest: int = 64
@@ -121,7 +121,7 @@ def retrieve(
     places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
     header = RetrievedHeader(corpus.manifest.id, how.longest, places)
     work = _Work.begin(out, header, how)
-    blocks = {split: -(-corpus.split(split).samples // how.among) for split in splits}
+    blocks = {split: -(-corpus.split(split).samples // how.block) for split in splits}
     every = [(split, block) for split in splits for block in range(blocks[split])]
     for number, (split, block) in enumerate(every):
         if number % parts == part and work.read(split, block, sources) is None:
@@ -197,18 +197,18 @@ def _place(corpus: Corpus) -> str:
 def _block(
     corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: RetrievalOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Kind; int32 [N, most], of the documents of a block; and float [N], how like each the nearest is."""
+    """Kind; int32 [N, top], of the documents of a block; and float [N], how like each the nearest is."""
     first, stop = _part(corpus, split, block, blocks)
     own = [*_documents(corpus, split, first, stop, how, regions=True)]
     for kind, source in sources.items():
         same = source.manifest.id == corpus.manifest.id
         # All of another source that is small enough, else its part, and no more of that than are compared.
-        small = not same and source.split(split).samples <= how.among
+        small = not same and source.split(split).samples <= how.block
         begin, end = _part(source, split, 0, 1) if small else _part(source, split, block, blocks)
-        end = min(end, begin + how.among)
+        end = min(end, begin + how.block)
         among = own if same else [*_documents(source, split, begin, end, how, regions=kind == "images")]
         if not among:
-            yield kind, np.full((len(own), how.most), -1, dtype=np.int32), np.zeros(len(own))
+            yield kind, np.full((len(own), how.top), -1, dtype=np.int32), np.zeros(len(own))
             continue
         scores = _like_images(own, among) if kind == "images" else _like_texts(own, among)
         rows, nearest = _nearest(scores, own, among, kind, how)
@@ -301,9 +301,9 @@ def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> S
 def _nearest(
     scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: RetrievalOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N, most]: numbers among the others, the most like each first, and -1 behind them; and how like the first
+    """int64 [N, top]: numbers among the others, the most like each first, and -1 behind them; and how like the first
     is. Never what is the same: an image for itself, a text for one in the same words, another caption of an image."""
-    rows, nearest = np.full((len(own), how.most), -1, dtype=np.int64), np.zeros(len(own))
+    rows, nearest = np.full((len(own), how.top), -1, dtype=np.int64), np.zeros(len(own))
     images, texts = _numbers_by(among, lambda one: one.image), _numbers_by(among, lambda one: one.tokens.tobytes())
     number = 0
     for block in scores:
@@ -312,7 +312,7 @@ def _nearest(
             like[[] if kind == "texts" else images.get(one.image, [])] = -1
             like[[] if kind == "images" else texts.get(one.tokens.tobytes(), [])] = -1
             # Several with one score stand in the order of the corpus.
-            best = np.lexsort((near := np.flatnonzero(like >= how.least), -like[near]))[: how.most]
+            best = np.lexsort((near := np.flatnonzero(like >= how.threshold), -like[near]))[: how.top]
             chosen = near[best]
             rows[number, : len(chosen)] = chosen
             nearest[number] = like[chosen[0]] if len(chosen) else 0

@@ -10,8 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
 from megaptm.config import load, resolve_model
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.inference.image_text import recalls
@@ -22,14 +20,10 @@ from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.regions import ImageTextMatching
 from megaptm.tokenizers import load as load_tokenizer
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.models.vision import moved
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENIZERS = {
-    "uniter": TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False),
-    "unimo": TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta"),
-}
 FIRST = 5
 
 
@@ -37,9 +31,7 @@ FIRST = 5
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """The tiny model of a family, as noise made it."""
     root = tmp_path_factory.mktemp(request.param)
-    write_region_shapes(root / "source", images=40)
-    options = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": TOKENIZERS[request.param]}
-    build(root / "source", root / "corpus", validation=0.5, **options)
+    region_corpus(root / "corpus", images=40, tokenizer=TOKENIZERS[request.param], validation=0.5)
     tokenizer = load_tokenizer(root / "corpus/tokenizer")
     told = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
     config = load(CONFIGS / request.param / "tiny.yaml", told)
