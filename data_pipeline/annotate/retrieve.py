@@ -104,8 +104,6 @@ def retrieve(
     `texts`, absent none. Nothing is retrieved from another split. Blocks that are done lie in a folder beside the file
     until it is there, so that who is stopped goes on.
     """
-    if not out.name or out.is_dir():
-        raise UserError(f"--out ({out}) is a folder: name a file.")
     _check(corpus, texts)
     sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
     for kind in ("images", "captions"):
