@@ -1,7 +1,7 @@
 """Which documents are like another: images by what a detector found in them, texts by their words (UNIMO,
 arXiv:2012.15409, section 2.1)."""
 
-# N documents for which others are looked for, M among which, C classes of a detector, k of each
+# N documents for which others are looked for, M among which, R regions, L columns, C classes, D = L * C
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megaptm.data.retrieved import RetrievedFrom, RetrievedHeader, write_retriev
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED
-from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
+from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
 from megaptm.storage import AtomicFile, is_remote, write_whole
 
 ROWS = 128
@@ -41,6 +41,8 @@ class RetrievalOptions:
     block: int = 1 << 16
     """Documents that are compared with each other, which lie one after another: of twice as many each takes twice as
     long."""
+    columns: int = 1
+    """Parts of an image, from left to right: one is like another where the same is in the same part of both."""
     longest: int = 64
     """Tokens of a text that are compared, and read."""
     detector: tuple[int, int] = (2048, 1601)
@@ -83,7 +85,7 @@ class ComparedDocument:
     image: bytes = b""
     """A hash of the file of its regions; none where it has none."""
     classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """float32 [C]: how likely each class is somewhere in its image, the background left out."""
+    """float32 [D]: how likely each class is somewhere in each column of its image, the background left out."""
 
 
 def retrieve(
@@ -244,9 +246,16 @@ def _documents(
                     f"the regions of document {document:,} of {shard.path} cannot be read ({refused}): say "
                     "--detector FEATURES CLASSES, or build the corpus again."
                 ) from None
-            yield ComparedDocument(
-                tokens, hashlib.sha256(content).digest(), found.likely[:, 1:].max(0).astype(np.float32)
-            )
+            yield ComparedDocument(tokens, hashlib.sha256(content).digest(), likely_in_columns(found, how.columns))
+
+
+def likely_in_columns(found: Regions, columns: int) -> np.ndarray:
+    """float32 [D]: how likely each class is somewhere in each column of an image, by the middles of its regions."""
+    middle_R = (found.boxes[:, 0].astype(np.float32) + found.boxes[:, 2]) / 2
+    column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
+    likely_LC = np.zeros((columns, found.likely.shape[1] - 1), dtype=np.float32)
+    np.maximum.at(likely_LC, column_R, found.likely[:, 1:].astype(np.float32))
+    return likely_LC.reshape(-1)
 
 
 Scores = Iterator[np.ndarray]
@@ -255,12 +264,12 @@ Scores = Iterator[np.ndarray]
 
 def _like_images(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
     """By classes that a detector finds in both; of those that are everywhere less is made."""
-    likely_MC = np.stack([one.classes for one in among])
-    rare_C = np.log((1 + len(among)) / (1 + likely_MC.sum(0)))
-    theirs_MC = _unit(likely_MC * rare_C)
+    likely_MD = np.stack([one.classes for one in among])
+    rare_D = np.log((1 + len(among)) / (1 + likely_MD.sum(0)))
+    theirs_MD = _unit(likely_MD * rare_D)
     for at in range(0, len(own), ROWS):
-        mine_NC = _unit(np.stack([one.classes for one in own[at : at + ROWS]]) * rare_C)
-        yield mine_NC @ theirs_MC.T
+        mine_ND = _unit(np.stack([one.classes for one in own[at : at + ROWS]]) * rare_D)
+        yield mine_ND @ theirs_MD.T
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -172,6 +172,13 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
 @click.option(
     "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared with each other."
 )
+@click.option(
+    "--columns",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Parts of an image, from left to right, in which the same must be.",
+)
 @click.option("--longest", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
 @click.option(
     "--detector",
@@ -190,6 +197,7 @@ def retrieve(
     top: int,
     threshold: float,
     block: int,
+    columns: int,
     longest: int,
     detector: tuple[int, int],
     part: str,
@@ -208,6 +216,8 @@ def retrieve(
     from megaptm.report.terminal import TimedLog
 
     number, parts = read_part(part)
-    how = RetrievalOptions(top=top, threshold=threshold, block=block, longest=longest, detector=detector)
+    how = RetrievalOptions(
+        top=top, threshold=threshold, block=block, columns=columns, longest=longest, detector=detector
+    )
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

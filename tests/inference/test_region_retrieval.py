@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.region_retrieval import _by_match, _by_vectors, _pairs, region_retrieval
 from megaptm.models import build_model, fill
 from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.regions import ImageTextMatching
 from megaptm.tokenizers import load as load_tokenizer
@@ -66,6 +68,16 @@ def test_each_text_is_scored_with_each_image(loaded: LoadedModel) -> None:
         wanted, found = images @ texts.t(), _by_vectors(loaded, mix, FIRST)
     assert torch.allclose(found, wanted, atol=1e-5)
     assert wanted.std() > 1e-3
+
+
+def test_an_image_has_as_many_places_as_beside_the_retrieved_ones_of_training(loaded: LoadedModel) -> None:
+    task = next(one for one in tasks_of(loaded.config.built_objective) if one.label in ("matching", "contrast"))
+    asked: Any = task.objective
+    beside = replace(task, objective=replace(asked, retrieved="a file that is not read"))
+    mix = _pairs(loaded, beside, None)
+    places = mix.sample(0)["region_boxes"].shape[0]
+    assert places == (asked.regions - asked.regions // 2 if isinstance(asked, CrossModalContrast) else asked.regions)
+    assert mix.sequence - places == loaded.config.data.sequence - asked.regions
 
 
 def test_held_out_pairs_are_counted(loaded: LoadedModel) -> None:
