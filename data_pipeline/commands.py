@@ -3,7 +3,6 @@ tokenizer train`."""
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,8 +33,8 @@ from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.data.shards import Corpus
-from megaptm.errors import FULL_DISK, UserError, why_no_place
-from megaptm.storage import is_remote
+from megaptm.errors import UserError
+from megaptm.storage import is_remote, place_to_write
 from megaptm.tokenizers import Tokenizer, load
 
 
@@ -122,21 +121,9 @@ def _output_file(out: str) -> Path:
     """Where a file is to be written; a `UserError`, before anything is computed, where none can be."""
     if is_remote(out):
         raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
-    try:
-        path = Path(out).expanduser().absolute()
-        os.fsencode(path)
-        if path.is_dir():
-            raise UserError(f"--out ({out}) is a folder: name a file.")
-        folder = next(one for one in path.parents if one.exists())
-        with tempfile.TemporaryFile(dir=folder):
-            return path
-    except OSError as error:
-        if error.errno in FULL_DISK:
-            raise  # it has a sentence of its own
-        why = why_no_place(error, out)
-    except (ValueError, RuntimeError) as error:  # a name that is no UTF-8; the home of who has none
-        why = str(error)
-    raise UserError(f"--out ({out}) cannot be written ({why}): choose another place.")
+    if (path := place_to_write(out, "--out")).is_dir():
+        raise UserError(f"--out ({out}) is a folder: name a file.")
+    return path
 
 
 def similar_words(
@@ -197,6 +184,7 @@ def tokenizer_train(
     console: Console | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on the text a corpus of these sources would have, and save it in the folder `out`."""
+    place_to_write(out, "--out")
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")
