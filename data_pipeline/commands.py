@@ -34,7 +34,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import is_remote
+from megaptm.storage import is_remote, place_to_write
 from megaptm.tokenizers import Tokenizer, load
 
 
@@ -117,19 +117,29 @@ def verify(folder: str, console: Console | None = None) -> bool:
     return all(check.good for check in checks)
 
 
+def _output_file(out: str) -> Path:
+    """Where a file is to be written; a `UserError`, before anything is computed, where none can be."""
+    if is_remote(out):
+        raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
+    if (path := place_to_write(out, "--out")).is_dir():
+        raise UserError(f"--out ({out}) is a folder: name a file.")
+    return path
+
+
 def similar_words(
     source: str, tokenizer: str, out: str, *, vectors: bool = False, most: int = 10, console: Console | None = None
 ) -> None:
     """Write the table of similar words that `show: similar-words` reads."""
-    known, path = load(Path(tokenizer)), Path(source)
+    file, known, path = _output_file(out), load(Path(tokenizer)), Path(source)
     words = read_vectors(path, known, most=most) if vectors else read_table(path)
-    count = write_similar_words(words, known, Path(out).expanduser())
+    count = write_similar_words(words, known, file)
     (console or Console()).print(f"{out}: {count:,} words have others that are like them", highlight=False)
 
 
 def meanings(source: str, tokenizer: str, out: str, *, console: Console | None = None) -> None:
     """Write the table of phrases that `cross-modal-contrast` rewrites captions by."""
-    made, phrases = write_meanings(read_meanings(Path(source)), load(Path(tokenizer)), Path(out).expanduser())
+    file = _output_file(out)
+    made, phrases = write_meanings(read_meanings(Path(source)), load(Path(tokenizer)), file)
     (console or Console()).print(f"{out}: {made:,} meanings, said by {phrases:,} phrases", highlight=False)
 
 
@@ -147,11 +157,10 @@ def retrieved(
 ) -> None:
     """Write the file of documents that are like others, which `retrieved` of an objective names, and say how many there
     are."""
-    if is_remote(out):
-        raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
+    path = _output_file(out)
     own, *others = (None if place is None else Corpus.open(place) for place in (corpus, images, texts))
     assert own is not None
-    path, console = Path(out).expanduser(), console or Console()
+    console = console or Console()
     found = retrieve(own, path, how, images=others[0], texts=others[1], part=part, parts=parts, tell=tell)
     if isinstance(found, int):
         console.print(f"{out}: {found:,} blocks of other parts are missing.", highlight=False)
@@ -175,6 +184,7 @@ def tokenizer_train(
     console: Console | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on the text a corpus of these sources would have, and save it in the folder `out`."""
+    place_to_write(out, "--out")
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")

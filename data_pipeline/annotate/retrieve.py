@@ -1,7 +1,7 @@
 """Which documents are like another: images by what a detector found in them, texts by their words (UNIMO,
 arXiv:2012.15409, section 2.1)."""
 
-# N documents for which others are looked for, M among which, C classes of a detector, k of each
+# N documents for which others are looked for, M among which, R regions, L columns, C classes, D = L * C
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megaptm.data.retrieved import RetrievedFrom, RetrievedHeader, write_retriev
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED
-from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
+from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
 from megaptm.storage import AtomicFile, is_remote, write_whole
 
 ROWS = 128
@@ -34,13 +34,15 @@ SPLITS = ("train", "validation")
 class RetrievalOptions:
     """How documents are looked for."""
 
-    most: int = 4
+    top: int = 4
     """Of each document, of each kind."""
-    least: float = 0.3
+    threshold: float = 0.3
     """Similarity, from 0 to 1, below which another is not like it."""
-    among: int = 1 << 16
+    block: int = 1 << 16
     """Documents that are compared with each other, which lie one after another: of twice as many each takes twice as
     long."""
+    columns: int = 1
+    """Parts of an image, from left to right: one is like another where the same is in the same part of both."""
     longest: int = 64
     """Tokens of a text that are compared, and read."""
     detector: tuple[int, int] = (2048, 1601)
@@ -83,7 +85,7 @@ class ComparedDocument:
     image: bytes = b""
     """A hash of the file of its regions; none where it has none."""
     classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """float32 [C]: how likely each class is somewhere in its image, the background left out."""
+    """float32 [D]: how likely each class is somewhere in each column of its image, the background left out."""
 
 
 def retrieve(
@@ -104,8 +106,6 @@ def retrieve(
     `texts`, absent none. Nothing is retrieved from another split. Blocks that are done lie in a folder beside the file
     until it is there, so that who is stopped goes on.
     """
-    if not out.name or out.is_dir():
-        raise UserError(f"--out ({out}) is a folder: name a file.")
     _check(corpus, texts)
     sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
     for kind in ("images", "captions"):
@@ -121,7 +121,7 @@ def retrieve(
     places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
     header = RetrievedHeader(corpus.manifest.id, how.longest, places)
     work = _Work.begin(out, header, how)
-    blocks = {split: -(-corpus.split(split).samples // how.among) for split in splits}
+    blocks = {split: -(-corpus.split(split).samples // how.block) for split in splits}
     every = [(split, block) for split in splits for block in range(blocks[split])]
     for number, (split, block) in enumerate(every):
         if number % parts == part and work.read(split, block, sources) is None:
@@ -197,18 +197,18 @@ def _place(corpus: Corpus) -> str:
 def _block(
     corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: RetrievalOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Kind; int32 [N, most], of the documents of a block; and float [N], how like each the nearest is."""
+    """Kind; int32 [N, top], of the documents of a block; and float [N], how like each the nearest is."""
     first, stop = _part(corpus, split, block, blocks)
     own = [*_documents(corpus, split, first, stop, how, regions=True)]
     for kind, source in sources.items():
         same = source.manifest.id == corpus.manifest.id
         # All of another source that is small enough, else its part, and no more of that than are compared.
-        small = not same and source.split(split).samples <= how.among
+        small = not same and source.split(split).samples <= how.block
         begin, end = _part(source, split, 0, 1) if small else _part(source, split, block, blocks)
-        end = min(end, begin + how.among)
+        end = min(end, begin + how.block)
         among = own if same else [*_documents(source, split, begin, end, how, regions=kind == "images")]
         if not among:
-            yield kind, np.full((len(own), how.most), -1, dtype=np.int32), np.zeros(len(own))
+            yield kind, np.full((len(own), how.top), -1, dtype=np.int32), np.zeros(len(own))
             continue
         scores = _like_images(own, among) if kind == "images" else _like_texts(own, among)
         rows, nearest = _nearest(scores, own, among, kind, how)
@@ -246,9 +246,16 @@ def _documents(
                     f"the regions of document {document:,} of {shard.path} cannot be read ({refused}): say "
                     "--detector FEATURES CLASSES, or build the corpus again."
                 ) from None
-            yield ComparedDocument(
-                tokens, hashlib.sha256(content).digest(), found.likely[:, 1:].max(0).astype(np.float32)
-            )
+            yield ComparedDocument(tokens, hashlib.sha256(content).digest(), likely_in_columns(found, how.columns))
+
+
+def likely_in_columns(found: Regions, columns: int) -> np.ndarray:
+    """float32 [D]: how likely each class is somewhere in each column of an image, by the middles of its regions."""
+    middle_R = (found.boxes[:, 0].astype(np.float32) + found.boxes[:, 2]) / 2
+    column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
+    likely_LC = np.zeros((columns, found.likely.shape[1] - 1), dtype=np.float32)
+    np.maximum.at(likely_LC, column_R, found.likely[:, 1:].astype(np.float32))
+    return likely_LC.reshape(-1)
 
 
 Scores = Iterator[np.ndarray]
@@ -257,12 +264,12 @@ Scores = Iterator[np.ndarray]
 
 def _like_images(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
     """By classes that a detector finds in both; of those that are everywhere less is made."""
-    likely_MC = np.stack([one.classes for one in among])
-    rare_C = np.log((1 + len(among)) / (1 + likely_MC.sum(0)))
-    theirs_MC = _unit(likely_MC * rare_C)
+    likely_MD = np.stack([one.classes for one in among])
+    rare_D = np.log((1 + len(among)) / (1 + likely_MD.sum(0)))
+    theirs_MD = _unit(likely_MD * rare_D)
     for at in range(0, len(own), ROWS):
-        mine_NC = _unit(np.stack([one.classes for one in own[at : at + ROWS]]) * rare_C)
-        yield mine_NC @ theirs_MC.T
+        mine_ND = _unit(np.stack([one.classes for one in own[at : at + ROWS]]) * rare_D)
+        yield mine_ND @ theirs_MD.T
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:
@@ -301,9 +308,9 @@ def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> S
 def _nearest(
     scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: RetrievalOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N, most]: numbers among the others, the most like each first, and -1 behind them; and how like the first
+    """int64 [N, top]: numbers among the others, the most like each first, and -1 behind them; and how like the first
     is. Never what is the same: an image for itself, a text for one in the same words, another caption of an image."""
-    rows, nearest = np.full((len(own), how.most), -1, dtype=np.int64), np.zeros(len(own))
+    rows, nearest = np.full((len(own), how.top), -1, dtype=np.int64), np.zeros(len(own))
     images, texts = _numbers_by(among, lambda one: one.image), _numbers_by(among, lambda one: one.tokens.tobytes())
     number = 0
     for block in scores:
@@ -312,7 +319,7 @@ def _nearest(
             like[[] if kind == "texts" else images.get(one.image, [])] = -1
             like[[] if kind == "images" else texts.get(one.tokens.tobytes(), [])] = -1
             # Several with one score stand in the order of the corpus.
-            best = np.lexsort((near := np.flatnonzero(like >= how.least), -like[near]))[: how.most]
+            best = np.lexsort((near := np.flatnonzero(like >= how.threshold), -like[near]))[: how.top]
             chosen = near[best]
             rows[number, : len(chosen)] = chosen
             nearest[number] = like[chosen[0]] if len(chosen) else 0

@@ -67,6 +67,8 @@ def _at_url(url: str) -> list[GivenShard]:
     found = [one for one in listing.files if one.name.count("/") == 1 and one.name.endswith((".tar", *PACKED))]
     if odd := [one.path for one in found if not is_address(one.path)]:
         raise UserError(f"{odd[0]} is no address that a corpus may keep: name the shards without archives or keys.")
+    if not found and (tables := [one.path for one in listing.files if one.name.endswith(".parquet")]):
+        raise UserError(f"{tables[0]} is Parquet, of which no image is read: make webdataset shards (*.tar) of such.")
     if not found:
         raise UserError(
             f"{url} has no webdataset shards (*.tar), and images in folders are packed from this machine: copy them "

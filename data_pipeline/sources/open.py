@@ -32,7 +32,10 @@ def open_bytes(path: str) -> BinaryIO:
 
 @lru_cache(maxsize=8)  # kept: an archive's file system closes the archive when it goes
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it."""
+    """fsspec's file system of a URL, and the path in it; a `ValueError` of one that a URL alone does not name."""
     import fsspec
 
-    return fsspec.core.url_to_fs(url)
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (TypeError, AttributeError):  # it asks for options that nobody gives
+        raise ValueError(f"a place of {url.partition('://')[0]}:// needs more than an address") from None

@@ -11,6 +11,7 @@ from data_pipeline.folders import is_corpus
 from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
 from data_pipeline.sources.open import file_system
 from megaptm.errors import UserError
+from megaptm.storage.remote import behind_not_found
 
 
 def list_url(url: str) -> Listing | None:
@@ -18,8 +19,8 @@ def list_url(url: str) -> Listing | None:
     try:
         system, path = file_system(url)
         kind, folder, found = _find(system, path.rstrip("/"))
-    except (ImportError, ValueError, OSError) as error:
-        cause = _what_happened(error)
+    except Exception as error:  # each of fsspec's file systems, and its library, has kinds of its own
+        cause = behind_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
             return None
         raise UserError(
@@ -48,11 +49,6 @@ def _corpora(names: Iterable[str]) -> list[str]:
     for name in names:
         folders.setdefault(posixpath.dirname(name), []).append(posixpath.basename(name))
     return [folder for folder, inside in folders.items() if is_corpus(inside)]
-
-
-def _what_happened(error: Exception) -> Exception:
-    """fsspec's file system of the web says of a server that does not answer, too, that there is no such file."""
-    return error.__cause__ if isinstance(error.__cause__, OSError) else error
 
 
 def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:

@@ -22,13 +22,13 @@ LARGEST = 4096
 
 @dataclass(frozen=True)
 class CustomPattern(Pattern):
-    """A place sees another where `mask` says so and `blocks` has the blocks that they are in: whatever either says, all
-    kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
+    """A place sees another where `mask` says so and `block_mask` has the blocks that they are in: whatever either says,
+    all kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
 
     mask: Callable[[Any, Any], Any] = field(repr=False)
     """Of places of queries and of keys, integers that broadcast, numpy's or torch's: booleans. It is made of operators,
     as in `(query - key) % 8 == 0`, which both have, and which FlexAttention can compile."""
-    blocks: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
+    block_mask: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     """Of how many blocks a row has: which blocks of queries see something of which blocks of keys, bool [N, N]. No
     other is computed. Absent: `mask` is asked of all pairs of a row, once, in time that grows with its square."""
     block: int = 64
@@ -97,7 +97,7 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
     places.setflags(write=False)  # or a mask that changes what it is given would change what is asked of it next
     if not (itself := _asked(pattern, places, places)).all():
         raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
-    if pattern.blocks is None:
+    if pattern.block_mask is None:
         rows = (places[start : start + pattern.block] for start in range(0, length, pattern.block))
         begins = np.arange(0, length, pattern.block)
         found = np.stack(
@@ -105,15 +105,17 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
         )
         return found[None]
     try:
-        found, again = pattern.blocks(number), pattern.blocks(number)
+        found, again = pattern.block_mask(number), pattern.block_mask(number)
     except Exception as error:  # whatever the user's code raises
-        raise plugin_error(f"Block.attention: the blocks of `{pattern.name}`", error) from None
+        raise plugin_error(f"Block.attention: the block mask of `{pattern.name}`", error) from None
     if not isinstance(found, np.ndarray) or found.dtype != bool or found.shape != (number, number):
         what = f"{found.dtype} {[*found.shape]}" if isinstance(found, np.ndarray) else type(found).__name__
-        raise _wrong(pattern, f"its blocks are {what}", f"of {number} blocks give an array, bool [{number}, {number}]")
+        raise _wrong(
+            pattern, f"its block mask is {what}", f"of {number} blocks give an array, bool [{number}, {number}]"
+        )
     if not np.array_equal(found, again):  # so would those of each process be, and of a run that goes on
         raise _wrong(
-            pattern, "its blocks are others each time", "draw them by a seed, as np.random.default_rng(0) does"
+            pattern, "its block mask is another each time", "draw it by a seed, as np.random.default_rng(0) does"
         )
     if not found.diagonal().all():
         raise _wrong(pattern, f"block {np.argmin(found.diagonal())} does not see itself", "let each see itself")

@@ -161,12 +161,23 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
 @click.option("--out", required=True, help="File for `retrieved` of an objective.")
 @click.option("--images", help="Corpus of images with regions to look in; by default the same.")
 @click.option("--texts", help="Corpus of texts to look in, of short documents; by default none are retrieved.")
-@click.option("--most", type=click.IntRange(1, 64), default=4, show_default=True, help="Of each kind, for a document.")
+@click.option("--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Of each kind, for a document.")
 @click.option(
-    "--least", type=click.FloatRange(0, 1), default=0.3, show_default=True, help="Similarity below which none is like."
+    "--threshold",
+    type=click.FloatRange(0, 1),
+    default=0.3,
+    show_default=True,
+    help="Similarity below which none is like.",
 )
 @click.option(
-    "--among", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared with each other."
+    "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared with each other."
+)
+@click.option(
+    "--columns",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="Parts of an image, from left to right, in which the same must be.",
 )
 @click.option("--longest", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
 @click.option(
@@ -183,9 +194,10 @@ def retrieve(
     out: str,
     images: str | None,
     texts: str | None,
-    most: int,
-    least: float,
-    among: int,
+    top: int,
+    threshold: float,
+    block: int,
+    columns: int,
     longest: int,
     detector: tuple[int, int],
     part: str,
@@ -204,6 +216,8 @@ def retrieve(
     from megaptm.report.terminal import TimedLog
 
     number, parts = read_part(part)
-    how = RetrievalOptions(most=most, least=least, among=among, longest=longest, detector=detector)
+    how = RetrievalOptions(
+        top=top, threshold=threshold, block=block, columns=columns, longest=longest, detector=detector
+    )
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

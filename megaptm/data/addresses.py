@@ -13,7 +13,7 @@ from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
 from megaptm.storage import write_whole
 
-NOT_ELSEWHERE = (
+REFUSED_PROTOCOLS = (
     *("file", "local", "asynclocal", "memory", "data", "dir", "git", "generic", "reference", "dask", "async_wrapper"),
     *("zip", "tar", "libarchive", "cached", "blockcache", "filecache", "simplecache"),
 )
@@ -53,4 +53,4 @@ def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[s
 def is_address(url: str) -> bool:
     """Whether a corpus may say that a shard is there."""
     said = ADDRESS.fullmatch(url)
-    return said is not None and said[1] not in NOT_ELSEWHERE and "::" not in url and not has_credentials(url)
+    return said is not None and said[1] not in REFUSED_PROTOCOLS and "::" not in url and not has_credentials(url)

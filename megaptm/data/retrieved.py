@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save
 
 from megaptm.data.manifest import NoCorpusError
 from megaptm.data.order import OpenShards
 from megaptm.data.shards import Corpus, Verify
 from megaptm.errors import UserError
+from megaptm.objectives.named_file import read_named_file
 from megaptm.objectives.objective import RETRIEVED, DocumentSlice, Neighbors
-from megaptm.storage import AtomicFile, Cache, plain_file
+from megaptm.storage import AtomicFile, Cache
 
 METADATA = "retrieved"
 REMEDY = "make it with `megaptm corpus retrieve`"
@@ -58,8 +59,8 @@ class RetrievedTable:
     """A file, whose rows are read when they are asked for."""
 
     def __init__(self, path: Path) -> None:
-        """A `ValueError`, `OSError` or `SafetensorError` of what is none."""
-        self._file: Any = safe_open(plain_file(path), framework="numpy").__enter__()
+        """A `ValueError`, `OSError` or `safetensors.SafetensorError` of what is none."""
+        self._file: Any = safe_open(path, framework="numpy").__enter__()
         self.header = _header((self._file.metadata() or {}).get(METADATA, ""))
         self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118  # a file, which is no mapping
         for name, rows in self._slices.items():
@@ -92,13 +93,7 @@ def _header(said: str) -> RetrievedHeader:
 @lru_cache(maxsize=4)
 def retrieved_named(name: str) -> RetrievedTable:
     """That of a file."""
-    try:
-        path = Path(name).expanduser()
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("there is no such file")
-        return RetrievedTable(path)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"retrieved: {name} is no file of retrieved documents ({error}): {REMEDY}.") from None
+    return read_named_file("retrieved", name, RetrievedTable, kind="file of retrieved documents", remedy=REMEDY)
 
 
 def write_retrieved(tables: Mapping[str, np.ndarray], header: RetrievedHeader, path: Path) -> None:

@@ -208,7 +208,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
     for name, loss in evaluation.losses.items():
         for who, style in (("model", "bold cyan"), ("unigram", ""), ("uniform", "")):
             nats = getattr(loss, who)
-            cells = [f"{nats:.4f}", f"{math.exp(nats):,.1f}"]
+            cells = [f"{nats:.4f}", f"{_perplexity(nats):,.1f}"]
             if bits:
                 cells.append(f"{evaluation.bits_per_byte(who):.3f}")
             table.add_row(*([name if who == "model" else ""] if several else []), who, *cells, style=style)
@@ -219,6 +219,13 @@ def show(evaluation: Evaluation, console: Console) -> None:
         highlight=False,
     )
     console.print(table)
+
+
+def _perplexity(nats: float) -> float:
+    try:
+        return math.exp(nats)
+    except OverflowError:  # of a model that diverged
+        return math.inf
 
 
 def _refuse_options(loaded: LoadedModel, options: EvaluationOptions) -> None:

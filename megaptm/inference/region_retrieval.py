@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import torch
@@ -17,7 +16,6 @@ from megaptm.inference.image_text import BATCH_ROWS, MOST_PAIRS, Retrieval, batc
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.objectives.contrast import CrossModalContrast
-from megaptm.objectives.objective import BaseObjective
 from megaptm.objectives.regions import ImageTextMatching
 from megaptm.run.corpora import cache_of
 
@@ -45,25 +43,20 @@ def region_retrieval(
 
 def _pairs(loaded: LoadedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
     """Held-out rows of a text and its own image, with nothing else beside them."""
-    config = loaded.config
+    config, asked = loaded.config, task.objective
+    assert isinstance(asked, ImageTextMatching | CrossModalContrast)
+    alone = asked.alone
     own = {name: weight for name, weight in config.data.mix.items() if name in (task.corpora or [name])}
     return open_mix(
         corpora or own,
         split="validation",
-        objective=_alone(task.objective),
-        sequence=config.data.sequence,
+        objective=alone,
+        sequence=config.data.sequence - (asked.regions - alone.regions),  # texts as long as in training
         seed=config.train.seed,
         document_mask=config.data.document_mask,
         special=loaded.tokenizer.special,
         cache=cache_of(config),
     )
-
-
-def _alone(asked: BaseObjective) -> BaseObjective:
-    if isinstance(asked, ImageTextMatching):
-        return replace(asked, retrieved=None, replaced=0.0)
-    assert isinstance(asked, CrossModalContrast)
-    return replace(asked, retrieved=None, meanings=None)
 
 
 def _by_vectors(loaded: LoadedModel, mix: Mix, number: int) -> Tensor:

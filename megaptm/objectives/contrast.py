@@ -6,7 +6,7 @@ retrieved for it (UNIMO, arXiv:2012.15409, section 2.1)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -93,8 +93,17 @@ class CrossModalContrast(UnifiedObjective):
         return row
 
     def room(self, piece: Sequence[DocumentSlice]) -> int:
-        others = len(_of_kind(piece, "images"))
+        return self._own_places(others=len(_of_kind(piece, "images")))
+
+    def _own_places(self, *, others: int) -> int:
         return self.regions - others * (self.regions // (1 + others))
+
+    @property
+    def alone(self) -> CrossModalContrast:
+        """The same of a pair without anything beside it, whose image has as many places as beside retrieved ones: of
+        images with more regions than it learned from its vectors are worse."""
+        others = 0 if self.retrieved is None else self.retrieved_images
+        return replace(self, retrieved=None, meanings=None, regions=self._own_places(others=others))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.errors import UserError
+from megaptm.objectives.named_file import read_named_file
 from megaptm.objectives.rewriting import Rewriter, Text, words_of
 
 MOST_BYTES = 256 << 20
@@ -46,19 +46,14 @@ def write_meanings(meanings: Meanings, inside: Sequence[int], path: Path) -> Non
 @lru_cache(maxsize=4)
 def meanings_named(name: str) -> MeaningTable:
     """That of a file."""
-    try:
-        path = Path(name).expanduser()
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("there is no such file")
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise ValueError(f"it has {size:,} bytes")
-        return _table(json.loads(path.read_text()))
-    except (OSError, ValueError, RuntimeError, UserError) as error:
-        raise UserError(f"meanings: {name} is no table of meanings ({error}): {REMEDY}.") from None
+    return read_named_file("meanings", name, _read, kind="table of meanings", remedy=REMEDY)
 
 
-def _table(said: Any) -> MeaningTable:
+def _read(path: Path) -> MeaningTable:
     """A `ValueError` of what is none."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes")
+    said = json.loads(path.read_text())
     if not isinstance(said, dict) or not isinstance(known := said.get("meanings"), dict):
         raise ValueError("it holds something else")
     inside = frozenset(_ids(said.get("inside")))

@@ -282,6 +282,11 @@ class ImageTextMatching(RegionObjective):
     def neighbors(self) -> Neighbors | None:  # type: ignore[override]
         return None if self.retrieved is None else Neighbors(self.retrieved, {"images": 1})
 
+    @property
+    def alone(self) -> ImageTextMatching:
+        """The same of each text with its own image."""
+        return replace(self, retrieved=None, replaced=0.0)
+
     def asked(self, sequence: int) -> dict[str, Field]:
         return {"matched": Field(())}
 

@@ -10,6 +10,7 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 import numpy as np
 
 from megaptm.errors import UserError
+from megaptm.objectives.named_file import read_named_file
 from megaptm.plugins import is_plugin, load_plugin
 
 Similar = Callable[[tuple[int, ...]], np.ndarray | None]
@@ -63,20 +64,18 @@ def similar_named(name: str) -> Similar:
         if not callable(found):
             raise UserError(f"similar: `{name}` is not a function: correct the name.")
         return found
-    try:
-        path = Path(name).expanduser()
-        if not path.is_file():  # a pipe would be waited for
-            raise ValueError("there is no such file")
-        with ZipFile(path) as archive:
-            if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
-                raise ValueError(f"it unpacks to {size:,} bytes")
-            # Of other kinds zipfile unpacks whatever is there, whatever was said of its size.
-            if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in archive.infolist()):
-                raise ValueError("it is packed otherwise than numpy packs files")
-        with np.load(path, allow_pickle=False) as tables:
-            return SimilarWords(dict(tables))
-    except Exception as error:  # numpy, zipfile and zlib each have kinds of their own
-        raise UserError(f"similar: {name} is no table of similar words ({error}): {REMEDY}.") from None
+    return read_named_file("similar", name, _read, kind="table of similar words", remedy=REMEDY)
+
+
+def _read(path: Path) -> SimilarWords:
+    with ZipFile(path) as archive:
+        if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
+            raise ValueError(f"it unpacks to {size:,} bytes")
+        # Of other kinds zipfile unpacks whatever is there, whatever was said of its size.
+        if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in archive.infolist()):
+            raise ValueError("it is packed otherwise than numpy packs files")
+    with np.load(path, allow_pickle=False) as tables:
+        return SimilarWords(dict(tables))
 
 
 def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: Path) -> None:

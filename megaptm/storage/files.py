@@ -7,10 +7,11 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaptm.errors import UserError, shown
+from megaptm.errors import FULL_DISK, UserError, shown, why_no_place
 from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK, Remote
 from megaptm.storage.retry import RetryPolicy
@@ -42,6 +43,23 @@ def plain_file(name: str | os.PathLike[str]) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(errno.ENXIO, "Not a regular file", str(path))
     return path
+
+
+def place_to_write(name: str | os.PathLike[str], option: str) -> Path:
+    """The path of a file or folder that is to be written; a `UserError` that names the option, before anything is
+    computed, where none can be. Nothing is made."""
+    try:
+        path = Path(name).expanduser().absolute()
+        os.fsencode(path)
+        with tempfile.TemporaryFile(dir=next(one for one in path.parents if one.exists())):
+            return path
+    except OSError as error:
+        if error.errno in FULL_DISK:
+            raise  # it has a sentence of its own
+        why = why_no_place(error, name)
+    except (ValueError, RuntimeError) as error:  # a name that is no UTF-8; the home of who has none
+        why = str(error)
+    raise UserError(f"{option} ({name}) cannot be written ({why}): choose another place.")
 
 
 def join(place: str | os.PathLike[str], *names: str) -> str:

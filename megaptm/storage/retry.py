@@ -97,7 +97,8 @@ def refuse_permanent(error: Exception, what: str) -> None:
         raise error
     if isinstance(error, FileNotFoundError):
         raise UserError(f"{what} does not exist: check the address.") from None
-    if isinstance(error, PermissionError) or type(error).__name__ in DENIED:
+    denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
+    if denied or getattr(error, "status", None) in (401, 403):  # aiohttp's, of the web
         raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         raise error

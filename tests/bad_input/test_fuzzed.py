@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from rich.console import Console
 
 from data_pipeline.inspection import _source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
+from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show
 from megaptm.report.summary import _seconds
 from megaptm.resilience.events import last_saved, read_events
 from megaptm.run.time_spent import TimeSpent
@@ -159,6 +161,13 @@ def test_parts_of_a_tokenizer_without_a_type_are_none_that_we_know():
     library = tokenizers.Tokenizer(tokenizers.models.WordPiece({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     for content in ({"normalizer": {}}, {"pre_tokenizer": {}}, {"normalizer": {}, "pre_tokenizer": {}}):
         assert not splits_at_spaces({"model": {}, **content}, library)
+
+
+def test_a_model_whose_perplexity_is_beyond_all_numbers_is_shown():
+    losses = {"mlm": EvaluatedLoss(asked=1, model=800.0, unigram=2.0, uniform=3.0)}
+    found = Evaluation("run", 1, "masked-lm", {}, 1, losses, {"mlm": 1.0}, None)
+    show(found, Console(file=(said := io.StringIO())))
+    assert "800.0000         inf" in said.getvalue()
 
 
 def test_a_run_that_took_no_time_is_reported():

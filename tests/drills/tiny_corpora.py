@@ -31,12 +31,30 @@ def corpus_of(family: str) -> str:
 
 
 def commands_for(corpus: str) -> str:
-    """What the tiny configs tell the reader to type for it: the indented lines of a comment."""
+    """What the tiny configs tell the reader to type for it."""
     for path in sorted((ROOT / "configs").glob("*/tiny.yaml")):
-        lines = re.findall(r"^#   (.*\n)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        if any(re.search(rf"out={corpus}(\s|$)", line) for line in lines):
-            return "".join(lines)
+        commands = commands_of(path)
+        if re.search(rf"out={corpus}(\s|$)", commands):
+            return commands
     raise AssertionError(f"no tiny config says how to build {corpus}")
+
+
+def commands_of(config: Path) -> str:
+    """The indented lines of its comment."""
+    return "".join(re.findall(r"^#   (.*\n)", config.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def run_in(folder: Path, commands: str) -> None:
+    """As typed in a shell."""
+    done = subprocess.run(
+        ["bash", "-c", SHELL + commands],
+        cwd=folder,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="session")
@@ -47,15 +65,7 @@ def documented_corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
     def built(family: str) -> Path:
         if not (folder / (corpus := corpus_of(family))).exists():
-            done = subprocess.run(
-                ["bash", "-c", SHELL + commands_for(corpus)],
-                cwd=folder,
-                env={**os.environ, "PYTHON": sys.executable},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+            run_in(folder, commands_for(corpus))
         return folder
 
     return built

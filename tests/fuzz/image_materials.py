@@ -17,7 +17,9 @@ from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
 from tests import ROOT
 from tests.data_pipeline.images.pictures import build, picture, write_tar
+from tests.fuzz.addresses import write_corpus_elsewhere
 from tests.fuzz.image_targets import CAPTION_TOKENIZER, FAMILIES, REGION_TOKENIZER, image_targets
+from tests.fuzz.retrieved import write_found
 from tests.train.runs import save_initial
 
 SMALL = (
@@ -61,6 +63,8 @@ def make(folder: Path, wanted: set[str]) -> None:
     meanings.parent.mkdir()
     shutil.copy(ROOT / "configs/unimo/shapes.tsv", meanings.with_name("it.tsv"))
     write_meanings(read_meanings(meanings.with_name("it.tsv")), load_tokenizer(regions / "tokenizer"), meanings)
+    write_found(regions, folder / "retrieved")
+    write_corpus_elsewhere(texts, folder / "corpus-elsewhere")
     corpora = {"vit": labels, "clip": texts, "uniter": regions, "unimo": regions}
     _write_configs(folder, corpora, meanings)
     for family in FAMILIES:

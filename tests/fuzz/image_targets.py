@@ -15,6 +15,7 @@ from typing import Any
 from data_pipeline.images.region_shapes import DETECTOR
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.errors import UserError
+from tests.fuzz.addresses import addresses_commands, read_addresses, spoil_addresses
 from tests.fuzz.corpora import spoil_index, spoil_manifest, spoil_shard, spoil_table, spoil_tokenizer
 from tests.fuzz.models import (
     import_commands,
@@ -26,6 +27,7 @@ from tests.fuzz.models import (
 )
 from tests.fuzz.mutations import Random, change_bytes, change_file, change_json, change_yaml
 from tests.fuzz.pictures import spoil_by_name, spoil_tar
+from tests.fuzz.retrieved import found_commands, read_found, spoil_found
 from tests.fuzz.seals import seal_corpus
 from tests.fuzz.target import Command, Target
 
@@ -385,3 +387,5 @@ def _targets() -> Iterator[Target]:
         yield Target(f"run of {family}", f"run-{family}", spoil_run, read_image_run, run_commands(family))
     yield Target("configs of images", "config-images", spoil_config, read_config, config_commands)
     yield Target("meanings", "meanings", spoil_meanings, read_meanings, meanings_commands)
+    yield Target("retrieved documents", "retrieved", spoil_found, read_found, found_commands)
+    yield Target("addresses of shards", "corpus-elsewhere", spoil_addresses, read_addresses, addresses_commands)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
 from megaptm.config import load, resolve_model
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.inference.image_text import recalls
@@ -19,17 +18,14 @@ from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.region_retrieval import _by_match, _by_vectors, _pairs, region_retrieval
 from megaptm.models import build_model, fill
 from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.regions import ImageTextMatching
 from megaptm.tokenizers import load as load_tokenizer
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.models.vision import moved
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENIZERS = {
-    "uniter": TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False),
-    "unimo": TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta"),
-}
 FIRST = 5
 
 
@@ -37,9 +33,7 @@ FIRST = 5
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """The tiny model of a family, as noise made it."""
     root = tmp_path_factory.mktemp(request.param)
-    write_region_shapes(root / "source", images=40)
-    options = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": TOKENIZERS[request.param]}
-    build(root / "source", root / "corpus", validation=0.5, **options)
+    region_corpus(root / "corpus", images=40, tokenizer=TOKENIZERS[request.param], validation=0.5)
     tokenizer = load_tokenizer(root / "corpus/tokenizer")
     told = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
     config = load(CONFIGS / request.param / "tiny.yaml", told)
@@ -74,6 +68,16 @@ def test_each_text_is_scored_with_each_image(loaded: LoadedModel) -> None:
         wanted, found = images @ texts.t(), _by_vectors(loaded, mix, FIRST)
     assert torch.allclose(found, wanted, atol=1e-5)
     assert wanted.std() > 1e-3
+
+
+def test_an_image_has_as_many_places_as_beside_the_retrieved_ones_of_training(loaded: LoadedModel) -> None:
+    task = next(one for one in tasks_of(loaded.config.built_objective) if one.label in ("matching", "contrast"))
+    asked: Any = task.objective
+    beside = replace(task, objective=replace(asked, retrieved="a file that is not read"))
+    mix = _pairs(loaded, beside, None)
+    places = mix.sample(0)["region_boxes"].shape[0]
+    assert places == (asked.regions - asked.regions // 2 if isinstance(asked, CrossModalContrast) else asked.regions)
+    assert mix.sequence - places == loaded.config.data.sequence - asked.regions
 
 
 def test_held_out_pairs_are_counted(loaded: LoadedModel) -> None:

@@ -93,8 +93,8 @@ def drawn(number: int) -> np.ndarray:
     return np.full((number, number), next(TURNS)) | np.eye(number, dtype=bool)
 
 
-def broken(mask: Any = near_or_first, blocks: Any = None) -> CustomPattern:
-    return CustomPattern(mask, blocks, block=4, name="mine:BROKEN")
+def broken(mask: Any = near_or_first, block_mask: Any = None) -> CustomPattern:
+    return CustomPattern(mask, block_mask, block=4, name="mine:BROKEN")
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def broken(mask: Any = near_or_first, blocks: Any = None) -> CustomPattern:
         (broken(lambda query, key: query.__iadd__(1) >= key), "the mask of `mine:BROKEN` failed .*read-only"),
         (broken(lambda query, key: query.near(key)), "the mask of `mine:BROKEN` failed"),
         (
-            broken(blocks=lambda number: np.ones((2, 2), bool)),
+            broken(block_mask=lambda number: np.ones((2, 2), bool)),
             r"bool \[2, 2\]\): of 3 blocks give an array, bool \[3, 3\]",
         ),
-        (broken(blocks=lambda number: [[True]]), "its blocks are list"),
-        (broken(blocks=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
-        (broken(blocks=drawn), "its blocks are others each time.: draw them by a seed"),
-        (broken(blocks=lambda number: 1 / 0), "the blocks of `mine:BROKEN` failed"),
+        (broken(block_mask=lambda number: [[True]]), "its block mask is list"),
+        (broken(block_mask=lambda number: ~np.eye(number, dtype=bool)), "block 0 does not see itself"),
+        (broken(block_mask=drawn), "its block mask is another each time.: draw it by a seed"),
+        (broken(block_mask=lambda number: 1 / 0), "the block mask of `mine:BROKEN` failed"),
     ],
 )
 def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from data_pipeline.annotate.meanings import read_meanings, write_meanings
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.config import load, resolve_model
@@ -25,14 +23,10 @@ from megaptm.data.statistics import unigram_loss
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.regions import RegionMaskedLM
 from megaptm.tokenizers import load as load_tokenizer
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.ranks import run_ranks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-TOKENIZERS = {
-    "uniter": TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False),
-    "unimo": TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta"),
-}
 MOST = {
     "uniter": {"itm": 0.6, "mlm": 0.1, "mrfr": 0.4, "mrc-kl": 0.7},
     # Some of its words are asked without an image.
@@ -140,9 +134,7 @@ def of_kinds(batches: list[MicroBatch], field: str) -> Iterator[Tensor]:
 @pytest.mark.parametrize("family", MOST)
 def test_words_regions_and_what_belongs_together_are_learned_by_the_tiny_config(family: str, tmp_path: Path) -> None:
     """Far below who sees no other kind."""
-    write_region_shapes(tmp_path / "source")
-    options = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": TOKENIZERS[family]}
-    build(tmp_path / "source", tmp_path / "corpus", validation=0.2, **options)
+    region_corpus(tmp_path / "corpus", tokenizer=TOKENIZERS[family], validation=0.2)
     # Captions are rewritten by phrases in tokens of this corpus.
     meanings, tokenizer = tmp_path / "meanings.json", load_tokenizer(tmp_path / "corpus/tokenizer")
     write_meanings(read_meanings(CONFIGS / "unimo/shapes.tsv"), tokenizer, meanings)

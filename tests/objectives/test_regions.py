@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
+from data_pipeline.images.region_shapes import DETECTOR
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED, MASKED_REGION
 from megaptm.batch_schedule import BatchSchedule
@@ -25,6 +25,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.region_files import RefusedRegions, read_regions
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, write_tar
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
 WORDS, REGIONS, ROWS = 24, 8, 6
 OPTIONS = {"regions": REGIONS, "features": DETECTOR[0], "classes": DETECTOR[1]}
@@ -35,24 +36,13 @@ ALL = {
     "classes": {"task": "masked-regions-class", "share": 1, **OPTIONS},
     "likely": {"task": "masked-regions-distribution", "share": 1, **OPTIONS},
 }
-CASED = TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False)
+CASED = TOKENIZERS["uniter"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("regions")
-    write_region_shapes(root / "source", images=80)
-    build(
-        root / "source",
-        root / "corpus",
-        texts=True,
-        regions=True,
-        detector=DETECTOR,
-        tokenizer=CASED,
-        validation=0.2,
-        shard_bytes=64 << 10,
-    )
-    return root / "corpus"
+    out = tmp_path_factory.mktemp("regions") / "corpus"
+    return region_corpus(out, images=80, tokenizer=CASED, validation=0.2, shard_bytes=64 << 10)
 
 
 def opened(folder: Path, objective: Any, **options: Any):
@@ -236,15 +226,7 @@ def test_each_batch_is_of_one_task_and_shares_are_exact(folder):
 
 
 def test_corpora_have_their_shares_within_a_task(folder, tmp_path):
-    write_region_shapes(tmp_path / "source", images=30)
-    build(
-        tmp_path / "source",
-        tmp_path / "more",
-        texts=True,
-        regions=True,
-        detector=DETECTOR,
-        tokenizer=TokenizerRecipe(folder=str(folder / "tokenizer")),
-    )
+    region_corpus(tmp_path / "more", images=30, tokenizer=TokenizerRecipe(folder=str(folder / "tokenizer")))
     told = {"sequence": WORDS + REGIONS, "seed": 3, "special": load_tokenizer(folder / "tokenizer").special}
     mix = open_mix({str(folder): 1, str(tmp_path / "more"): 3}, objective=ALL, schedule=BatchSchedule(ROWS), **told)
     alone = open_mix({str(folder): 1, str(tmp_path / "more"): 3}, objective=one("masked-regions"), **told)

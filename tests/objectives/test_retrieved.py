@@ -17,39 +17,37 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save, save_file
 
-from data_pipeline.annotate.retrieve import RetrievalOptions, retrieve
+from data_pipeline.annotate.retrieve import RetrievalOptions, likely_in_columns, retrieve
 from data_pipeline.commands import retrieved
-from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
+from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.data.retrieved import METADATA, retrieved_named
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED, DocumentSlice
+from megaptm.objectives.region_files import Regions
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
 WORDS, REGIONS = 64, 12
 PAIR = {"regions": REGIONS, "features": DETECTOR[0], "classes": DETECTOR[1]}
 SPLITS = ("train", "validation")
-HOW: dict[str, Any] = {"among": 100, "least": 0.2, "detector": DETECTOR}
+HOW: dict[str, Any] = {"block": 100, "threshold": 0.2, "detector": DETECTOR}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`corpus` of pairs, `texts` of sentences, and `found`, what was retrieved, in blocks of 100 documents."""
     root = tmp_path_factory.mktemp("retrieved")
-    write_region_shapes(root / "source", images=200)
-    bpe = TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta")
-    build(root / "source", root / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.25)
-    write_sentences(root / "texts", load_tokenizer(root / "corpus/tokenizer"))
+    corpus = region_corpus(root / "corpus", images=200, tokenizer=TOKENIZERS["unimo"], validation=0.25)
+    write_sentences(root / "texts", load_tokenizer(corpus / "tokenizer"))
     report = io.StringIO()
     how = RetrievalOptions(**HOW)
     places = {"texts": str(root / "texts"), "console": Console(file=report, width=200)}
-    retrieved(str(root / "corpus"), str(root / "found"), how, **places)
+    retrieved(str(corpus), str(root / "found"), how, **places)
     (root / "report").write_text(report.getvalue())
     return root
 
@@ -113,6 +111,16 @@ def test_images_show_the_same_and_texts_speak_of_it(folder: Path) -> None:
     assert {kind: seen[f"same {kind}"] / seen[kind] >= share for kind, share in least.items()} == dict.fromkeys(
         RETRIEVED, True
     ), seen
+
+
+def test_columns_tell_where_in_an_image_something_is() -> None:
+    """The middle of a region counts; the last column is to the right edge."""
+    boxes = np.zeros((3, 7), dtype=np.float32)
+    boxes[:, 0], boxes[:, 2] = (0.0, 0.2, 1.0), (0.2, 1.0, 1.0)
+    likely = np.array([[0, 0.9, 0.1], [0.5, 0.2, 0.3], [0, 0.4, 0.6]], dtype=np.float16)
+    found = Regions(features=likely, boxes=boxes, likely=likely, confidence=np.ones(3, dtype=np.float32))
+    for columns, expected in ((1, [0.9, 0.6]), (2, [0.9, 0.1, 0.4, 0.6]), (3, [0.9, 0.1, 0.2, 0.3, 0.4, 0.6])):
+        assert likely_in_columns(found, columns).tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def everything(folder: Path, split: str) -> list[DocumentSlice]:

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate.meanings import write_meanings
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
+from data_pipeline.images.region_shapes import DETECTOR
 from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
@@ -29,7 +28,7 @@ from megaptm.objectives.region_files import Regions
 from megaptm.objectives.unified import ImageTextFragments, MaskedAreas, overlaps
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
 WORDS, REGIONS = 64, 9
 TEXT = {"regions": REGIONS, "features": DETECTOR[0]}
@@ -43,11 +42,9 @@ MEANINGS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("unified")
-    write_region_shapes(root / "source", images=80)
-    bpe = TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta")
-    build(root / "source", root / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.2)
-    write_meanings(MEANINGS, load_tokenizer(root / "corpus/tokenizer"), root / "meanings.json")
-    return root / "corpus"
+    corpus = region_corpus(root / "corpus", images=80, tokenizer=TOKENIZERS["unimo"], validation=0.2)
+    write_meanings(MEANINGS, load_tokenizer(corpus / "tokenizer"), root / "meanings.json")
+    return corpus
 
 
 def opened(folder: Path, objective: Any, **options: Any) -> Any:

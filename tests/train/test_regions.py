@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
 from megaptm.inference.loaded_model import load_model
 from megaptm.track import read_metrics
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.drills.program import losses, resumed_at
 from tests.forked import megaptm
 
@@ -26,10 +24,7 @@ OF_A_STEP = ({"itm", "wra"}, {"mlm"}, {"mrfr"}, {"mrc-kl"})
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
     place = tmp_path_factory.mktemp("regions")
-    write_region_shapes(place / "source", images=120)
-    cased = TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False)
-    options = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": cased, "validation": 0.3}
-    build(place / "source", place / "corpus", **options)
+    region_corpus(place / "corpus", images=120, tokenizer=TOKENIZERS["uniter"], validation=0.3)
 
     def run(name, *more, code=0):
         words = [CONFIG, f"run={place / name}", f"data.mix={{{place / 'corpus'}: 1}}", *SMALL, *more]

@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.annotate.meanings import read_meanings, write_meanings
-from data_pipeline.images.region_shapes import DETECTOR, write_region_shapes
-from data_pipeline.recipe import TokenizerRecipe
 from megaptm.inference.loaded_model import load_model
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track import read_metrics
-from tests.data_pipeline.images.pictures import build
+from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.drills.program import losses, resumed_at
 from tests.forked import megaptm
 
@@ -27,11 +25,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
     place = tmp_path_factory.mktemp("unified")
-    write_region_shapes(place / "source", images=120)
-    bpe = TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta")
-    build(
-        place / "source", place / "corpus", texts=True, regions=True, detector=DETECTOR, tokenizer=bpe, validation=0.3
-    )
+    region_corpus(place / "corpus", images=120, tokenizer=TOKENIZERS["unimo"], validation=0.3)
     write_meanings(
         read_meanings(CONFIGS / "shapes.tsv"), load_tokenizer(place / "corpus/tokenizer"), place / "meanings.json"
     )

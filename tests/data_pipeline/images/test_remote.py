@@ -121,6 +121,7 @@ def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_
         ((), "is no folder: name one with webdataset shards"),
         (("cat/1.jpg",), r"has no webdataset shards \(\*\.tar\)"),
         (("a.tar.gz",), r"a\.tar\.gz is compressed"),
+        (("0.parquet",), r"photos/0\.parquet is Parquet, of which no image is read: make webdataset shards"),
     ],
 )
 def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_path):

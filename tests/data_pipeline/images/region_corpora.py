@@ -1,0 +1,23 @@
+"""Corpora of texts and of what a detector would find in images of drawn shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from data_pipeline.images.region_shapes import DETECTOR, NUMBER, write_region_shapes
+from data_pipeline.recipe import TokenizerRecipe
+from tests.data_pipeline.images.pictures import build
+
+TOKENIZERS = {
+    "uniter": TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False),
+    "unimo": TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta"),
+}
+"""Family -> as the comment of its tiny config trains one."""
+
+
+def region_corpus(out: Path, *, images: int = NUMBER, tokenizer: TokenizerRecipe, **options: Any) -> Path:
+    """Built in this process, of so many images, whose files lie beside it."""
+    write_region_shapes(source := out.with_name(f"{out.name}-source"), images=images)
+    build(source, out, texts=True, regions=True, detector=DETECTOR, tokenizer=tokenizer, **options)
+    return out

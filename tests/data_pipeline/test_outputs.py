@@ -1,0 +1,55 @@
+"""Commands that write one file: where none can be written they say so before they compute anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from data_pipeline.annotate.retrieve import RetrievalOptions
+from data_pipeline.commands import meanings, retrieved, similar_words
+from megaptm.__main__ import main
+from megaptm.errors import UserError
+
+COMMANDS = {
+    "similar-words": lambda out: similar_words("absent", "absent", out),
+    "meanings": lambda out: meanings("absent", "absent", out),
+    "retrieve": lambda out: retrieved("absent", out, RetrievalOptions()),
+}
+OTHERS = (
+    ("tokenizer", "train", "absent", "--out"),
+    ("plan", "gpt2/tiny", "--machine", "a100-80g", "--plot"),
+    *(("export", kind, "absent") for kind in ("hf", "elmo", "cove", "words")),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        ("/proc/x", r"--out ./proc/x. cannot be written .No such file or directory.: choose another place"),
+        ("/proc/x/y", "cannot be written"),
+        ("/dev/null/x", "cannot be written .Not a directory"),
+        ("\ud800", "cannot be written .*surrogates"),
+        ("~nobody-of-this-name/x", "cannot be written .*home"),
+        ("s3://bucket/out", "is a URL: name a file of this machine"),
+        (".", "is a folder: name a file"),
+    ],
+)
+def test_a_place_where_no_file_can_be_is_one_sentence(command: str, out: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        COMMANDS[command](out)
+
+
+@pytest.mark.parametrize("words", OTHERS, ids=" ".join)
+def test_commands_with_another_output_say_so_too(words: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, [*words, "/proc/x"], catch_exceptions=False)
+    assert said.exit_code == 2
+    assert "(/proc/x) cannot be written (No such file or directory): choose another place." in said.stderr
+
+
+def test_nothing_is_left_of_looking(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="absent"):
+        retrieved("absent", str(tmp_path / "below/out"), RetrievalOptions())
+    assert not [*tmp_path.iterdir()]
