@@ -1,7 +1,9 @@
 """What is far back in a text, as an LSTM and a Transformer learn it in as many steps with as many parameters: rows have
 one token of eight among others, which is asked at their end.
 
-SEEN
+Seen on 2026-11-26 at 98e153a7, after 300 steps of 32 rows of 96 tokens, of which an answer is 2, 24 or 90 places back:
+the Transformer knows all of them, at each distance and with either seed; the LSTM 0.38, 0.27 and 0.22 (seed 1), and
+0.32, 0.22 and 0.27 (seed 2), where who guesses knows 0.125.
 """
 
 # S sequence, B batch, D width
