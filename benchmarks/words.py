@@ -3,9 +3,10 @@
     python benchmarks/words.py [--words 2000000] [--row 100000] [--rounds 3]
 
 Words come as often as in a language (by Zipf's law, 50,000 of them), in documents of 1,000; width 100, window 5, five
-words of noise, none passed over. Ours reads shards by its loader, on one rank and on two; gensim has them as lists, for
-one worker and two. All take turns; a round is the whole text once. Beside words for each second there are words for
-each second of the processors, of all threads and processes together, which other work on the machine changes less.
+words of noise, none passed over. Ours reads shards by its loader, on one rank and on two, and as two runs at once that
+have nothing to do with each other, which is all that two cores can do; gensim has them as lists, for one worker and
+two. All take turns; a round is the whole text once. Beside words for each second there are words for each second of the
+processors, of all threads and processes together, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -79,7 +80,12 @@ def rank(
     from megaptm.words.engine import WordEngine
 
     torch.set_num_threads(1)
-    join(rank=place, world=ranks, local_rank=place, init_method=f"file://{folder}/meeting-{ranks}")
+    join(
+        rank=place,
+        world=ranks,
+        local_rank=place,
+        init_method=f"file://{folder}/meeting-{os.getpid() if ranks == 1 else ranks}",
+    )
     mix = open_mix({folder: 1.0}, objective=TASK, sequence=row, seed=1, special=SPECIAL)
     counts = np.bincount(draw(words).reshape(-1), minlength=SPECIAL.size)
     spec = WordSpec(family=WORD2VEC, size=WordSize(width=WIDTH), vocabulary=SPECIAL.size)
@@ -108,16 +114,39 @@ class Ours:
         for place, (_, theirs) in enumerate(pairs):
             spawn.Process(target=rank, args=(place, ranks, str(folder), row, words, theirs), daemon=True).start()
 
-    def took(self) -> Took:
-        """Seconds a word."""
+    def begin(self) -> None:
         for pipe in self.pipes:
             pipe.send(True)
+
+    def took(self) -> Took:
+        """Seconds a word."""
+        self.begin()
+        return self.ended()
+
+    def ended(self) -> Took:
         walls, cpus = zip(*(pipe.recv() for pipe in self.pipes), strict=True)
         return Took(max(walls) / self.words, sum(cpus) / self.words)
 
     def close(self) -> None:
         for pipe in self.pipes:
             pipe.send(False)
+
+
+class Apart:
+    """Two runs of one rank at once, which learn the text once each."""
+
+    def __init__(self, folder: Path, row: int, words: int) -> None:
+        self.runs = [Ours(1, folder, row, words) for _ in range(2)]
+
+    def took(self) -> Took:
+        for run in self.runs:
+            run.begin()
+        both = [run.ended() for run in self.runs]
+        return Took(max(took.wall for took in both) / 2, sum(took.cpu for took in both) / 2)
+
+    def close(self) -> None:
+        for run in self.runs:
+            run.close()
 
 
 class Gensim:
@@ -147,7 +176,10 @@ def main() -> None:
     seen: dict[str, list[Took]] = {}
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), text)
-        ours = {f"ours, ranks: {ranks}": Ours(ranks, Path(name), options.row, options.words) for ranks in (1, 2)}
+        ours: dict[str, Ours | Apart] = {
+            f"ours, ranks: {ranks}": Ours(ranks, Path(name), options.row, options.words) for ranks in (1, 2)
+        }
+        ours["ours, two runs"] = Apart(Path(name), options.row, options.words)
         contenders = {**ours, **{f"gensim, workers: {workers}": Gensim(workers, lists) for workers in (1, 2)}}
         for contender in ours.values():
             contender.took()  # compiles
@@ -162,7 +194,7 @@ def main() -> None:
         print(f"{name_:<20}{statistics.median(speeds):>18,.0f}{min(speeds):>12,.0f}{max(speeds):>12,.0f}", end="")
         print(f"{statistics.median(of_processors):>22,.0f}")
     for clock, suffix in (("wall", ""), ("cpu", "_by_cpu")):
-        one, two, their_one, their_two = (
+        one, two, apart, their_one, their_two = (
             statistics.median(1 / getattr(took, clock) for took in rounds) for rounds in seen.values()
         )
         # Where two ranks need as many seconds of the processors as one they are twice as fast on as many cores.
@@ -170,6 +202,7 @@ def main() -> None:
         print(f"METRIC words_over_gensim_one_core{suffix} {one / their_one:.2f} ratio goal >=1.0")
         print(f"METRIC words_over_gensim_two_cores{suffix} {two / their_two:.2f} ratio goal >=1.0")
         print(f"METRIC words_two_ranks_over_one{suffix} {scaled:.2f} ratio goal >=1.3")
+        print(f"METRIC words_two_ranks_over_two_runs{suffix} {two / apart:.2f} ratio goal >=0.9")
     sys.stdout.flush()
 
 

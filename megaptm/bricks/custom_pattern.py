@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,6 +17,8 @@ from megaptm.errors import UserError
 from megaptm.plugins import is_plugin, load_plugin, plugin_error
 from megaptm.spec import Block
 
+COMPARED_ROWS = 8
+"""Rows of blocks, at most, of which all pairs are compared: of 16,384 places half a second where all are seen."""
 LARGEST = 4096
 """Places of a block, at most: a shorter row is computed as if it had so many."""
 
@@ -60,7 +63,12 @@ class CustomPattern(Pattern):
 
 def has_custom_pattern(block: Block) -> bool:
     """Whether some layers see by one."""
-    return any(map(is_plugin, block.words))
+    return bool(pattern_words(block))
+
+
+def pattern_words(block: Block) -> list[str]:
+    """Those words of a block's attention that name one."""
+    return [word for word in block.words if is_plugin(word)]
 
 
 def load_pattern(word: str) -> CustomPattern:
@@ -89,6 +97,21 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
         raise _wrong(
             pattern, "of torch's tensors its mask says what it does not of numpy's arrays", "make it of operators"
         )
+
+
+def fingerprint(pattern: CustomPattern, length: int) -> str:
+    """Of what a pattern says of rows of so many places: which blocks see which, and the pairs of some of these. A
+    `UserError` where its mask says something else each time."""
+    table, places = _table(pattern, length)[0], np.arange(length)
+    said = hashlib.sha256(np.packbits(table).tobytes())
+    for row in np.unique(np.linspace(0, len(table) - 1, COMPARED_ROWS).astype(np.int64)):
+        queries = places[row * pattern.block : (row + 1) * pattern.block, None]
+        keys = places[table[row, places // pattern.block]][None]
+        pairs, again = (_asked(pattern, queries.copy(), keys.copy()) for _ in range(2))
+        if not np.array_equal(pairs, again):
+            raise _wrong(pattern, "its mask says something else each time", "let it say what follows from places alone")
+        said.update(np.packbits(pairs).tobytes())
+    return said.hexdigest()
 
 
 @lru_cache(maxsize=64)

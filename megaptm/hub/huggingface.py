@@ -24,7 +24,7 @@ from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.models import build_model
 from megaptm.objectives import BaseObjective, objective_of
-from megaptm.spec import ModelSpec, change
+from megaptm.spec import PATTERN_NUMBERS, ModelSpec, change
 from megaptm.storage import AtomicFile, read_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -64,6 +64,8 @@ class ImportedModel:
     """Shapes of the heads' parameters that the model came without."""
     otherwise: tuple[str, ...] = ()
     """Numbers of its training that are others here, as `attention_dropout 0.0`."""
+    open_keys: tuple[str, ...] = ()
+    """Numbers of who sees whom that no file says, since the model only begins as theirs does."""
     shown: Mapping[str, Any] = field(default_factory=dict)
     """Options of an objective by which images are shown as its processor does, where these are not the usual ones."""
 
@@ -123,7 +125,8 @@ def to_hugging_face(
         # The stack that reads what is drawn is the model; the others lie inside its folder.
         places = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
         models = {place: alone(spec, weights, stack) for place, stack in places.items()}
-    converted = {place: _converted(*model, tokenizer, dtype) for place, model in models.items()}
+    start = trained_on.of_prompt(next(iter(trained_on.prompts), "text")).decoder_start
+    converted = {place: _converted(*model, tokenizer, dtype, start) for place, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
         for place, (config, generation, theirs) in converted.items():
@@ -167,16 +170,20 @@ def _without_place(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]
 
 
 def _converted(
-    spec: ModelSpec, weights: Mapping[str, Tensor], tokenizer: Tokenizer | None, dtype: torch.dtype
+    spec: ModelSpec,
+    weights: Mapping[str, Tensor],
+    tokenizer: Tokenizer | None,
+    dtype: torch.dtype,
+    start: tuple[str, ...],
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
-    """Their config, generation config and weights of our model."""
+    """Their config, generation config and weights of our model; `start`: `BaseObjective.decoder_start`."""
     counterpart = counterpart_of(spec)
     # Maps to the width of a teacher serve pre-training alone, too.
     added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
     theirs = export_weights(counterpart.rows, spec, known)
     theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
-    special = _special_ids(counterpart, spec, tokenizer)
+    special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
@@ -185,10 +192,15 @@ def _converted(
 
 
 def from_hugging_face(
-    source: Path | PreTrainedModel, *, family: str | None = None, detector: tuple[int, int] | None = None
+    source: Path | PreTrainedModel,
+    *,
+    family: str | None = None,
+    detector: tuple[int, int] | None = None,
+    context: int | None = None,
 ) -> ImportedModel:
     """What a model in a folder, or in memory, is here; of which family where several have its type, if not of the one
     that its config says (`FAMILY`) or the first. `detector`: of regions that it will read, if not that of the paper.
+    `context`: the same of places that are made of theirs (`Counterpart.repeated`).
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is taken too: `absent` says what it lacks.
     """
@@ -205,10 +217,23 @@ def from_hugging_face(
         if not spec.family.reads_regions:
             raise UserError(f"model.detector is of regions of images, and {spec.name} reads none: leave it out.")
         spec = replace(spec, size=change(spec.size, detector=detector))
-    model = replace(_imported(counterpart, spec, state, where), otherwise=_otherwise(counterpart, spec, config))
+    if context is not None and counterpart.repeated:
+        spec = replace(spec, context=context)
+    model = replace(
+        _imported(counterpart, spec, state, where),
+        otherwise=_otherwise(counterpart, spec, config),
+        open_keys=_open_keys(counterpart, spec),
+    )
     if spec.family.reads_images and isinstance(source, Path):
         return _with_processor(model, source)
     return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
+
+
+def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
+    """Of who sees whom, what theirs has no number for."""
+    words = {word for block in spec.family.stacks.values() for word in block.words}
+    own = (name for name, of in PATTERN_NUMBERS.items() if words & {*of}) if counterpart.import_only else ()
+    return tuple(name for name in own if name not in counterpart.numbers.values())
 
 
 def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:
@@ -408,15 +433,21 @@ def _room(spec: ModelSpec) -> dict[str, int]:
     return {"max_length": spec.context_of("decoder")} if ends else {}
 
 
-def _special_ids(counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """What the tokenizer says, or the published ids where they are inside the vocabulary."""
+def _special_ids(
+    counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None, start: tuple[str, ...]
+) -> dict[str, int | None]:
+    """What the tokenizer says, or the published ids where they are inside the vocabulary; `start`: what a decoder that
+    reads an encoder heard first in training, which T5's pads, BART's an end, and what it always said then."""
     if tokenizer is None:
         return {
             name: value if value is not None and value < spec.vocabulary else None
             for name, value in ({name: counterpart.special.get(name) for name in SPECIAL}).items()
         }
     own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
-    # The published ids say which of these a decoder starts with: T5's the token of padding, BART's the end.
+    # The published ids say which of these the others are: BART's text ends with the end whatever the model says.
     names = {id_: name for name, id_ in counterpart.special.items() if name in ROLES}
-    others = {name: names[counterpart.special[name]] for name in SPECIAL if name in counterpart.special}
-    return {**own, **{name: own[others[name]] if name in others else None for name in SPECIAL if name not in ROLES}}
+    others = {name: own[names[counterpart.special[name]]] for name in SPECIAL if name in counterpart.special}
+    if "decoder_start_token_id" in others:
+        heard = [getattr(tokenizer.special, role) for role in start]
+        others |= {"decoder_start_token_id": heard[0], "forced_bos_token_id": heard[1] if heard[1:] else None}
+    return {**own, **{name: others.get(name) for name in SPECIAL if name not in ROLES}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ RECIPE: dict[str, Any] = {
 LONGEST_ROW = 512
 FAMILY, CONTEXT, DETECTOR = OF_IMPORT = ("model.family=", "model.context=", "model.detector=")
 """What is told of a model that is imported; of several the last counts. All else of it is said by its own config."""
+BESIDES = (
+    f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images or takes another's places "
+    "in turn (LED, Longformer, BigBird), with what such a one sees and the other does not say (model.window, "
+    f"model.block), and {DETECTOR}[FEATURES,CLASSES] of one that reads regions"
+)
 KNOWN = CATALOGUE | VISION
 """Families of which a run may begin from a model of theirs."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
@@ -68,27 +73,25 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     refuse_taken(run)
     said = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
     overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
-    refuse_of_model(
-        overrides,
-        source,
-        besides=f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images, and "
-        f"{DETECTOR}[FEATURES,CLASSES] of one that reads regions",
-    )
+    refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before anything is fetched
+    context = _number(said[CONTEXT]) if CONTEXT in said else None
     model, tokenizer = read_model(
         source,
         family=said.get(FAMILY),
         detector=_detector(said[DETECTOR]) if DETECTOR in said else None,
+        context=context,
     )
+    refuse_of_model(overrides, source, free=model.open_keys, besides=BESIDES)
     _check(model.spec, source)
-    if CONTEXT in said:
-        model = at_context(model, _number(said[CONTEXT]))
+    if context not in (None, model.spec.context):
+        model = at_context(model, context)
     config = write_run(run, source, _first_values(model, run), overrides, model, tokenizer)
     return Import(config, model.fresh, model.otherwise)
 
 
 def _number(said: str) -> int:
-    if not said.isascii() or not said.isdecimal():
-        raise UserError(f"{CONTEXT}{said} is no whole number: give the places of an image and its patches.")
+    if not said.isascii() or not said.isdecimal() or not said.strip("0"):
+        raise UserError(f"{CONTEXT}{said} is no whole number from 1 on: give how many places it shall have.")
     return min(int(said), MOST)
 
 
@@ -109,9 +112,9 @@ def refuse_taken(run: Path) -> None:
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
 
 
-def refuse_of_model(overrides: Sequence[str], source: str, *, besides: str = "") -> None:
-    """An error where a key says something else of the model than its files."""
-    free = ("model.dropout=", "model.attention_dropout=")
+def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str] = (), besides: str = "") -> None:
+    """An error where a key says something else of the model than its files; `free`: what these do not say."""
+    free = tuple(f"model.{name}=" for name in ("dropout", "attention_dropout", *free))
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
             f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout and "
@@ -143,9 +146,9 @@ def write_run(
 
 
 def read_model(
-    source: str, *, family: str | None = None, detector: tuple[int, int] | None = None
+    source: str, *, family: str | None = None, detector: tuple[int, int] | None = None, context: int | None = None
 ) -> tuple[ImportedModel, Tokenizer]:
-    """The model in a folder or on the hub, and its tokenizer, which must fit; `family` and `detector` as in
+    """The model in a folder or on the hub, and its tokenizer, which must fit; `family`, `detector` and `context` as in
     `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
@@ -154,7 +157,7 @@ def read_model(
         )
     transformers()  # or a sentence, before anything is fetched
     folder = model_folder(source)
-    model = from_hugging_face(folder, family=family, detector=detector)
+    model = from_hugging_face(folder, family=family, detector=detector, context=context)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
         tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
     else:

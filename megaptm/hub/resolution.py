@@ -20,7 +20,10 @@ def at_context(model: ImportedModel, context: int) -> ImportedModel:
     stays; all else is as it was."""
     spec = replace(model.spec, context=context)
     if not spec.family.reads_images:
-        raise UserError(f"model.context ({context}): only places of images are made of others; {spec.name} has none.")
+        raise UserError(
+            f"model.context ({context}): a {spec.name} has the places of its files; only those of images, and of "
+            "families that take another's in turn (LED, Longformer, BigBird), are made of others: leave it out."
+        )
     if context < 2 or spec.grid**2 + 1 != context:
         raise UserError(
             f"model.context ({context}) must be one more than a square, for the patches of an image and itself: "

@@ -17,7 +17,7 @@ from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import prepare_prompt, require, stack_of_words, text_ids
+from megaptm.inference.prompt import fields_of_texts, prepare_prompt, require, stack_of_words, text_ids
 from megaptm.layers.layer import Stack
 
 # Each is a row of what the model computes at once.
@@ -107,10 +107,10 @@ def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], bea
     """The model once it has read a text; it remembers what beams have said, where its places allow. `decoder_start`:
     what the decoder begins with."""
     model = loaded.model
-    (encoder, encoder_prefix), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
+    (encoder, _), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)
     assert stack is not None
-    batch = {f"{encoder_prefix}tokens": torch.tensor([text], device=loaded.device)}
+    batch = fields_of_texts(loaded, [text])
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}

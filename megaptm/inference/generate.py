@@ -278,12 +278,14 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", to
     if decoder_ids is text:  # a decoder alone
         yield from continue_ids(loaded, text, tokens=tokens, draw=draw)
         return
-    encoder_field, decoder_field = (f"{prefix}tokens" for prefix in loaded.spec.family.prefixes.values())
-    tokens_BS = torch.tensor([text], device=loaded.device)
+    (encoder, _), (_, prefix) = loaded.spec.family.prefixes.items()
+    batch = fields_of_texts(loaded, [text])
+    with torch.inference_mode():
+        ended = {encoder: loaded.model.encode(batch).transpose(0, 1)}
     for _ in range(tokens):
-        batch = {encoder_field: tokens_BS, decoder_field: torch.tensor([decoder_ids], device=loaded.device)}
+        batch[f"{prefix}tokens"] = torch.tensor([decoder_ids], device=loaded.device)
         with torch.inference_mode():
-            id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
+            id_ = draw(loaded.model.logits(batch, ended=ended)["lm"][0, -1])
         if id_ == special.end:
             return
         yield id_

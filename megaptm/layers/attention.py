@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +64,13 @@ class Attend(nn.Module):
         return mixed_BHSK.permute(2, 0, 1, 3)
 
 
+@lru_cache
+def _compare(pattern: CustomPattern) -> None:
+    """Once, however many layers see by it."""
+    places = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
+    check_alike(pattern, *torch.meshgrid(places, places, indexing="ij"))
+
+
 @contextmanager
 def sound_kernels(mask: Tensor | None) -> Iterator[None]:
     """Within it torch takes no kernel of attention that is known to be wrong with such a mask.
@@ -91,8 +99,7 @@ class PatternAttend(Attend):
         self.kernel = AUTO
         """The one that is wanted."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
-            places = torch.arange(min(2 * self.pattern.block, MOST_COMPARED) + 1, device="cpu")
-            check_alike(self.pattern, *torch.meshgrid(places, places, indexing="ij"))
+            _compare(self.pattern)
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
         """Which layer it is of, and which of its heads are here: what is drawn depends on both."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
+from megaptm.objectives.global_tokens import GlobalTokens, first_places
 from megaptm.objectives.masked import enclosed_window, laid_out, word_begins
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -52,7 +52,7 @@ class Denoising(Objective):
     """Share of the masks in whose place a random token is shown."""
     hide: Literal["tokens", "whole-words"] = "tokens"
     """What is hidden, and counted: tokens, or words with all of their tokens."""
-    global_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    global_tokens: GlobalTokens = 0
     """The first places of each document, so many, see all that is left of it for the encoder and are seen by all, where
     its attention is of some places alone (LED)."""
 
@@ -87,16 +87,10 @@ class Denoising(Objective):
         return enclosed_window(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        rows = batch_of_two_rows(sequence, sequence)
-        marks = fields((sequence,), "global_tokens") if self.global_tokens else {}
-        return BatchSpec(rows.streams, {**rows.fields, **marks})
+        return batch_of_two_rows(sequence, sequence, marks=self.global_tokens > 0)
 
     def text_fields(self, length: int) -> Sample:
-        return {"global_tokens": self._see_all(np.arange(length))} if self.global_tokens else {}
-
-    def _see_all(self, positions: np.ndarray) -> np.ndarray:
-        """int64, 1 at places that see all, of places that are numbered within their document."""
-        return (positions < self.global_tokens).astype(np.int64)
+        return first_places(self.global_tokens, np.arange(length))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -111,9 +105,7 @@ class Denoising(Objective):
         rows = two_rows(
             encoder_inputs, decoder_inputs, labels, sequence=context.sequence, targets=context.sequence, pad=special.pad
         )
-        if self.global_tokens:
-            rows["global_tokens"] = self._see_all(rows["positions"]) * (rows["document_ids"] > 0)
-        return rows
+        return rows | first_places(self.global_tokens, rows["positions"], rows["document_ids"])
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""

@@ -145,10 +145,10 @@ def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) ->
     return fit
 
 
-def batch_of_two_rows(sequence: int, targets: int) -> BatchSpec:
-    """What `two_rows` makes."""
+def batch_of_two_rows(sequence: int, targets: int, *, marks: bool = False) -> BatchSpec:
+    """What `two_rows` makes; `marks`: and `first_places` of the encoder's."""
     # T5 knows places by their distances and reads no positions; other families of two stacks do.
-    read = fields((sequence,), "tokens", "document_ids", "positions")
+    read = fields((sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if marks else []))
     said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
     return BatchSpec({"": sequence, "decoder_": targets}, read | said)
 

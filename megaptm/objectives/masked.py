@@ -15,6 +15,7 @@ from pydantic import Field
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import Denoise, Hide, Show
+from megaptm.objectives.global_tokens import GlobalTokens, first_places
 from megaptm.objectives.hide import HIDES
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -127,7 +128,7 @@ class MaskedLM(Objective):
     """Share that is shown as a random token; what remains is shown as it is."""
     similar: str | None = None
     """Where similar words come from: a file that `megaptm corpus similar-words` made, or a function of your own."""
-    global_tokens: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    global_tokens: GlobalTokens = 0
     """The first places of each document, so many, see all of it and are seen by all, where attention is of some places
     alone (Longformer; BigBird's ETC)."""
 
@@ -191,11 +192,7 @@ class MaskedLM(Objective):
         return None
 
     def text_fields(self, length: int) -> Sample:
-        return {"global_tokens": self._see_all(np.arange(length))} if self.global_tokens else {}
-
-    def _see_all(self, positions: np.ndarray) -> np.ndarray:
-        """int64, 1 at places that see all, of places that are numbered within their document."""
-        return (positions < self.global_tokens).astype(np.int64)
+        return first_places(self.global_tokens, np.arange(length))
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
@@ -237,10 +234,9 @@ class MaskedLM(Objective):
         masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
         hidden, shown, answers = masking(text, context.special, context.rng)
         read = row.fields([shown], context.special, context.sequence)
-        if self.global_tokens:
-            read["global_tokens"] = self._see_all(read["positions"]) * (read["document_ids"] > 0)
         return {
             **read,
+            **first_places(self.global_tokens, read["positions"], read["document_ids"]),
             "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
             "labels": padded([answers], most, IGNORED),
         }

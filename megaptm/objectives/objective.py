@@ -273,7 +273,7 @@ class BaseObjective(ABC):
         """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
         remedy = f"tokenizer.kind={kind}"
-        if {"mask", "begin"} <= {*self.needs}:
+        if {"pad", "begin"} <= {*self.needs}:
             remedy = "tokenizer.specials=roberta (albert, deberta)"
         elif "mask" in self.needs:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"

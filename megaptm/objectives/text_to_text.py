@@ -38,11 +38,11 @@ class TextToText(Translation):
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         # No example counts more than a row, so that one begins in each.
         stride = max(1, int(self.fill * sequence)) if self.packed else 1
-        return RowWindow(stride=stride, slots=2, most=stride)
+        return RowWindow(stride=stride, slots=2 * self.around, most=stride)
 
     def texts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
         source, target = super().texts(document, sequence, targets)
-        return [source[: sequence - 1], target[: targets - 1]]
+        return [source[: sequence - self.around], target[: targets - self.around]]
 
     def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
         return self if "parts" in annotations else SpanCorruption()

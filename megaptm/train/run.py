@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve
+from megaptm.config.objective_fit import row_lengths
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
@@ -21,6 +22,7 @@ from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.resilience.watchdog import collective_minutes
 from megaptm.run.folder import CONFIG, refuse_other_config
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
+from megaptm.spec import ModelSpec
 
 # MLflow's words for how a job ended, by its exit code; any other is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
@@ -64,6 +66,7 @@ def _work(
         tell(f"warning: {doubt}")
     tell("loading PyTorch and megatron-core")
     # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
+    from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
     from megaptm.run.corpora import RunCorpora
@@ -95,6 +98,9 @@ def _work(
     for attention, choice in attention_kernels(config, device().type):
         tell(f"{attention}: {choice.kernel}, {choice.why}")
     engine = build_engine(config, spec, corpora, place, timeout_minutes=minutes)
+    if isinstance(spec, ModelSpec):
+        batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+        refuse_other_patterns(spec, row_lengths(batch, spec.family))
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)

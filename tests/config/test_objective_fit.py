@@ -59,6 +59,8 @@ def test_tokens_see_all_where_others_do_not() -> None:
     assert {family for family in ENCODERS if fits(family, marking)} == {"longformer", "bigbird"}
     with pytest.raises(UserError, match="no place is kept from seeing any; take it without"):
         load(CONFIGS / "bert/tiny.yaml", [f"objective={marking}".replace("'", "")])
+    for pairs in ("translation", "text-to-text"):
+        assert [family for family in ENCODER_DECODERS if fits(family, {pairs: {"global_tokens": 1}})] == ["led"]
 
 
 def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> None:

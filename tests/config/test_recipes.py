@@ -443,6 +443,18 @@ def test_led_is_trained_on_from_bart_as_longformer_from_roberta(size):
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
+def test_led_learns_to_summarize_as_in_the_released_script(size):
+    """arXiv:2004.05150, section 7, and scripts/summarization.py of allenai/longformer: 5 epochs of 203,037 articles."""
+    found = config(f"led/{size}-summarization")
+    task = TextToText(targets=256, enclosed=True, global_tokens=1, packed=False)
+    assert (found.data.sequence, found.built_objective) == (16_384, task)
+    assert (found.train.batch, found.train.steps) == (16, 5 * 203_037 // 16)
+    optimizer = found.optimizer
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (3e-5, 1000, "linear", 0.0)
+    assert (optimizer.betas, optimizer.weight_decay, optimizer.clip) == ((0.9, 0.999), 0.0, None)
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
 def test_bigbird_has_the_papers_recipe(size):
     """arXiv:2007.14062, appendix E.1."""
     found = config(f"bigbird/{size}")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
+from megaptm.objectives import objective_of
+from megaptm.objectives.objective import DocumentSlice, SampleContext
+from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.spec import published
-from tests.models.tiny import tiny_batch, tiny_spec
-from tests.parity.reference import inputs_of, model_of, random_reference
+from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model, tiny_spec
+from tests.parity.reference import inputs_of, model_of, random_reference, reference_of
 
 
 def test_a_led_begins_as_its_bart() -> None:
@@ -41,3 +46,60 @@ def test_published_windows_and_places_are_those_of_the_paper() -> None:
     encoder, decoder = spec.family.stacks.values()
     assert (encoder.attention, encoder.window, encoder.dilation, decoder.attention) == ("window", 1024, 1, "dot")
     assert [spec.positions_of(stack) for stack in spec.family.stacks] == [16_384, 1024]
+
+
+def led_special() -> SpecialTokens:
+    """As in BART's vocabulary: `<s>`, `<pad>` and `</s>` come first."""
+    return SpecialTokens(size=VOCABULARY, begin=0, pad=1, end=2, specials=frozenset(range(3)))
+
+
+def pairs(*lengths: tuple[int, int], seed: int = 0) -> list[DocumentSlice]:
+    """Documents of a text and its summary, of so many tokens."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(3, VOCABULARY, sum(both)).astype(np.uint16) for both in lengths]
+    return [
+        DocumentSlice(tokens, 4, {"parts": np.array([0, source], np.int32)})
+        for tokens, (source, _) in zip(texts, lengths, strict=True)
+    ]
+
+
+def row_of(objective: object, piece: list[DocumentSlice], sequence: int) -> dict[str, Tensor]:
+    """[1, ...]: one sample."""
+    task = objective_of({"text-to-text": objective})
+    sample = task.make(piece, SampleContext(led_special(), np.random.default_rng(0), sequence, True))
+    task.batch(sequence, True).check(sample, maker=task.name)
+    return {name: torch.from_numpy(array)[None] for name, array in sample.items()}
+
+
+SUMMARIES = {"enclosed": True, "global_tokens": 1, "targets": 12}
+
+
+def test_the_loss_of_a_summary_is_that_of_theirs() -> None:
+    """PARITY: of texts, what sees all, and summaries theirs makes itself what the decoder hears."""
+    model = tiny_model("led")
+    theirs = reference_of(model)
+    theirs.config.decoder_start_token_id = led_special().end
+    rows = [row_of(SUMMARIES | {"packed": False}, pairs(both, seed=n), 24) for n, both in enumerate([(19, 6), (12, 8)])]
+    batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    loss, count = model(batch)["lm"]
+    assert count == 6 + 8 + 2 * 2
+    said = theirs(
+        input_ids=batch["tokens"],
+        attention_mask=(batch["document_ids"] > 0).long(),
+        global_attention_mask=batch["global_tokens"],
+        labels=batch["labels"],
+    )
+    assert abs(loss / count - said.loss) <= 1e-6
+    unmarked, _ = model(batch | {"global_tokens": torch.zeros_like(batch["tokens"])})["lm"]
+    assert abs(unmarked - loss) > 1e-4, "the mark weighs"
+
+
+def test_packed_summaries_are_said_as_each_by_itself() -> None:
+    """LEAK: of several pairs in a row each has its own token that sees all, and its own text alone."""
+    model, piece = tiny_model("led"), pairs((9, 3), (7, 4))
+    packed = row_of(SUMMARIES, piece, 24)
+    assert packed["global_tokens"][0].nonzero().flatten().tolist() == [0, 11]
+    alone = [model(row_of(SUMMARIES, [one], 24))["lm"] for one in piece]
+    loss, count = model(packed)["lm"]
+    assert count == sum(asked for _, asked in alone)
+    torch.testing.assert_close(loss, sum(one for one, _ in alone), rtol=1e-5, atol=0)

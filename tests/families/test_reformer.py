@@ -132,7 +132,7 @@ def test_what_is_kept_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch)
     shallow, deep = bytes_kept(4), bytes_kept(12)
     assert 0 < (deep - shallow) / 8 < 0.05 * shallow
     monkeypatch.setattr(layers_of_stacks, "run_reversible", summed_as_usual)
-    assert (bytes_kept(12) - bytes_kept(4)) / 8 > 0.5 * shallow
+    assert bytes_kept(12) > 4 * deep
 
 
 def peak_of_step(layers: int) -> int:
@@ -144,11 +144,12 @@ def peak_of_step(layers: int) -> int:
 
 
 def test_peak_memory_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As measured, there and back; see benchmarks/long_inputs.py for longer rows."""
+    """As measured, also on the way back, which nothing kept says nothing of; see benchmarks/long_inputs.py for longer
+    rows."""
     shallow, deep = peak_of_step(4), peak_of_step(12)
     assert 0 < (deep - shallow) / 8 < 0.05 * shallow
     monkeypatch.setattr(layers_of_stacks, "run_reversible", summed_as_usual)
-    assert (peak_of_step(12) - peak_of_step(4)) / 8 > 0.1 * shallow
+    assert peak_of_step(12) > 1.5 * deep
 
 
 def tokens_embedded(model: Model, batch: dict[str, Tensor], say: Callable[[Tensor], Tensor]) -> Tensor:

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import megaptm
 from megaptm.commands.imports import imports
 from megaptm.config import load
 from megaptm.errors import UserError
+from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import import_run
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
@@ -96,3 +98,33 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
     for said in ("24", "[0, 17]"):
         with pytest.raises(UserError, match=r"is no \[FEATURES,CLASSES\]: give two whole numbers from 1 on"):
             import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", f"model.detector={said}"])
+
+
+def test_a_small_encoder_of_long_texts_begins_with_a_small_bart(bart: Path, tmp_path: Path) -> None:
+    """As many places as said, BART's 24 in turn, and any window: with which a config of its own goes on."""
+    words = ["model.family=led", "model.context=60", "model.window=[8, 4]"]
+    run_command(imports, "hf", bart, tmp_path / "run", *words)
+    begun, whole = megaptm.load(tmp_path / "run"), from_hugging_face(bart)
+    assert (begun.spec.context, begun.spec.context_of("decoder")) == (60, 24)
+    assert begun.spec.family.first_block.window == (8, 4)
+    places = begun.model.embed.position.weight
+    assert places.equal(whole.weights["embed.position.weight"][2 + torch.arange(60) % 24])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["model.family=led", "model.window=7"], r"model.window \(7\) must be even"),
+        (["model.family=led", "model.context=0"], "model.context=0 is no whole number from 1 on: give how many places"),
+        (["model.family=led", "model.block=4"], "model.block=4: the model is as it is in"),
+        (["model.window=8"], "model.window=8: the model is as it is in"),
+        (
+            ["model.context=60"],
+            r"model.context \(60\): a bart has the places of its files; only those of images, and of",
+        ),
+    ],
+)
+def test_what_a_bart_does_not_leave_open_is_told(bart: Path, tmp_path: Path, words: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        import_run(str(bart), tmp_path / "run", words)
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
 from megaptm.bricks.custom_pattern import CustomPattern
 
@@ -29,8 +30,14 @@ def cross(blocks: int) -> np.ndarray:
     return itself | itself[::-1]
 
 
+def of_rank(query: Any, key: Any) -> Any:
+    """Another window on each process."""
+    return abs(query - key) <= dist.get_rank()
+
+
 NEAR_OR_FIRST = CustomPattern(near_or_first, block=2)
 STRIDED = CustomPattern(strided, block=8)
 CROSS = CustomPattern(every_third, cross, block=4)
 LOOKED_UP = CustomPattern(lambda query, key: np.asarray(key <= query), block=2)
+OF_RANK = CustomPattern(of_rank, cross, block=4)
 SO_LARGE = CustomPattern(near_or_first, block=10**9)

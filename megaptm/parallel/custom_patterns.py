@@ -1,0 +1,28 @@
+"""Patterns of the user's own are code: what they say is compared among the processes of a run before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from megaptm.bricks.custom_pattern import fingerprint, load_pattern, pattern_words
+from megaptm.errors import UserError
+from megaptm.parallel.background import together
+from megaptm.parallel.collectives import all_gather_object
+from megaptm.spec import ModelSpec
+
+
+def refuse_other_patterns(spec: ModelSpec, lengths: Mapping[str, int]) -> None:
+    """A `UserError` on all ranks, which all call it, where a pattern says on one what it does not say on rank 0: parts
+    of one model would see by different patterns. `lengths`: stack -> places of its rows."""
+    stacks = spec.family.stacks.items()
+    own = sorted({(word, lengths[name]) for name, block in stacks for word in pattern_words(block)})
+    if not own:
+        return
+    mine = together(lambda: [fingerprint(load_pattern(word), length) for word, length in own])
+    for rank, theirs in enumerate(told := all_gather_object(mine)):
+        for (word, _), here, first in zip(own, theirs, told[0], strict=True):
+            if here != first:
+                raise UserError(
+                    f"Block.attention: the pattern `{word}` says on process {rank} what it does not say on process 0: "
+                    "let it follow from places alone, from the same file on all machines, and draw by a seed."
+                )
