@@ -114,6 +114,9 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
     for setting in settings:
         content = _over(content, read_override(setting).values)
+    for name in content:
+        if name in OF_SOURCES and name not in RECIPE:
+            raise UserError(f"{where}: {name} is said of a source: 'sources=[{{path: FILES, {name}: ...}}]'.")
     ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}
     if isinstance(folder := content.get("tokenizer"), str):
         content["tokenizer"] = {"folder": folder}
@@ -147,7 +150,10 @@ def _changed(source: Source) -> Any:
 
 def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
     if not isinstance(written, list):
-        raise UserError(f"{where}: steps holds {written!r} where a list is due.")
+        raise UserError(
+            f"{where}: steps holds {written!r} where a list is due; on the command line write it like "
+            "'steps=[drop-empty, drop-short: {words: 3}]'."
+        )
     return tuple(_step(step, where) for step in written)
 
 
@@ -183,4 +189,5 @@ def plain_step(step: CleaningStep) -> dict[str, Any]:
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
 
 
+RECIPE, OF_SOURCES = ({one.name for one in fields(kind)} for kind in (Recipe, Source))
 LISTS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from data_pipeline.annotate.parts import parts_of
-from data_pipeline.clean.step import Change, Filter, require, require_shares, with_text
+from data_pipeline.clean.step import Change, Filter, require_least, require_shares, with_text
 from data_pipeline.document import Document, Dropped
 
 
@@ -36,6 +36,9 @@ class DropShort(Filter):
     words: int = 0
     """White space divides words here."""
 
+    def __post_init__(self) -> None:
+        require_least(0, self, "drop-short", "characters", "words")
+
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) < self.characters:
             return f"shorter than {self.characters} characters"
@@ -53,7 +56,8 @@ class DropLong(Filter):
     """White space divides words here; 0: any number."""
 
     def __post_init__(self) -> None:
-        require(self.characters >= 1, f"drop-long: characters ({self.characters}) must be 1 or more.")
+        require_least(1, self, "drop-long", "characters")
+        require_least(0, self, "drop-long", "words")
 
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) > self.characters:
@@ -90,7 +94,7 @@ class CutLong:
     characters: int = 20_000
 
     def __post_init__(self) -> None:
-        require(self.characters >= 1, f"cut-long: characters ({self.characters}) must be 1 or more.")
+        require_least(1, self, "cut-long", "characters")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:

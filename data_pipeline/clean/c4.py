@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import require, stamp, with_text
+from data_pipeline.clean.step import require_least, stamp, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -50,7 +50,8 @@ class C4Quality:
         return () if self.bad_words is None else (self.bad_words,)
 
     def __post_init__(self) -> None:
-        require(self.longest_word > 0, f"c4-quality: longest_word ({self.longest_word}) must be 1 or more.")
+        require_least(1, self, "c4-quality", "longest_word")
+        require_least(0, self, "c4-quality", "least_sentences", "least_words_per_line")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_pipeline.annotate.dictionary import read_words
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.sentences import sentence_begins
-from data_pipeline.clean.step import require
+from data_pipeline.clean.step import require_least
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
@@ -38,7 +38,7 @@ class PairByConnective:
     """Of either part, in UTF-8: two short words, or three characters of Chinese."""
 
     def __post_init__(self) -> None:
-        require(self.least_bytes >= 1, f"pair-by-connective: least_bytes ({self.least_bytes}) must be 1 or more.")
+        require_least(1, self, "pair-by-connective", "least_bytes")
         self.labels()
 
     @property

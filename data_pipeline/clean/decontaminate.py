@@ -15,7 +15,7 @@ import numpy as np
 from data_pipeline.clean.basic import piece
 from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, stamp
+from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, require_least, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -54,6 +54,8 @@ class Decontaminate:
     def __post_init__(self) -> None:
         require(bool(self.against), "decontaminate: against is empty: name files of evaluation texts.")
         require(self.ngram >= LEAST_WORDS, f"decontaminate: ngram ({self.ngram}) must be {LEAST_WORDS} words or more.")
+        require_least(0, self, "decontaminate", "around", "least_piece")
+        require_least(1, self, "decontaminate", "most_pieces")
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
     def inputs(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from data_pipeline.clean.lines import lines_of
-from data_pipeline.clean.step import BatchFilter, require_shares
+from data_pipeline.clean.step import BatchFilter, require_least, require_shares
 from data_pipeline.clean.words import per_text, words_of
 from data_pipeline.document import Document
 
@@ -45,6 +45,8 @@ class GopherQuality(BatchFilter):
     stop_words: tuple[str, ...] = STOP_WORDS
 
     def __post_init__(self) -> None:
+        require_least(0, self, "gopher-quality", "least_words", "least_word_length", "most_symbols", "least_stop_words")
+        require_least(1, self, "gopher-quality", "most_words", "most_word_length")
         require_shares(self, "gopher-quality", "most_bullet_lines", "most_ellipsis_lines", "least_alphabetic_words")
 
     def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:

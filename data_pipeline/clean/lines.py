@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from data_pipeline.clean.step import Change, require
+from data_pipeline.clean.step import Change, require, require_least
 
 BOILERPLATE = (
     "accept all cookies",
@@ -59,6 +59,7 @@ class DropLines(Change):
     """Characters; a longer line stays."""
 
     def __post_init__(self) -> None:
+        require_least(1, self, "drop-lines", "longest")
         for pattern in self.patterns:
             try:
                 re.compile(pattern)

@@ -170,6 +170,13 @@ def require_shares(step: object, name: str, *fields: str) -> None:
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
+def require_least(least: int, step: object, name: str, *fields: str) -> None:
+    """Options that are numbers of something are `least` or more, or are absent."""
+    for field in fields:
+        value = getattr(step, field)
+        require(value is None or value >= least, f"{name}: {field} ({value}) must be {least} or more.")
+
+
 def stamp(path: str) -> tuple[int, int]:
     """Changes when the file does; zeros for one that is not there."""
     try:

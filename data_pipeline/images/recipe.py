@@ -128,6 +128,8 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for word in words:
         values = dict(read_override(word).values)
+        if isinstance(values.get("text"), bool):
+            raise UserError("text is the name of a field; of images that come with texts say texts=true.")
         tokenizer = values.pop("tokenizer", None)
         if isinstance(tokenizer, str):
             told = {"folder": tokenizer}

@@ -9,6 +9,7 @@ from itertools import pairwise
 from megaptm.bricks import HEADS
 from megaptm.config.distillation import distillation_rules, teacher_rules
 from megaptm.config.image_rules import image_objective
+from megaptm.config.learning_rate import counted_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import model_rules, sizes_of, title_of
 from megaptm.config.objective_fit import objective_mismatch, row_lengths
@@ -353,7 +354,7 @@ def _schedule(config: Config) -> Iterator[str]:
     if train.after >= train.steps:
         yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
     yield from _decay(optimizer)
-    yield from _restarts(optimizer)
+    yield from _restarts(config)
     if optimizer.decay == "halving" and train.validate_every is None:
         yield (
             "optimizer.decay halving needs train.validate_every: the rate is halved once a held-out loss is above the "
@@ -376,17 +377,20 @@ def _skip(config: Config) -> Iterator[str]:
             yield f"train.skip: rows of {name} go on where those of the step before ended, so none may be passed over."
 
 
-def _restarts(optimizer: OptimizerConfig) -> Iterator[str]:
+def _restarts(config: Config) -> Iterator[str]:
     """Steps at which the rate rises anew: in order, each after the rise from the one before is over."""
-    if not optimizer.restarts:
+    optimizer = config.optimizer
+    if not optimizer.restarts or any(_ramp(config)):
         return
     if optimizer.decay == "halving":
         yield "optimizer.restarts means nothing to optimizer.decay halving, which falls by held-out losses; remove it."
     least = max(optimizer.warmup_steps, optimizer.stable_steps)
-    for begun, ended in pairwise((0, *optimizer.restarts)):
-        if ended - begun <= least:
+    what = "whole batches" if optimizer.counts == "batches" and config.train.ramp is not None else "steps"
+    ends = zip((0, *optimizer.restarts), (0.0, *counted_restarts(config)), strict=True)
+    for (begun, counted), (ended, later) in pairwise(ends):
+        if later - counted <= least:
             yield (
-                f"optimizer.restarts: {ended} must come more than {least} steps after {begun}: so long the rate rises "
+                f"optimizer.restarts: {ended} must come more than {least} {what} after {begun}: so long the rate rises "
                 "and stays (optimizer.warmup_steps, optimizer.stable_steps)."
             )
 

@@ -22,10 +22,19 @@ def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
         batches.trained(step) / whole,
         config.optimizer,
         steps=batches.trained(config.train.steps) / whole,
+        restarts=counted_restarts(config),
         size=batches.size(step) / whole,
         width=_width(config),
         rose=None if rose is None else batches.trained(rose) / whole,
     )
+
+
+def counted_restarts(config: Config) -> tuple[float, ...]:
+    """When the rate begins anew, counted as it counts: restarts are steps of the run, as stages of its objective."""
+    restarts = config.optimizer.restarts
+    if config.optimizer.counts == "steps":
+        return restarts
+    return tuple(config.batch_schedule.trained(one) / config.train.batch for one in restarts)
 
 
 def peak_of(config: Config) -> float:
@@ -38,17 +47,19 @@ def learning_rate(
     optimizer: OptimizerConfig,
     *,
     steps: float,
+    restarts: tuple[float, ...] | None = None,
     size: float = 1.0,
     width: int | None = None,
     rose: float | None = None,
 ) -> float:
     """The rate of the step after `step` others: a linear rise to the peak, perhaps a while there, then the decay.
 
-    `size`: this step's share of a whole one; `width`: of the model, which `noam` asks for; `rose`: when the held-out
-    loss did, which `halving` asks for. What falls to an end reaches it at `decay_steps` (all of `steps` when absent)
-    and stays there. After one of `restarts` all begins anew, and ends with the next.
+    `restarts`: counted as `step` is (absent: the optimizer's); `size`: this step's share of a whole one; `width`: of
+    the model, which `noam` asks for; `rose`: when the held-out loss did, which `halving` asks for. What falls to an end
+    reaches it at `decay_steps` (all of `steps` when absent) and stays there. After one of `restarts` all begins anew,
+    and ends with the next.
     """
-    step, steps = _since_restart(step, steps, optimizer.restarts)
+    step, steps = _since_restart(step, steps, optimizer.restarts if restarts is None else restarts)
     peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
     if step < warmup:
         foot = final if optimizer.decay == "triangular" else 0.0
@@ -71,7 +82,7 @@ def learning_rate(
     return peak * (final + (1.0 - final) * shape)
 
 
-def _since_restart(step: float, steps: float, restarts: tuple[int, ...]) -> tuple[float, float]:
+def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
     """The step, and how many there are, from the last restart until the next or the end."""
     begun = max((one for one in restarts if one <= step), default=0)
     ended = min((one for one in restarts if one > step), default=steps)

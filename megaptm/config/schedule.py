@@ -52,9 +52,9 @@ def _rate(config: Config) -> Iterator[str]:
             f"optimizer.stable_steps ({optimizer.stable_steps:,}) are not over when the run ends (train.steps "
             f"{steps:,}): its rate never falls."
         )
-    if late := [one for one in optimizer.restarts if one >= steps]:
+    if late := [one for one in optimizer.restarts if one >= config.train.steps]:
         yield (
-            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps {steps:,}): raise "
+            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps {last + 1:,}): raise "
             "train.steps, or leave that step out."
         )
     end = optimizer.decay_steps

@@ -271,6 +271,11 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["optimizer.restarts=[20000, 24000]"],
             "optimizer.restarts: 24000 must come more than 4000 steps after 20000: so long the rate rises and stays",
         ),
+        (
+            "gpt2/tiny",
+            ["optimizer.restarts=[30]", "train.ramp={steps: {0: 8, 100: 16}}"],
+            "optimizer.restarts: 30 must come more than 20 whole batches after 0: so long the rate rises and stays",
+        ),
         ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
         ("t5/base", ["optimizer.stable_steps=0"], "rsqrt needs optimizer.warmup_steps"),
         ("gpt2/small", ["optimizer.decay=polynomial"], "optimizer.decay polynomial needs optimizer.power"),

@@ -145,3 +145,12 @@ def test_after_a_restart_the_rate_is_that_of_a_run_that_begins(decay):
     stages = [learning_rate(step, optimizer, steps=length) for length in (20, 15, 15) for step in range(length)]
     assert found == stages
     assert found[20] == pytest.approx(0.001)
+
+
+def test_restarts_are_steps_of_the_run_where_the_batch_ramps_and_the_rise_is_of_whole_batches():
+    keys = ["optimizer.restarts=[60]", "optimizer.warmup_steps=20", "train.steps=200", "train.batch=32"]
+    config = load(ROOT / "configs/bert/tiny.yaml", [*keys, "train.ramp={steps: {0: 16, 100: 32}}"])
+    found = [rate_of(config, step) / peak_of(config) for step in range(200)]
+    assert found[:60:39] == pytest.approx([0.025, 1.0])
+    # Until step 100 a step is half a batch.
+    assert found[60:101:39] == pytest.approx([0.025, 1.0])

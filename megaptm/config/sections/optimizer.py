@@ -51,8 +51,8 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
     restarts: Annotated[tuple[Count, ...], Strict(False)] = ()
-    """Steps of the run at which the rate rises and falls anew, as from its start: where stages begin. Steps that are
-    counted from the start of the run are counted from the last of these."""
+    """Steps of the run, of any size, at which the rate rises and falls anew, as from its start: where stages begin.
+    Steps that are counted from the start of the run are counted from the last of these."""
     stable_steps: Annotated[int, Field(ge=0)] = 0
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: it falls at once."""
     decay: Literal[
@@ -70,4 +70,5 @@ class OptimizerConfig(Section):
     """Step, counted from the start of the run, at which the fall ends; absent: train.steps. inverse: steps after which
     half of the rate is left; halving: after which half of what was left is, an epoch's."""
     counts: Literal["batches", "steps"] = "batches"
-    """What all these steps are where the batch ramps: as many rows as whole batches have, or steps of any size."""
+    """What all these steps but restarts are where the batch ramps: as many rows as whole batches have, or steps of any
+    size."""

@@ -1,8 +1,11 @@
+import re
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean import CLEAN, run_steps
+from data_pipeline.clean import CLEAN, STEPS, run_steps
 from data_pipeline.clean.basic import CutLong, DropEmpty, DropFewLetters, DropLong, DropShort, Normalize
 from data_pipeline.document import EXAMPLES, Document, Dropped
 from megaptm.errors import UserError
@@ -100,3 +103,12 @@ def test_speakers_go_with_the_piece_they_speak_in():
 def test_pieces_have_a_size():
     with pytest.raises(UserError, match=r"cut-long: characters \(0\) must be 1 or more"):
         CutLong(characters=0)
+
+
+@pytest.mark.parametrize("kind", STEPS.values(), ids=STEPS)
+def test_no_number_of_a_step_is_below_zero(kind):
+    needed = {"against": ("some.txt",)} if kind is STEPS["decontaminate"] else {}
+    numbers = [one.name for one in fields(kind) if re.search(r"\b(int|float)\b", str(one.type))]
+    for name in numbers:
+        with pytest.raises(UserError, match=rf"{name} \(-3\) must be"):
+            kind(**needed | {name: -3})

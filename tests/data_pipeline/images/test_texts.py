@@ -290,6 +290,8 @@ def test_words_of_the_command_say_what_differs_from_the_usual_tokenizer():
     assert read_image_settings(["texts=true", "tokenizer.vocabulary=300"])["tokenizer"]["specials"] == "clip"
     assert read_image_settings(["tokenizer=there"]) == {"tokenizer": {"folder": "there"}} | {}
     assert "specials" not in read_image_settings(["tokenizer.kind=wordpiece"])["tokenizer"]
+    with pytest.raises(UserError, match="of images that come with texts say texts=true"):
+        read_image_settings(["text=true"])
 
 
 def test_sketches_know_an_image_again():
