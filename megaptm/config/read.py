@@ -26,8 +26,8 @@ from megaptm.spec import ModelSpec
 
 MOST_TOLD = 20
 """Mistakes that are told of one config."""
-# Replaced as a whole, never merged: a config that names its corpora or tasks does not want its parent's as well, and
-# layouts are those of one model.
+# Replaced as a whole, not merged: a config that names its corpora or tasks does not want its parent's as well, and
+# layouts are those of one model. An override of something within one changes that alone.
 WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
 GIVEN = "the given config"
 """Where a config of Python's stands, for the errors."""
@@ -77,7 +77,7 @@ class UncheckedConfig:
         """All layers, one over the other."""
         values: dict[str, Any] = {}
         for layer in chain.from_iterable(self.levels):
-            values = _merged(values, layer.values)
+            values = _merged(values, layer.values, key=layer.key)
         return values
 
     @property
@@ -237,8 +237,10 @@ def _parent(layer: ConfigLayer, where: str) -> str | None:
     return parent
 
 
-def _merged(base: Any, change: Any, above: tuple[str, ...] = ()) -> Any:
-    """`base` with the keys of `change` over it, section by section."""
-    if not isinstance(base, dict) or not isinstance(change, dict) or ".".join(above) in WHOLE:
+def _merged(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
+    """`base` with the keys of `change` over it, section by section; `key`: the one that an override sets."""
+    whole = any(".".join(above[:depth]) in WHOLE for depth in range(1, len(above) + 1)) and len(above) >= len(key)
+    if not isinstance(base, dict) or not isinstance(change, dict) or whole:
         return change
-    return {**base, **{key: _merged(base.get(key), value, (*above, str(key))) for key, value in change.items()}}
+    below = {name: _merged(base.get(name), value, (*above, str(name)), key=key) for name, value in change.items()}
+    return {**base, **below}

@@ -80,6 +80,8 @@ class ConfigLayer:
 
     values: dict[str, Any]
     origins: dict[str, str]
+    key: tuple[str, ...] = ()
+    """The one that it sets, of an override."""
 
 
 def read_file(path: Path) -> ConfigLayer:
@@ -134,7 +136,7 @@ def read_override(text: str) -> ConfigLayer:
     parts = key.split(".")
     for depth in range(1, len(parts) + 1):
         origins[".".join(parts[:depth])] = f"override {text!r}"
-    return ConfigLayer(value, origins)
+    return ConfigLayer(value, origins, tuple(parts))
 
 
 def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:

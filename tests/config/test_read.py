@@ -7,7 +7,8 @@ import pytest
 from megaptm.config import UncheckedConfig, dump, load
 from megaptm.errors import UserError
 
-TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+TINY = CONFIGS / "gpt2/tiny.yaml"
 MINIMAL = """\
 run: runs/a
 model: {family: gpt2, size: small}
@@ -80,6 +81,19 @@ def test_a_mix_replaces_the_one_it_inherits(minimal, tmp_path):
     child = tmp_path / "child.yaml"
     child.write_text("extends: minimal.yaml\ndata: {mix: {books: 2, web: 1.5}}\n")
     assert load(child).data.mix == {"books": 2.0, "web": 1.5}
+
+
+def test_an_override_within_an_objective_a_mix_or_layouts_changes_that_alone():
+    asked = load(CONFIGS / "macbert/tiny.yaml", ["objective.masked-lm.rate=0.2", "objective.sentence-order.weight=2"])
+    written = load(CONFIGS / "macbert/tiny.yaml").objective
+    assert asked.objective == {
+        "masked-lm": {**written["masked-lm"], "rate": 0.2},
+        "sentence-order": {"weight": 2},
+    }
+    assert load(CONFIGS / "macbert/tiny.yaml", ["objective={masked-lm: {}}"]).objective == {"masked-lm": {}}
+    assert load(CONFIGS / "gpt2/small.yaml", ["devices=64", "layouts.64.microbatch=4"]).layout.microbatch == 4
+    mix = load(CONFIGS / "gpt2/tiny.yaml", ["data.mix={a: 1, b: 1}", "data.mix.b=2"]).data.mix
+    assert mix == {"a": 1.0, "b": 2.0}
 
 
 def test_overrides_are_yaml_and_come_last(minimal):
