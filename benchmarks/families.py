@@ -66,6 +66,11 @@ def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     if table.reads_images:
         return image_spec(table, layers=layers, width=width, length=length)
     once = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
+    # Theirs fill rows up to whole windows, beyond the places that they have.
+    once = {
+        stack: change(one, window=length) if isinstance(one.window, int) and one.window > length else one
+        for stack, one in once.items()
+    }
     depth = layers // len(table.stacks)
     numbers = numbers_of(table, embedding=width // 6, band=BAND)  # ALBERT base: 128 of 768
     size = Size(layers=depth, width=width, heads=max(1, width // 64), ffn=4 * width, **numbers)
