@@ -32,5 +32,5 @@ def has(instructions: str) -> bool:
 def multiplies_bfloat16() -> bool:
     """Whether attention by products of bfloat16 beats torch's fused kernel, as on AMD's cores that have instructions
     for it: 2 rows of 512 places and 12 heads, forward and backward, one thread of an EPYC of family 26: 25 against 54
-    ms; 8 rows of 128: 8 against 28."""
+    ms; 8 rows of 128: 8 against 28 (benchmarks/products.py)."""
     return is_of_amd() and has("avx512_bf16")

@@ -1,7 +1,7 @@
 """Linear maps on CPUs, by the products that are the fastest there.
 
 float32 on AMD's cores with AVX-512: torch multiplies by MKL, which there reaches 115 GFLOP/s on one thread; oneDNN,
-which torch has as well, 250 (1,024 x 768 x 3,072, EPYC of family 26).
+which torch has as well, 250 (1,024 x 768 x 3,072, EPYC of family 26; benchmarks/products.py).
 
 bfloat16 on Intel's cores without tiles (AMX): half the rate of float32, 82 against 155 GFLOP/s (788 x 768 x 3,072).
 Products of two bfloat16 numbers are exact in float32, in which either way adds them up, in an order of its own; the sum
