@@ -35,7 +35,8 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     try:
         return kind(**values, **ready)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        said = str(error).removeprefix(f"{where.rpartition(' ')[2]}: ")  # a step begins by its name, as `where` ends
+        raise UserError(f"{where}: {said}") from None
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:

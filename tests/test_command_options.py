@@ -60,6 +60,7 @@ def test_longer_answers_cost_what_is_said(tmp_path):
     assert run_command(*says) == run_command(*says, "--length-penalty", 0.6)
     short, long = (len(run_command(*says, "--length-penalty", penalty)) for penalty in (0, 5))
     assert short <= long
+    assert run_command(*says[:-2], "--greedy") == run_command(*says[:-1], 1)
 
 
 def test_the_split_that_is_asked_is_shown(gpt2):

@@ -68,11 +68,11 @@ class FoundOfKind:
         self.similarity += nearest[there.any(1)].tolist()
 
     def __str__(self) -> str:
-        each = self.retrieved / max(self.some, 1)
-        mean = float(np.mean(self.similarity)) if self.similarity else 0.0
+        if not self.some:
+            return f"of {self.documents:,} documents none has any: lower --threshold"
         return (
-            f"of {self.documents:,} documents {self.some / max(self.documents, 1):.0%} have some, "
-            f"{each:.1f} each, of which the nearest is like it by {mean:.2f}"
+            f"of {self.documents:,} documents {self.some / self.documents:.0%} have some, "
+            f"{self.retrieved / self.some:.1f} each, of which the nearest is like it by {np.mean(self.similarity):.2f}"
         )
 
 
@@ -118,6 +118,8 @@ def retrieve(
     for source in sources.values():
         for split in splits:
             source.split(split)  # or a sentence: there is nothing in it
+    for kind in ("images", "captions"):  # of another detector nothing is begun, so that the right one can be said next
+        _ = [*_documents(sources[kind], splits[0], 0, 1, how, regions=True)]
     places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
     header = RetrievedHeader(corpus.manifest.id, how.longest, places)
     work = _Work.begin(out, header, how)

@@ -55,6 +55,8 @@ def corpora(case: Case) -> Iterator[Finding]:
                 yield finding
         if good and not case.mistakes:
             yield from _mix(config)
+        elif not case.mistakes:
+            check_initial(config, None)
     yield from _vectors(case.config)
 
 

@@ -21,12 +21,13 @@ from megaptm.commands.options import Finite
 @click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
 @click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed says the same thing.")
-@click.option("--greedy", is_flag=True, help="Always the likeliest token.")
+@click.option("--greedy", is_flag=True, help="Always the likeliest token; answers by one beam.")
 @click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: guesses for each mask.")
 @click.option(
     "--beams",
     type=click.IntRange(1),
-    help="Answer the prompt, such as by its translation, by beam search with so many; 4 for a prompt without holes.",
+    help="Answer the prompt, such as by its translation, by beam search with so many; 4 for a prompt without holes, 1 "
+    "with --greedy.",
 )
 @click.option(
     "--length-penalty",
@@ -85,7 +86,9 @@ def generate(
             click.echo(piece, nl=False)
         click.echo()
     elif beams or read_prompt(loaded, prompt)[0] == "text":
-        click.echo(loaded.answer(prompt, tokens=tokens, beams=beams or 4, length_penalty=length_penalty))
+        click.echo(
+            loaded.answer(prompt, tokens=tokens, beams=beams or (1 if greedy else 4), length_penalty=length_penalty)
+        )
     else:
         filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
         click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))

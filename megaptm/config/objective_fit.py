@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
@@ -38,7 +39,12 @@ def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | W
 
 
 def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
-    """The same in one row, where that fits; or what the family's papers have."""
+    """The same without tokens that see all, or in one row, where that fits; or what the family's papers have."""
+    marking: Any = task
+    if isinstance(family, Family) and getattr(marking, "global_tokens", None):
+        plain = replace(marking, global_tokens=0)
+        if next(_reasons(plain, plain.batch(ANY_SEQUENCE, True), family), None) is None:
+            return "leave global_tokens out."
     if name in family.objectives:
         return "take it without what its paper has not."
     if isinstance(family, Family) and isinstance(task, EncoderDecoder) and not task.joined:

@@ -31,8 +31,9 @@ def specials_option(family: Family | WordFamily) -> list[str]:
 
 
 def build_command(place: str, config: Config) -> str:
-    """What builds a corpus of the mix: with the family's kind of tokenizer, or that of the mix's first corpus; with all
-    that the tasks ask about which read it; of what is in the folder, where that is text and no corpus."""
+    """What builds a corpus of the mix: with the family's kind of tokenizer, that of the mix's first corpus, or that of
+    the weights that the run begins with; with all that the tasks ask about which read it; of what is in the folder,
+    where that is text and no corpus."""
     folder = Path(place)
     text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else (None, place)
     return shlex.join(["megaptm", *build_words(place, config, text=text, out=out)])
@@ -53,6 +54,7 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
     first = next(iter(config.data.mix))
     if tokenizer is None and place != first and place in config.data.mix:
         tokenizer = join(first, "tokenizer")
+    tokenizer = tokenizer or _tokenizer_of_weights(config)
     if isinstance(family, Family) and family.reads_images:
         told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
         # The family's kind and special tokens are those that such a corpus is built with anyway.
@@ -69,6 +71,12 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
         *(_kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]),
         *(f"annotate.{name}={VALUES.get(name, 'true')}" for name in needed if name != "parts"),
     ]
+
+
+def _tokenizer_of_weights(config: Config) -> str | None:
+    """Of the run, where one was imported or begun, or of `train.init_from`: other tokens would be refused."""
+    runs = (config.run, *([config.train.init_from] if config.train.init_from else []))
+    return next((str(path) for run in runs if (path := Path(run) / "tokenizer").is_dir()), None)
 
 
 def _tasks(place: str, config: Config) -> list[Task]:

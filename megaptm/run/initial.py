@@ -18,9 +18,9 @@ def initial_run(config: Config) -> OtherRun | None:
     return OtherRun("train.init_from", Path(config.train.init_from), "train.init_step", config.train.init_step)
 
 
-def check_initial(config: Config, tokenizer: Tokenizer) -> None:
+def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
     """A `UserError` where a run that has not begun cannot begin with `train.init_from`: there is no checkpoint of it,
-    it is of another model, or reads other tokens."""
+    it is of another model, or reads other tokens than those of `tokenizer`, which is None where no corpus has one."""
     if (initial := initial_run(config)) is None or last_saved(Path(config.run)) > 0:
         return
     initial.check()
@@ -30,4 +30,5 @@ def check_initial(config: Config, tokenizer: Tokenizer) -> None:
             f"train.init_from ({initial.folder}) is of another model: its {name} is {theirs}, the config's is {ours}; "
             "give model its shape, or leave train.init_from out."
         )
-    initial.check_tokenizer(tokenizer)
+    if tokenizer is not None:
+        initial.check_tokenizer(tokenizer)

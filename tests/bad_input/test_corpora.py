@@ -97,7 +97,8 @@ def test_a_folder_of_text_is_built_somewhere_else(train, tmp_path):
     assert f"`megaptm corpus build {tmp_path}/tales out=corpora/tales tokenizer" in train(tmp_path / "tales")
 
 
-def test_the_published_vocabulary_is_said_of_a_published_size():
+def test_the_published_vocabulary_is_said_of_a_published_size(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # away from runs that somebody has
     config = load_config(CONFIGS / "bert/base.yaml", ["data.mix={wiki: 1}", "model.vocabulary=null"])
     assert "tokenizer.kind=wordpiece tokenizer.vocabulary=30522 " in build_command("wiki", config)
 
@@ -110,7 +111,8 @@ def test_the_published_vocabulary_is_said_of_a_published_size():
         ("ernie-2", "tokenizer.kind=wordpiece annotate.words=true annotate.capitals=true annotate.sentences=true"),
     ],
 )
-def test_what_builds_a_corpus_for_the_family_is_said(family, options):
+def test_what_builds_a_corpus_for_the_family_is_said(family, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # away from runs that somebody has
     place = "s3://texts/of our own"
     config = load_config(CONFIGS / family / "tiny.yaml", [f"data.mix={{{place}: 1}}"])
     assert build_command(place, config) == f"megaptm corpus build TEXT 'out={place}' {options}"
@@ -306,3 +308,13 @@ def test_a_document_longer_than_any_sequence_is_cut_into_rows(text):
     assert len(rows) == shard.tokens // 64 > 1000
     assert len({row.tobytes() for row in rows}) > 0.99 * len(rows)
     assert all(tokenizer.decode(row) in long for row in rows)
+
+
+def test_a_corpus_for_given_weights_is_cut_by_their_tokenizer(tmp_path):
+    """Of an imported run, or of the one that a run begins with."""
+    words = ["data.mix={text: 1}", f"train.init_from={tmp_path / 'other'}", f"run={tmp_path / 'run'}"]
+    config = load_config(CONFIGS / "led/tiny-summarization.yaml", words)
+    assert "tokenizer.kind=byte-bpe" in build_command("text", config)
+    for folder in ("other", "run"):
+        (tmp_path / folder / "tokenizer").mkdir(parents=True)
+        assert shlex.split(build_command("text", config))[-1] == f"tokenizer={tmp_path / folder / 'tokenizer'}"

@@ -290,3 +290,10 @@ def test_a_file_of_vectors_is_looked_for(tmp_path, there, state):
     config = load(ROOT / "configs/cove/tiny.yaml", [f"model.vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
     _, found = look([("data", corpora)], Case(config=config, hashing="none"))
     assert (found.state, str(path) in found.says) == (state, True)
+
+
+def test_weights_that_are_not_there_are_told_beside_a_corpus_that_is_not(bench):
+    words = bench.words(f"train.init_from={bench.place / 'none'}", corpus=bench.place / "nowhere")
+    corpus, weights = saying(bench.check(*words, topics=("data",))[1], "fault")
+    assert "is not a finished corpus" in corpus
+    assert "none) is not the folder of a run: train it first" in weights

@@ -71,7 +71,7 @@ WRONG = [
     ("sources: [{a: 1}]", "source 1"),
     ("sources: [a]\nsteps: normalize", r"a list is due; on the command line write it like 'steps=\[drop-empty, "),
     ("sources: [a]\ntext: true", r"text is said of a source: 'sources=\[{path: FILES, text: ...}\]'"),
-    ("sources: [a]\nsteps: [drop-short: {words: -3}]", r"drop-short: words \(-3\) must be 0 or more"),
+    ("sources: [a]\nsteps: [drop-short: {words: -3}]", r"step drop-short: words \(-3\) must be 0 or more"),
     ("sources: [a]\nsteps: [[normalize]]", "unknown step"),
     ("validation: 0.1", "sources is missing"),
     ("- a", "a config is a mapping"),

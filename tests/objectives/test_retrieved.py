@@ -8,6 +8,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save, save_file
 
-from data_pipeline.annotate.retrieve import RetrievalOptions, likely_in_columns, retrieve
+from data_pipeline.annotate.retrieve import FoundOfKind, RetrievalOptions, likely_in_columns, retrieve
 from data_pipeline.commands import retrieved
 from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.batch import IGNORED
@@ -234,6 +235,10 @@ def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_p
     assert not (tmp_path / "it").exists()
     with pytest.raises(UserError, match=r"it.blocks was begun with other corpora or options"):
         retrieve(corpus, tmp_path / "it", how)
+    with pytest.raises(UserError, match="say --detector FEATURES CLASSES"):
+        retrieve(corpus, tmp_path / "other", replace(how, detector=(2048, 1601)))
+    assert not (tmp_path / "other.blocks").exists()
+    assert str(FoundOfKind(documents=3)) == "of 3 documents none has any: lower --threshold"
     begun: list[str] = []
     assert isinstance(retrieve(corpus, tmp_path / "it", how, texts=texts, tell=begun.append), dict)
     assert begun == ["train: block 2 of 2", "validation: block 1 of 1"]
