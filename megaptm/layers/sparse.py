@@ -276,7 +276,9 @@ class _Side:
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """To the gradients of what `take` gave."""
-        if self.grad_NSK is None and grad_NkK.shape == self.x_NSK.shape:
+        # As many may be some of the row's keys with marked ones behind them, or blocks in another order.
+        whole = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
+        if self.grad_NSK is None and whole:
             self.grad_NSK = grad_NkK
             return
         if self.grad_NSK is None:

@@ -198,3 +198,16 @@ def test_short_rows_see_everything() -> None:
     assert not SlidingWindow(6, 7).everything(8)
     assert SparseBlocks(64, 3).everything(704)
     assert not SparseBlocks(64, 3).everything(705)
+
+
+def test_keys_of_a_tile_and_marked_ones_that_are_as_many_as_the_row_has() -> None:
+    """The first tile sees 32 of 48 places, and 16 that are marked: their gradients are not those of 48 places."""
+    length = 48
+    marks = torch.zeros(2, length, dtype=torch.long)
+    marks[:, 20:36] = 1
+    mask = Mask((length, length), torch.device("cpu"), pattern=SlidingWindow(16, 16), marks=marks)
+    x = given(length)
+    mixed, expected = attend_by_tiles(*x, mask, Marked.of(marks), scale=SCALE, dropout=0.0), whole(x, mask)
+    back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks == 0).t()[:, :, None, None]
+    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
