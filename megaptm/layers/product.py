@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
 from megaptm.processor import has, is_of_amd, is_of_intel
@@ -75,6 +76,8 @@ def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tenso
     """`F.linear` by whichever is the faster; `weight` may be a transposed view."""
     if not _by_onednn(x, len(weight_OI)):
         return F.linear(x, weight_OI, bias_O)
+    # It reads a bias as if its numbers lay side by side, wherever they lie.
+    bias_O = None if bias_O is None else bias_O.contiguous()
     # `F.linear` itself takes oneDNN for float32 only where less than float32 is asked of it.
     mapped: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight_OI, bias_O, "none", [], "")
     return mapped
@@ -89,12 +92,13 @@ class CpuLinear(torch.autograd.Function):
         return _linear(x.float(), weight_OI.float(), None if bias_O is None else bias_O.float()).to(x.dtype)
 
     @staticmethod
+    @once_differentiable  # oneDNN's product has no gradient: of a gradient's there would be zeros, silently
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight_OI = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        d_NO = d_outputs[0].flatten(0, -2).float()
+        d_NO = d_outputs[0].reshape(-1, len(weight_OI)).float()
         d_x = matmul(d_NO, weight_OI.float()).to(x.dtype).view(x.shape) if of_x else None
-        d_weight = matmul(d_NO.t(), x.flatten(0, -2).float()).to(weight_OI.dtype) if of_weight else None
+        d_weight = matmul(d_NO.t(), x.reshape(-1, x.shape[-1]).float()).to(weight_OI.dtype) if of_weight else None
         return d_x, d_weight, d_NO.sum(0).to(weight_OI.dtype) if of_bias else None
 
 

@@ -84,3 +84,21 @@ def test_operations_are_counted_all_the_same(by_onednn):
             multiply(x, weight).sum().backward()
         counted.append(counter.get_total_flops())
     assert counted[0] == counted[1] == 3 * 2 * 8 * 16 * 4
+
+
+def test_a_bias_whose_numbers_lie_apart_is_added_as_it_is(by_onednn):
+    x, weight, bias = torch.randn(5, 48), torch.randn(40, 48), torch.randn(80)[::2]
+    torch.testing.assert_close(product.linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_a_single_row_of_no_batch_has_gradients(by_onednn):
+    x, weight = torch.randn(48, requires_grad=True), torch.randn(40, 48, requires_grad=True)
+    ours, theirs = (torch.autograd.grad(of(x, weight).square().sum(), (x, weight)) for of in (product.linear, F.linear))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_the_gradient_of_a_gradient_is_refused_and_not_zero(by_onednn):
+    x, weight = torch.randn(5, 48, requires_grad=True), torch.randn(40, 48, requires_grad=True)
+    (gradient,) = torch.autograd.grad(product.linear(x, weight).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.square().sum().backward()
