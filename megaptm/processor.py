@@ -6,11 +6,15 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+DESCRIPTION = Path("/proc/cpuinfo")
+
 
 @cache
 def _description() -> str:
-    told = Path("/proc/cpuinfo")
-    return told.read_text() if told.exists() else ""
+    try:
+        return DESCRIPTION.read_text(errors="replace")
+    except OSError:  # no Linux, or one that hides it
+        return ""
 
 
 @cache
