@@ -225,7 +225,12 @@ def test_json_is_json_whatever_the_numbers(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "run", "--prompt=a", "--temperature=nan"], ["launch", "ray", TINY, "--wait=inf"]]
+    "words",
+    [
+        ["generate", "run", "--prompt=a", "--temperature=nan"],
+        ["launch", "ray", TINY, "--wait=inf"],
+        ["corpus", "retrieve", "a", "--out=b", "--threshold=nan"],
+    ],
 )
 def test_an_option_is_a_number(words):
     done = megaptm(*words)

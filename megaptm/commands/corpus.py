@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from megaptm.commands.options import read_part
+from megaptm.commands.options import Finite, read_part
 
 
 @click.group()
@@ -164,7 +164,7 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
 @click.option("--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Of each kind, for a document.")
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     default=0.3,
     show_default=True,
     help="Similarity below which none is like.",
