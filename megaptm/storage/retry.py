@@ -25,6 +25,9 @@ DENIED = (
     "NoAuthTokenError",
 )
 
+FINAL = (405, 406, 410, 414, 416, 451)
+"""Answers of a server of the web that will be the same; 400 is also what aiohttp calls an answer that is cut off."""
+
 
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
@@ -100,6 +103,8 @@ def refuse_permanent(error: Exception, what: str) -> None:
     denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
     if denied or getattr(error, "status", None) in (401, 403):  # aiohttp's, of the web
         raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
+    if getattr(error, "status", None) in FINAL:
+        raise UserError(f"{what} cannot be read ({in_brief(error)}): check the address.") from None
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         raise error
     if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORKS:

@@ -67,6 +67,13 @@ def test_one_that_refuses_is_told(server: str, status: int, said: str, ask: obje
         ask(f"{server}/{status}", AT_ONCE)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("status", [405, 410, 416])
+def test_what_a_server_will_always_refuse_is_asked_once(server: str, status: int) -> None:
+    patient = RetryPolicy(deadline=5.0, tell=lambda line: pytest.fail(line))
+    with pytest.raises(UserError, match=rf"/{status} cannot be read .*{status}.*: check the address"):
+        storage.read(f"{server}/{status}", patient)
+
+
 def test_one_that_does_not_answer_is_told(tmp_path: object) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # nobody listens
