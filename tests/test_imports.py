@@ -92,6 +92,7 @@ MAY_IMPORT = {
         "tokenizers",
         "data",
         "checkpoint",
+        "processes",
         "parallel",
         "run",
     ),

@@ -17,12 +17,13 @@ from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
+from megaptm.processes import keep_freed_memory
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import bags_of
 from megaptm.words.vocabulary import WordTables, counts_piece, read_counts, word_tables, words_to_learn
 
-NONE = np.zeros(0, np.int64)
+NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 CountWords = Callable[[Exchange], np.ndarray]
 """All ranks at once -> int64 [V]: how often each word comes in the corpora."""
@@ -66,6 +67,7 @@ class WordEngine:
     ) -> None:
         """`special` are ids that are no words, `names` what all are called, for their pieces; `count_words` is asked
         when the tables are filled, for a checkpoint has the counts."""
+        keep_freed_memory()  # of a step, whose arrays are as large in the next
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
@@ -77,7 +79,7 @@ class WordEngine:
         self._positions = words if spec.positions else kernels.NOTHING
         # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
-        self._places = tuple(np.zeros(table.rows, np.int64) for table in (self._in, self._out))
+        self._places = tuple(np.zeros(table.rows, np.int32) for table in (self._in, self._out))
         self._bags = bags_of(names, size.ngrams, size.buckets) if size.buckets else (NONE, NONE)
         self._sigmoid, self._logarithm = kernels.tables()
         self.counts = NONE
@@ -114,7 +116,7 @@ class WordEngine:
         rows = [*self._rows(microbatches)]
         rate = lr * next(iter(self.losses.values()))
         if self.exchange.ranks == 1 and len(rows) == 1:
-            found = [self._learn(rows[0], (self._in.flat, self._out.flat), (NONE, NONE), rate)]
+            found = [self._learn(rows[0], (self._in.flat, self._out.flat), (NOWHERE, NOWHERE), rate)]
         else:
             found = self._learn_apart(rows, rate)
         result = self._result(found)

@@ -11,6 +11,7 @@ import math
 import numpy as np
 
 from megaptm.words.compiled import compiled
+from megaptm.words.prefetch import prefetch
 
 NOTHING = -1
 LIMIT = 6.0
@@ -92,12 +93,33 @@ def _noise(word, negatives, accept, alias, rows, labels, state):
     for _ in range(negatives):
         state, bits = _next(state)
         drawn = np.int64((bits >> np.uint64(32)) * size >> np.uint64(32))
-        if (bits & np.uint64(0xFFFFFFFF)) >= accept[drawn]:
-            drawn = alias[drawn]
+        # A product, not a branch: of draws nobody can guess which way they go, and a wrong guess costs ten of them.
+        drawn += (np.int64(alias[drawn]) - drawn) * np.int64((bits & np.uint64(0xFFFFFFFF)) >= accept[drawn])
         if drawn != word:
             rows[n], labels[n] = drawn, 0.0
             n += 1
     return n, state
+
+
+@compiled()
+def _noise_ahead(
+    kept, i, first, questions, outward, negatives, accept, alias, out_RD, out_places, rows, labels, counts, state
+):
+    """`_noise` of all questions of a window, before the first is asked: `rows` and `labels` [Q, N], of each so many as
+    `counts` [Q] says; returns the state after them. The answer is the word at place i, or, `outward`, each around it.
+
+    All begin to come from memory at once. One question after the other would wait for its rows longer than it computes:
+    tables are larger than caches, and no processor foresees what is drawn.
+    """
+    for q in range(questions):
+        j = first + q
+        answer = kept[i] if not outward else kept[j] if j < i else kept[j + 1]
+        counts[q], state = _noise(answer, negatives, accept, alias, rows[q], labels[q], state)
+        for t in range(counts[q]):
+            if out_places.shape[0] > 0:
+                rows[q, t] = out_places[rows[q, t]]
+            prefetch(out_RD, rows[q, t])
+    return state
 
 
 @compiled()
@@ -171,9 +193,9 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
             loss -= float(logarithm[at] if labels[t] == 1.0 else logarithm[at] - score)
         move = (labels[t] - likely) * rate
         for d in range(hidden.shape[0]):
-            error[d] += move * out_RD[row, d]
-        for d in range(hidden.shape[0]):
-            out_RD[row, d] += move * hidden[d]
+            was = out_RD[row, d]
+            error[d] += move * was
+            out_RD[row, d] = was + move * hidden[d]
     return loss
 
 
@@ -273,39 +295,47 @@ def learn(
     have pieces the one in the middle says each around it, as in fastText.
     """
     width, count = in_RD.shape[1], kept.shape[0]
-    rows = np.empty(max(negatives + 1, points.shape[1], words.shape[0]), np.int64)
-    labels, scores = np.empty(rows.shape[0], np.float32), np.empty(words.shape[0], np.float64)
+    placed, bags, weighed = in_places.shape[0] > 0, starts.shape[0] > 0, positions >= 0
+    ahead, outward = negatives > 0, bags and not cbow
+    questions = 2 * window if ahead and not cbow else 1
+    rows = np.empty((questions, max(negatives + 1, points.shape[1], words.shape[0])), np.int64)
+    labels, counts = np.empty(rows.shape, np.float32), np.empty(questions, np.int64)
+    scores = np.empty(words.shape[0], np.float64)
     hidden, error = np.empty(width, np.float32), np.empty(width, np.float32)
     loss, asked = 0.0, 0
-    placed, bags, weighed = in_places.shape[0] > 0, starts.shape[0] > 0, positions >= 0
     parts, room = np.empty((2 * window if weighed else 0, width), np.float32), np.empty(width, np.float32)
     speed = np.float32(rate)
     for i in range(count):
         first, last, state = _window(borders, count, i, window, shrink, state)
         if last - first == 1:
             continue
+        if ahead:
+            drawn = accept, alias, out_RD, out_places, rows, labels, counts, state
+            state = _noise_ahead(kept, i, first, 1 if cbow else last - first - 1, outward, negatives, *drawn)
+        q = -1
         for j in range(first, last):
             # Of CBOW a window is one question, of skip-gram each word around is one.
             if (cbow and j != first) or (not cbow and j == i):
                 continue
-            answer = kept[j] if bags and not cbow else kept[i]
-            if negatives > 0:
-                n, state = _noise(answer, negatives, accept, alias, rows, labels, state)
-            elif words.shape[0] > 0:
-                n = _all(answer, words, rows, labels)
-            else:
-                n = _path(answer, points, codes, rows, labels)
-            if placed:
-                for t in range(n):
-                    rows[t] = out_places[rows[t]]
+            q = q + 1 if ahead else 0
+            if not ahead:
+                answer = kept[j] if outward else kept[i]
+                if words.shape[0] > 0:
+                    counts[0] = _all(answer, words, rows[0], labels[0])
+                else:
+                    counts[0] = _path(answer, points, codes, rows[0], labels[0])
+                if placed:
+                    for t in range(counts[0]):
+                        rows[0, t] = out_places[rows[0, t]]
+            answers, right, n = rows[q], labels[q], counts[q]
             error[:] = 0.0
             asked += 1
             if not cbow and not bags:
                 at = in_places[kept[j]] if placed else kept[j]
                 if words.shape[0] > 0:
-                    loss += _ask_all(in_RD[at], out_RD, rows, labels, n, speed, scores, error)
+                    loss += _ask_all(in_RD[at], out_RD, answers, right, n, speed, scores, error)
                 else:
-                    loss += _ask(in_RD[at], out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
+                    loss += _ask(in_RD[at], out_RD, answers, right, n, speed, sigmoid, logarithm, exact, error)
                 for d in range(width):
                     in_RD[at, d] += error[d]
                 continue
@@ -324,9 +354,9 @@ def learn(
             for d in range(width):
                 hidden[d] *= share
             if words.shape[0] > 0:
-                loss += _ask_all(hidden, out_RD, rows, labels, n, speed, scores, error)
+                loss += _ask_all(hidden, out_RD, answers, right, n, speed, scores, error)
             else:
-                loss += _ask(hidden, out_RD, rows, labels, n, speed, sigmoid, logarithm, exact, error)
+                loss += _ask(hidden, out_RD, answers, right, n, speed, sigmoid, logarithm, exact, error)
             for k in range(first if cbow else i, last if cbow else i + 1):
                 if cbow and k == i:
                     continue

@@ -19,7 +19,7 @@ from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
 SETTINGS = json.loads(str(GOLDEN["meta_json"]))["exact"]
-NONE = np.zeros(0, np.int64)
+NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 
 def learn(
@@ -45,7 +45,7 @@ def learn(
     drawn = (window, False, negatives, accept, alias, points, codes, words, *bags, positions)
     borders, state = np.ones(len(text), np.int64), np.uint64(seed)
     return kernels.learn(
-        *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NONE, NONE)
+        *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NOWHERE, NOWHERE)
     )
 
 
@@ -240,7 +240,7 @@ def test_a_window_ends_where_its_document_does():
     drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE, NONE, -1)
     text, borders = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
     _, answers = kernels.learn(
-        *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NONE, NONE)
+        *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NOWHERE, NOWHERE)
     )
     assert answers == 4
 
@@ -256,7 +256,7 @@ def test_what_is_walked_through_is_what_is_touched():
         kernels.touch(cbow, text, borders, state, *drawn, *marks)
         tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)
         before = tables.copy()
-        kernels.learn(*(cbow, *tables, text, borders, state, *drawn, 0.1, *kernels.tables(), False, NONE, NONE))
+        kernels.learn(*(cbow, *tables, text, borders, state, *drawn, 0.1, *kernels.tables(), False, NOWHERE, NOWHERE))
         assert ((tables != before).any(axis=2) == (marks > 0)).all()
 
 

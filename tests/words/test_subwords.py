@@ -15,7 +15,7 @@ from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/fasttext.npz")
 ROWS = json.loads(str(GOLDEN["words_json"]))
-NONE = np.zeros(0, np.int64)
+NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_row_of_a_word_moves_by_the_gradient_of_their_mean_times_their_num
     drawn = (1, False, 1, *noise, *no_tree, NONE, starts, pieces, kernels.NOTHING)
     text, borders = np.array([0, 1]), np.ones(2, np.int64)
     kernels.learn(
-        *(cbow, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.05, *kernels.tables(), True, NONE, NONE)
+        *(cbow, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.05, *kernels.tables(), True, NOWHERE, NOWHERE)
     )
     moved = [table.clone() for table in before]
     for middle, other in ((0, 1), (1, 0)):
