@@ -276,7 +276,8 @@ class _Side:
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
         """To the gradients of what `take` gave."""
-        if self.grad_NSK is None and grad_NkK.shape == self.x_NSK.shape:
+        # Told by the tile: some places and what is marked may be as many as all places.
+        if self.grad_NSK is None and self.x_NGK is None and tile.keys == slice(0, self.x_NSK.shape[1]):
             self.grad_NSK = grad_NkK
             return
         if self.grad_NSK is None:
