@@ -21,7 +21,7 @@ from megaptm.layers.product import add_matmul, matmul
 ROWS_MULTIPLIED = 4096
 """Rows of the table whose gradient is taken at once on a CPU, in whose cache it then is."""
 NUMBERS_MULTIPLIED = 2**26
-"""Of the gradient that is taken at once elsewhere, 256 MB in float32: a GPU would be sent more, and smaller, kernels."""
+"""Of the gradient that is taken at once elsewhere, 256 MB in float32: a GPU would be sent more and smaller kernels."""
 
 
 class TableGradient:
