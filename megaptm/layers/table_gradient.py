@@ -19,7 +19,9 @@ from megaptm.layers.accumulate import GradientSum, sum_dtype
 from megaptm.layers.product import add_matmul, matmul
 
 ROWS_MULTIPLIED = 4096
-"""Rows of the table whose gradient is taken at once."""
+"""Rows of the table whose gradient is taken at once on a CPU, in whose cache it then is."""
+NUMBERS_MULTIPLIED = 2**26
+"""Of the gradient that is taken at once elsewhere, 256 MB in float32: a GPU would be sent more and smaller kernels."""
 
 
 class TableGradient:
@@ -64,8 +66,10 @@ class TableGradient:
             yield slice(None), self._total
         elif self._factors is not None:
             left, right = self._factors
-            for start in range(0, left.shape[1], ROWS_MULTIPLIED):
-                rows = slice(start, start + ROWS_MULTIPLIED)
+            width = right.shape[1]
+            once = ROWS_MULTIPLIED if right.device.type == "cpu" else max(1, NUMBERS_MULTIPLIED // width)
+            for start in range(0, left.shape[1], once):
+                rows = slice(start, start + once)
                 yield rows, matmul(left[:, rows].t(), right)
 
 

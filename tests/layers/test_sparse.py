@@ -90,6 +90,20 @@ def test_tiles_give_what_the_whole_mask_gives(name: str, kind: str, marking: boo
             assert (ours - theirs).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("pattern", [SlidingWindow(4, 4), SparseBlocks(4, 1, edges=False, heads=range(HEADS))], ids=str)
+def test_some_places_and_what_is_marked_are_not_all_places_where_they_are_as_many(pattern: Pattern) -> None:
+    """The first tile has 8 places, of a window, or 12, of blocks; the marked ones make 16."""
+    length, number = 16, 8 if pattern.tile_block == 0 else 4
+    marks = torch.zeros(2, length, dtype=torch.long)
+    marks[:, 4 : 4 + number] = 1
+    mask = Mask((length, length), torch.device("cpu"), pattern=pattern, marks=marks)
+    x, marked = given(length), Marked.of(marks)
+    mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), whole(x, mask)
+    back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks.t() == 0)[:, :, None, None]
+    for ours, theirs in zip(torch.autograd.grad(mixed, x, back), torch.autograd.grad(expected, x, back), strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
 def test_an_order_holds_within_a_window() -> None:
     """A prefix that sees itself whole, as far as the window goes."""
     length = 32

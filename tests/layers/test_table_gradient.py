@@ -47,3 +47,13 @@ def test_factors_are_kept_of_one_chunk_alone_where_they_are_not_much_more_than_t
     gradient.add(torch.ones(min(rows, chunk), 50), torch.ones(min(rows, chunk), 12))
     assert (gradient._factors is not None) == factors
     assert (gradient._total is None) == factors
+
+
+@pytest.mark.parametrize(("device", "width", "parts"), [("cpu", 8, 13), ("meta", 768, 1), ("meta", 12288, 10)])
+def test_an_accelerator_is_sent_few_large_products(device, width, parts):
+    """Of a table of 50,304 rows."""
+    gradient = TableGradient(torch.empty(50304, width, device=device), rows=2, chunk=1024)
+    gradient.add(torch.empty(2, 50304, device=device), torch.empty(2, width, device=device))
+    found = [rows for rows, _ in gradient._parts()]
+    assert len(found) == parts
+    assert sum(len(range(*rows.indices(50304))) for rows in found) == 50304

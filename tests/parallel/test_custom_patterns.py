@@ -49,8 +49,8 @@ def test_a_mask_that_changes_from_call_to_call_is_broken() -> None:
 def test_pairs_and_blocks_are_both_compared() -> None:
     one = fingerprint(CROSS, 40)
     others = [
-        CustomPattern(lambda query, key: (query - key) % 6 == 0, CROSS.blocks, block=4),
+        CustomPattern(lambda query, key: (query - key) % 6 == 0, CROSS.block_mask, block=4),
         CustomPattern(CROSS.mask, lambda n: np.ones((n, n), bool), block=4),
     ]
     assert len({one, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in others)}) == 4
-    assert fingerprint(CustomPattern(CROSS.mask, CROSS.blocks, block=4), 40) == one
+    assert fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == one
