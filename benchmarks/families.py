@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 from common.alone import join_alone
-from common.apart import Apart
 from common.batches import Draw, Fields, asked_fields, numbers_of, read_fields
 from common.image_batches import image_batch, image_inputs, image_spec
 from common.options import Options
 from common.peer import training_step
+from common.peer_process import PeerProcess
 from common.replaced import ReplacedTokenModels, proportions
 from common.rounds import median_seconds
 from torch import Tensor
@@ -251,7 +251,7 @@ def main() -> None:
     clock = time.process_time if options.processor_time else time.perf_counter
 
     join_alone()
-    peer = Apart(threads=options.threads, keeps_memory=options.peer_keeps_memory)
+    peer = PeerProcess(threads=options.threads, keeps_memory=options.peer_keeps_memory)
     known, metrics = comparable(options.length), []
     if options.packed:
         known = {name: one for name, one in known.items() if not KNOWN[name].reads_images and name != "unilm"}

@@ -5,8 +5,8 @@
 Both train on the same ids with fused AdamW, gradient clipping and no dropout; ours is the whole engine (megatron-core's
 data-parallel wrapper and optimizer included) in one process. Rounds alternate, and the ratio is of medians, because
 machines are noisy. bf16: ours keeps fp32 masters; the peer is measured both ways, fp32 weights under autocast and all
-bf16, and the faster one counts. Theirs has a process of its own, as its users run it. The limit is what a plain matrix
-product of the same machine reaches.
+bf16, and the faster one counts. Theirs has a process of its own, as in `families.py`. The limit is what a plain matrix
+product of the same machine reaches, by the faster of torch's libraries.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import torch
 from common.alone import join_alone
-from common.apart import Apart
 from common.options import Options
 from common.peer import training_step
+from common.peer_process import PeerProcess
 from common.rounds import median_seconds
 
 from megaptm.families import CATALOGUE
@@ -94,7 +94,7 @@ def main() -> None:
 
     shape = SHORT if options.short else Shape()
     join_alone()
-    peer = Apart(threads=options.threads)
+    peer = PeerProcess(threads=options.threads)
     flops = step_flops(shape.spec, rows=ROWS, lengths=dict.fromkeys(shape.spec.family.stacks, shape.length))
     metrics = []
     print(f"{'':<28}{'s/step':>9}{'tokens/s':>11}{'GFLOP/s':>10}{'of matmul':>11}")

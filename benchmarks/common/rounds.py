@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
-from common.apart import StepApart
+from common.peer_process import PeerStep
 
 
 def median_seconds(
@@ -23,7 +23,7 @@ def median_seconds(
 
 
 def _seconds(step: Callable[[], object], clock: Callable[[], float]) -> float:
-    if isinstance(step, StepApart):
+    if isinstance(step, PeerStep):
         return step.seconds(clock)
     begun = clock()
     step()

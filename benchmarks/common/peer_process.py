@@ -1,4 +1,4 @@
-"""A process for peers, as their users run them: what this one is told of memory and libraries is not told them."""
+"""A process for peers, as their users run them: what our engine tells the allocator of its own is not told theirs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 FORGOTTEN = "forget"
 
 
-class Apart:
+class PeerProcess:
     """A process that builds steps and runs them. It ends with this one."""
 
     def __init__(self, *, threads: int, keeps_memory: bool = False) -> None:
-        """`keeps_memory`: as `processes.keep_freed_memory` has it, which an engine of ours calls."""
+        """`keeps_memory`: whether it is told after all (`processes.keep_freed_memory`)."""
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, threads, keeps_memory), daemon=True)
         process.start()
 
-    def build(self, maker: Callable[..., Callable[[], object]], *args: object, **words: object) -> StepApart:
+    def build(self, maker: Callable[..., Callable[[], object]], *args: object, **words: object) -> PeerStep:
         """The step that `maker`, a function of a module, makes there of these arguments."""
-        return StepApart(self, self.ask((maker, args, words)))
+        return PeerStep(self, self.ask((maker, args, words)))
 
     def forget(self) -> None:
         """All that was built."""
@@ -41,10 +41,10 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class StepApart:
+class PeerStep:
     """One of its steps, which is timed there."""
 
-    process: Apart
+    process: PeerProcess
     number: int
 
     def __call__(self) -> None:
