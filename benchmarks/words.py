@@ -132,7 +132,7 @@ class Ours:
             pipe.send(False)
 
 
-class Apart:
+class TwoRuns:
     """Two runs of one rank at once, which learn the text once each."""
 
     def __init__(self, folder: Path, row: int, words: int) -> None:
@@ -176,10 +176,10 @@ def main() -> None:
     seen: dict[str, list[Took]] = {}
     with tempfile.TemporaryDirectory() as name:
         write(Path(name), text)
-        ours: dict[str, Ours | Apart] = {
+        ours: dict[str, Ours | TwoRuns] = {
             f"ours, ranks: {ranks}": Ours(ranks, Path(name), options.row, options.words) for ranks in (1, 2)
         }
-        ours["ours, two runs"] = Apart(Path(name), options.row, options.words)
+        ours["ours, two runs"] = TwoRuns(Path(name), options.row, options.words)
         contenders = {**ours, **{f"gensim, workers: {workers}": Gensim(workers, lists) for workers in (1, 2)}}
         for contender in ours.values():
             contender.took()  # compiles
