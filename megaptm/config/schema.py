@@ -130,7 +130,7 @@ class TrainConfig(Section):
     """Whether GPUs, too, give the same bits each time, by slower kernels and collectives; a CPU gives them anyway."""
     attention_kernel: Literal["auto", "fused", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
     """What computes attention; auto: torch's fused kernel, where a pattern leaves out much of a row one that leaves it
-    out, and products where a CPU is faster by them (docs/configs.md). Another that cannot say who sees whom is
+    out, and tiles where a CPU is faster by them (docs/configs.md). Another that cannot say who sees whom is
     refused."""
     stop_at: Count | None = None
     """Save and leave after this step as if a signal had come, with exit code 75; absent, or where the run is past it:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import register_flop_formula
 
-from megaptm.processor import has, is_of_amd, is_of_intel
+from megaptm.processor import has_instructions, is_amd, is_intel
 
 LEAST_ROWS = 64
 """With fewer, the copy of a bfloat16 weight costs more than the product."""
@@ -64,12 +64,12 @@ def _by_onednn(x: Tensor, outputs: int) -> bool:
 
 def prefers_float32() -> bool:
     """Others are left alone, as AMD's, whose bfloat16 is the faster."""
-    return is_of_intel() and not has("amx_bf16")
+    return is_intel() and not has_instructions("amx_bf16")
 
 
 def prefers_onednn() -> bool:
     """MKL multiplies by vectors of 256 bits unless Intel made the processor."""
-    return is_of_amd() and has("avx512f") and torch.backends.mkldnn.is_available()
+    return is_amd() and has_instructions("avx512f") and torch.backends.mkldnn.is_available()
 
 
 def _linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

@@ -108,7 +108,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
         of_hidden = hidden_ND.dtype
-        if widens(hidden_ND):
+        if widens(hidden_ND):  # here, or each chunk's product would widen the table again
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
         loss = hidden_ND.new_zeros((), dtype=torch.float32)

@@ -230,8 +230,8 @@ def test_every_kernel_but_torchs_is_in_some_choice() -> None:
 
 def test_a_processor_with_products_of_bfloat16_computes_attention_by_tiles() -> None:
     work = AttentionWork(queries=512, key_width=64, precision="bf16", causal=True, documents=True)
-    with_products, without = ComputeDevice("cpu", products=True), ComputeDevice("cpu", products=False)
+    with_products, without = ComputeDevice("cpu", prefers_tiles=True), ComputeDevice("cpu", prefers_tiles=False)
     assert choose(work, with_products).kernel == "tiles"
-    assert choose(work, without).kernel == choose(work, ComputeDevice("cuda", products=True)).kernel == "fused"
+    assert choose(work, without).kernel == choose(work, ComputeDevice("cuda", prefers_tiles=True)).kernel == "fused"
     for cannot in ({"precision": "fp32"}, {"scored": True}, {"of_memory": True}):
         assert choose(replace(work, **cannot), with_products).kernel == "fused"
