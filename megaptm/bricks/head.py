@@ -24,6 +24,14 @@ def keeps_factors(rows: int, width: int) -> bool:
     return rows <= 2 * width
 
 
+def table_gradient_bytes(rows: int, inputs: int, outputs: int, element: int) -> int:
+    """What `layers.table_gradient` keeps of a table [outputs, inputs] until the backward pass: the two factors, or
+    their product, which is in float32 where it is the sum of several."""
+    if rows > ROWS_PROJECTED:
+        return outputs * inputs * 4
+    return (rows * (outputs + inputs) if keeps_factors(rows, inputs) else outputs * inputs) * element
+
+
 @dataclass(frozen=True)
 class LossBytes:
     """Bytes of a head's loss on one tensor rank."""
@@ -169,12 +177,12 @@ class HeadBrick(ABC):
             # A softmax in float32; of other formats its input in float32, too, and then none of both: the gradient of
             # the table, which the first rows have not yet, comes afterwards.
             logits = numbers * (8 if element == 4 else element + 8)
+            kept = table_gradient_bytes(positions, self.table_width, vocabulary, element)
             if not several and keeps_factors(positions, self.table_width):
-                return LossBytes(hidden * 3 / 2 + numbers * element, logits - numbers * element)
-            table = vocabulary * self.table_width * (4 if several else element)
-            if element != 4 and not several:
-                logits = max(numbers * element, logits - table)
-            return LossBytes(hidden + table, logits)
+                logits -= numbers * element  # one of the two factors
+            elif element != 4 and not several:
+                logits = max(numbers * element, logits - kept)
+            return LossBytes(hidden + kept, logits)
         # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
         # model's format.
         scores = positions * vocabulary / tensor

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar
 from megaptm.bricks.adaptive import cluster_maps, projections
 from megaptm.bricks.brick import Map
 from megaptm.bricks.contrast_heads import CrossModalHeadBrick, InfoMaxHeadBrick
-from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, keeps_factors
+from megaptm.bricks.head import ROWS_PROJECTED, HeadBrick, LossBytes, table_gradient_bytes
 from megaptm.bricks.image_heads import ImageLabelHeadBrick, ImageTextHeadBrick, MaskedPatchHeadBrick
 from megaptm.bricks.layer import norm_parameters
 from megaptm.bricks.region_heads import (
@@ -46,12 +46,8 @@ class LanguageHeadBrick(HeadBrick):
         """Of clusters one after another, whole on each tensor rank, and the gradients of all their tables."""
         if not self.spec.size.cutoffs:
             return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
-        several, products = positions > ROWS_PROJECTED, projections(self.spec)
-        table = 4 if several else element
-        kept = sum(
-            outputs * (positions * element if not several and keeps_factors(positions, inputs) else inputs * table)
-            for inputs, outputs in products
-        )
+        products = projections(self.spec)
+        kept = sum(table_gradient_bytes(positions, inputs, outputs, element) for inputs, outputs in products)
         largest = max(outputs for _, outputs in products)
         hidden = 2 * positions * self.width * element
         return LossBytes(hidden + kept, min(positions, ROWS_PROJECTED) * largest * (element + 4))
