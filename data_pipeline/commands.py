@@ -34,7 +34,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import is_remote, place_to_write
+from megaptm.storage import is_remote, writable_path
 from megaptm.tokenizers import Tokenizer, load
 
 
@@ -121,7 +121,7 @@ def _output_file(out: str) -> Path:
     """Where a file is to be written; a `UserError`, before anything is computed, where none can be."""
     if is_remote(out):
         raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
-    if (path := place_to_write(out, "--out")).is_dir():
+    if (path := writable_path(out, "--out")).is_dir():
         raise UserError(f"--out ({out}) is a folder: name a file.")
     return path
 
@@ -184,7 +184,7 @@ def tokenizer_train(
     console: Console | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on the text a corpus of these sources would have, and save it in the folder `out`."""
-    place_to_write(out, "--out")
+    writable_path(out, "--out")
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another place, or say that it may be overwritten.")

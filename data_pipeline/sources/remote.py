@@ -11,7 +11,7 @@ from data_pipeline.folders import is_corpus
 from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
 from data_pipeline.sources.open import file_system
 from megaptm.errors import UserError
-from megaptm.storage.remote import behind_not_found
+from megaptm.storage.remote import cause_of_not_found
 
 
 def list_url(url: str) -> Listing | None:
@@ -20,7 +20,7 @@ def list_url(url: str) -> Listing | None:
         system, path = file_system(url)
         kind, folder, found = _find(system, path.rstrip("/"))
     except Exception as error:  # each of fsspec's file systems, and its library, has kinds of its own
-        cause = behind_not_found(error) if isinstance(error, FileNotFoundError) else error
+        cause = cause_of_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
             return None
         raise UserError(

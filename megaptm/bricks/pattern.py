@@ -20,7 +20,7 @@ import numpy as np
 
 MOST_QUERIES = 128
 """Of a tile of a window: with more, more pairs are compared in vain; with fewer, products are small and slow."""
-MOST_OF_ALL = 512
+MOST_QUERIES_OF_ALL = 512
 """Queries of a tile where each sees all keys."""
 
 
@@ -92,8 +92,8 @@ class AllPairs(Pattern):
         return (query == query) & (key == key)
 
     def tiles(self, length: int) -> Iterator[Tile]:
-        for start in range(0, length, MOST_OF_ALL):
-            yield Tile(slice(start, min(start + MOST_OF_ALL, length)), slice(0, length), exact=True)
+        for start in range(0, length, MOST_QUERIES_OF_ALL):
+            yield Tile(slice(start, min(start + MOST_QUERIES_OF_ALL, length)), slice(0, length), exact=True)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class ChunkPairs(Pattern):
 
 @dataclass(frozen=True)
 class SparseBlocks(Pattern):
-    """SparseBlocks see whole blocks, each once (BigBird, arXiv:2007.14062, section 2): themselves, their neighbors, and
+    """Places see whole blocks, each once (BigBird, arXiv:2007.14062, section 2): themselves, their neighbors, and
     `random` others, which differ from head to head and layer to layer. The first and the last block see all and are
     seen by all with `edges` (the paper's ITC); without, tokens that a batch marks do (its ETC)."""
 

@@ -53,9 +53,9 @@ def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
     """
     from megaptm.hub.elmo_folder import OPTIONS, to_elmo_folder
     from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import place_to_write
+    from megaptm.storage import writable_path
 
-    place_to_write(folder, "FOLDER")
+    writable_path(folder, "FOLDER")
     checkpoint = open_checkpoint(run, step=step)
     weights = to_elmo_folder(checkpoint, folder, hdf5=format_ == "hdf5")
     click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
@@ -77,9 +77,9 @@ def cove(run: Path, folder: Path, step: int | None) -> None:
     """
     from megaptm.hub.mt_lstm import ENCODER, to_cove_folder
     from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import place_to_write
+    from megaptm.storage import writable_path
 
-    place_to_write(folder, "FOLDER")
+    writable_path(folder, "FOLDER")
     checkpoint = open_checkpoint(run, step=step)
     to_cove_folder(checkpoint, folder)
     size = checkpoint.spec.size
@@ -109,10 +109,10 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
       megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
     """
     from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import place_to_write
+    from megaptm.storage import writable_path
     from megaptm.words.export import export as write
 
-    place_to_write(file, "FILE")
+    writable_path(file, "FILE")
     checkpoint = open_checkpoint(run, step=step)
     write(checkpoint, file, format_)
     click.echo(f"step {checkpoint.step} of {run} is in {file}{READ_BY[format_].format(str(file))}")
@@ -140,9 +140,9 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     It says how the model is loaded in Python: by which class, and, where it is two (ELECTRA), from which folders.
     """
     from megaptm.report.terminal import TimedLog
-    from megaptm.storage import place_to_write
+    from megaptm.storage import writable_path
 
-    place_to_write(folder, "FOLDER")
+    writable_path(folder, "FOLDER")
     tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
     tell("loading PyTorch and transformers")
     import torch

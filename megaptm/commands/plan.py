@@ -71,10 +71,10 @@ def plan(
     """
     from megaptm.plan.machine import load_machine
     from megaptm.plan.plan import plan as make_plan
-    from megaptm.storage import place_to_write
+    from megaptm.storage import writable_path
 
     if plot is not None:
-        place_to_write(plot, "--plot")
+        writable_path(plot, "--plot")
     described = load_machine(machine)
     pasted: list[str] = []
     if search:

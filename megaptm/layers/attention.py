@@ -65,7 +65,7 @@ class Attend(nn.Module):
 
 
 @lru_cache
-def _compare(pattern: CustomPattern) -> None:
+def _check_alike_once(pattern: CustomPattern) -> None:
     """Once, however many layers see by it."""
     places = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
     check_alike(pattern, *torch.meshgrid(places, places, indexing="ij"))
@@ -99,7 +99,7 @@ class PatternAttend(Attend):
         self.kernel = AUTO
         """The one that is wanted."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
-            _compare(self.pattern)
+            _check_alike_once(self.pattern)
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
         """Which layer it is of, and which of its heads are here: what is drawn depends on both."""

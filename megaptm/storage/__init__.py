@@ -11,13 +11,13 @@ from megaptm.storage.files import (
     join,
     listed,
     local_path,
-    place_to_write,
     plain_file,
     read,
     refuse_large,
     remove,
     size_of,
     upload,
+    writable_path,
 )
 from megaptm.storage.halves import is_rest, writing_in
 from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines
@@ -55,7 +55,6 @@ __all__ = [
     "local_path",
     "open_remote",
     "parse_json",
-    "place_to_write",
     "plain_file",
     "read",
     "read_object",
@@ -66,6 +65,7 @@ __all__ = [
     "sync",
     "upload",
     "validated",
+    "writable_path",
     "write_whole",
     "writing_in",
 ]

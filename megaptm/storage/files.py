@@ -45,7 +45,7 @@ def plain_file(name: str | os.PathLike[str]) -> Path:
     return path
 
 
-def place_to_write(name: str | os.PathLike[str], option: str) -> Path:
+def writable_path(name: str | os.PathLike[str], option: str) -> Path:
     """The path of a file or folder that is to be written; a `UserError` that names the option, before anything is
     computed, where none can be. Nothing is made."""
     try:

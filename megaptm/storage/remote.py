@@ -10,8 +10,8 @@ from megaptm.credentials import refuse_credentials
 from megaptm.errors import UserError
 from megaptm.storage.retry import RetryPolicy, with_retries
 
-WEB = ("http", "https")
-TOLD = (401, 403, 408, 425, 429)
+WEB_PROTOCOLS = ("http", "https")
+REFUSALS = (401, 403, 408, 425, 429)
 """Answers of a server of the web below 500 that do not mean that nothing is there, but: not for you, or later."""
 CHUNK = 16 << 20
 """Bytes asked for at once: what is fetched again when a connection breaks."""
@@ -28,12 +28,12 @@ class Remote:
     def exists(self) -> bool:
         def call() -> bool:
             files = self._files()
-            if self._protocol not in WEB:
+            if self._protocol not in WEB_PROTOCOLS:
                 return bool(files.exists(self.url))
             try:  # what it has for this says of a server that does not answer, too, that nothing is there
                 files.info(self.url)
             except FileNotFoundError as error:
-                if (behind := behind_not_found(error)) is not error:
+                if (behind := cause_of_not_found(error)) is not error:
                     raise behind from None
                 return False
             return True
@@ -127,15 +127,15 @@ class Remote:
             try:
                 return call()
             except FileNotFoundError as error:
-                raise behind_not_found(error) from None
+                raise cause_of_not_found(error) from None
 
         return with_retries(attempt, what=self.url, retry=self.retry, deadline=deadline)
 
 
-def behind_not_found(error: FileNotFoundError) -> Exception:
+def cause_of_not_found(error: FileNotFoundError) -> Exception:
     """What is behind it: of a server of the web that does not answer, fails or refuses, fsspec says, too, that there is
     no such file."""
     cause, status = error.__cause__, getattr(error.__cause__, "status", None)
-    if isinstance(cause, Exception) and (status in TOLD or (status or 0) >= 500):
+    if isinstance(cause, Exception) and (status in REFUSALS or (status or 0) >= 500):
         return cause
     return cause if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) else error

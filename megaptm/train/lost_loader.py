@@ -18,8 +18,8 @@ BUS_ERROR = f"signal: {signal.strsignal(signal.SIGBUS)}"
 KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
 UNKNOWN = "exited unexpectedly"
 """Where the rank misses its data before it hears of the end of who read them, torch does not say what it was."""
-OF_KILLED = "if nobody killed it, the machine was out of memory: lower data.workers, or give it more memory."
-OF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
+IF_KILLED = "if nobody killed it, the machine was out of memory: lower data.workers, or give it more memory."
+IF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def why_lost(said: str, run: Path) -> tuple[str, int]:
             return str(cut_short), EXIT_USER_ERROR
         return f"a process that reads this rank's data was lost ({BUS_ERROR}): {MAPPED}.", EXIT_FAILURE
     if UNKNOWN in said:
-        why = f"if it ended by itself, {OF_ENDED[:-1]}; else, {OF_KILLED}"
+        why = f"if it ended by itself, {IF_ENDED[:-1]}; else, {IF_KILLED}"
     else:
-        why = OF_KILLED if KILLED in said else OF_ENDED
+        why = IF_KILLED if KILLED in said else IF_ENDED
     return f"a process that reads this rank's data was lost ({said}): {why}", EXIT_FAILURE
