@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,6 @@ from megaptm.processes import end_now
 LOST_LOADER = re.compile(r"DataLoader worker \(pid")
 BUS_ERROR = f"signal: {signal.strsignal(signal.SIGBUS)}"
 KILLED = f"by signal: {signal.strsignal(signal.SIGKILL)}"
-UNKNOWN = "exited unexpectedly"
-"""Where the rank misses its data before it hears of the end of who read them, torch does not say what it was."""
 IF_KILLED = "if nobody killed it, the machine was out of memory: lower data.workers, or give it more memory."
 IF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
 
@@ -32,10 +31,20 @@ def ended_by_lost_loader(run: str | Path) -> Iterator[None]:
             raise
         # Where the rank waits for data, torch raises a second one of the first, which alone says how it ended.
         said = str(error.__cause__ if LOST_LOADER.match(str(error.__cause__)) else error)
+        if KILLED not in said and was_killed(error):
+            said += f" {KILLED}"
         sentence, code = why_lost(said, Path(run))
         # On a line of its own, where the launcher looks for it: torch may have raised it in the midst of another.
         click.echo(f"\nerror: {sentence}", err=True)
         end_now(code, handlers=False)
+
+
+def was_killed(error: Exception) -> bool:
+    """Whether a process that torch calls lost was killed. It does not say so where the rank misses its data before it
+    hears of the process's end; the processes are at hand where it was raised."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    lost = [process for frame in frames for process in frame.f_locals.get("failed_workers", ())]
+    return any(process.exitcode == -signal.SIGKILL for process in lost)
 
 
 def why_lost(said: str, run: Path) -> tuple[str, int]:
@@ -56,8 +65,5 @@ def why_lost(said: str, run: Path) -> tuple[str, int]:
         except UserError as cut_short:
             return str(cut_short), EXIT_USER_ERROR
         return f"a process that reads this rank's data was lost ({BUS_ERROR}): {MAPPED}.", EXIT_FAILURE
-    if UNKNOWN in said:
-        why = f"if it ended by itself, {IF_ENDED[:-1]}; else, {IF_KILLED}"
-    else:
-        why = IF_KILLED if KILLED in said else IF_ENDED
+    why = IF_KILLED if KILLED in said else IF_ENDED
     return f"a process that reads this rank's data was lost ({said}): {why}", EXIT_FAILURE

@@ -3,10 +3,12 @@
 import os
 import re
 import shutil
+import signal
 import sys
 
 import pytest
 from click.testing import CliRunner
+from torch.utils.data import DataLoader, Dataset, _utils
 
 from megaptm.config import dump, load
 from megaptm.data import Corpus
@@ -67,13 +69,35 @@ def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_p
     [
         ("is killed by signal: Killed. ", (True, False)),
         ("exited with code 3", (False, True)),
-        ("exited unexpectedly", (True, True)),
+        ("exited unexpectedly", (False, True)),
+        (f"exited unexpectedly {lost_loader.KILLED}", (True, False)),
     ],
 )
 def test_causes_are_told_of_how_it_ended(ended, causes, tmp_path):
     sentence, code = why_lost(f"DataLoader worker (pid 7) {ended}", tmp_path)
     assert ("the machine was out of memory" in sentence, "see what it wrote above" in sentence) == causes
     assert code == EXIT_FAILURE
+
+
+class Unheard(Dataset):
+    """Its process is killed, or ends itself."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        if number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(3)
+
+
+@pytest.mark.parametrize(("number", "killed"), [(1, True), (0, False)])
+def test_a_loader_that_torch_knows_only_as_lost_is_looked_at(number, killed, monkeypatch):
+    """As where the rank misses the data before it hears of the process."""
+    monkeypatch.setattr(_utils.signal_handling, "_set_SIGCHLD_handler", lambda: None)
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        next(iter(DataLoader(Unheard(), sampler=[number], num_workers=1, timeout=1)))
+    assert lost_loader.was_killed(caught.value) == killed
 
 
 def test_what_is_said_of_a_lost_loader_begins_a_line(monkeypatch, tmp_path):
