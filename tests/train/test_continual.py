@@ -15,7 +15,7 @@ from megaptm.track import read_metrics
 from tests.forked import SAVED, megaptm
 from tests.train.runs import NOUNS, build, settings
 
-STAGE, STEPS = 150, 220
+STAGE, STEPS = 150, 280
 """Step with which the second stage begins; steps in all."""
 MARGIN = 0.1
 """Nats for each masked token: forgetting costs ten times as much."""
