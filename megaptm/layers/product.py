@@ -40,7 +40,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 def matmul(a_NI: Tensor, b_IO: Tensor) -> Tensor:
     """`a @ b` [N, O], for passes that are themselves written out: nothing is recorded for autograd."""
-    return _linear(a_NI, b_IO.t()) if _by_onednn(a_NI, b_IO.shape[1]) else a_NI @ b_IO
+    return _linear(a_NI, b_IO.t())
 
 
 def add_matmul(total_NO: Tensor, a_NI: Tensor, b_IO: Tensor) -> Tensor:
