@@ -11,7 +11,7 @@ import pytest
 from tests import ROOT
 
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
-TREE = ("megaptm", "data_pipeline", "configs", "slurm", "pyproject.toml", "README.md")
+TREE = ("megaptm", "data_pipeline", "configs", "slurm", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
