@@ -1,7 +1,7 @@
-"""The nouns a family is written in: Block, Size, Family. Plain data, no torch.
+"""Tables that describe a model: Block, Size, Family, ModelSpec. Plain data, no torch.
 
-A family is the table of its paper. The code that builds a model reads these fields and nothing else, so a field that no
-brick understands is an error when the model is built (`layers.layer`), never ignored.
+A family is the table of its paper. The code that builds a model reads only these fields. A value that no component
+supports is an error when the model is built (`layers.layer`), never ignored.
 """
 
 from megaptm.spec.block import (

@@ -1,4 +1,4 @@
-"""Block: which brick goes into each slot of the layers of a stack."""
+"""Block: the components of the layers of one stack."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from megaptm.errors import UserError
 # share the last bucket.
 BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
 
-# Slots in which layers may take words in turn.
+# Fields that may be tuples: layer i uses element i modulo the length.
 TURNS = ("attention", "ffn", "window", "dilation", "chunk")
 
-# Numbers of a block -> the words of `attention` that read them.
+# Numeric field of a block -> the kinds of attention that read it.
 PATTERN_NUMBERS = {
     "window": ("window",),
     "dilation": ("window",),
@@ -27,25 +27,27 @@ PATTERN_NUMBERS = {
     "hash_buckets": ("lsh",),
 }
 
-# Words for positions as a learned bias on the scores.
+# Kinds of `position` that add a learned bias to the attention scores.
 SCORE_BIASES = ("t5-bias", "t5-bias-causal")
 
 
 class Visibility(NamedTuple):
-    """What a word of `Block.visibility` says. Who must know asks this, never the word: a new word that nobody has
-    thought of would pass for one that lets all be seen."""
+    """Properties of a kind of `Block.visibility`.
+
+    Code tests these properties, never the kind itself: an unknown kind would otherwise pass for `full`.
+    """
 
     causal: bool = False
-    """Whether a place sees none after it."""
+    """Whether a position attends to none after it."""
     ordered: bool = False
-    """Whether the batch's field `order` says whom it sees."""
+    """Whether the batch's field `order` defines the attention mask."""
 
 
 VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordered": Visibility(ordered=True)}
 
 
 def visibility_of(word: str) -> Visibility:
-    """A `UserError` that names the words there are, if it is none of them."""
+    """Return the properties of a kind of visibility. Raises `UserError` that lists the known kinds."""
     if word not in VISIBILITIES:
         raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
     return VISIBILITIES[word]
@@ -53,119 +55,133 @@ def visibility_of(word: str) -> Visibility:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One stack of layers: which brick goes into each slot of the transformer layer. No slot implies another.
+    """Components of the layers of one stack. No field implies another.
 
-    A word of `attention` or `ffn` may be a tuple of words, and `window`, `dilation` or `chunk` one of numbers: the
-    layers take them in turn.
+    `attention`, `ffn`, `window`, `dilation` and `chunk` may be tuples: layer i uses element i modulo the length.
     """
 
     visibility: str = "full"
-    """Who sees whom, always within one document: `full`, `causal`, or `ordered` (as the batch's field `order` says)."""
+    """Attention mask within a document: `full`, `causal`, or `ordered` (by the batch's field `order`)."""
     attention: str | tuple[str, ...] = "dot"
-    """How scores come about: `dot` (scaled dot product), `banded` (the same, of places less than `Size.band` apart),
-    `disentangled` (by content and by distance, from a table that the stack shares: DeBERTa), `relative` (by content and
-    by distance, from sines, and with what the layer remembers of the rows before: Transformer-XL), `window` (of places
-    near each other, and those that the batch's field `global_tokens` marks, by maps of their own: Longformer), `blocks`
-    (of blocks near each other, some drawn ones, the first and the last: BigBird), `local` (of a place's own chunk and
-    the one before), `lsh` (the same, once places are sorted by hashes of what they ask for, which is also what they
-    answer to: Reformer); or `package.module:NAME`, a pattern of the user's own
-    (`bricks.custom_pattern.CustomPattern`)."""
+    """Kind of attention:
+
+    - `dot`: scaled dot product.
+    - `banded`: dot product of positions less than `Size.band` apart.
+    - `disentangled`: content and distance, with a distance table that the stack shares (DeBERTa).
+    - `relative`: content and distance, with sinusoids and a recurrence cache (Transformer-XL).
+    - `window`: nearby positions, and those that the batch's field `global_tokens` marks, which have projections of
+      their own (Longformer).
+    - `blocks`: neighboring, random, first and last blocks (BigBird).
+    - `local`: the chunk of the query and the chunk before it.
+    - `lsh`: `local` after sorting positions by hashes of shared queries and keys (Reformer).
+    - `package.module:NAME`: a custom pattern (`bricks.custom_pattern.CustomPattern`).
+    """
     window: int | tuple[int, ...] = 512
-    """Of `window`: places that are seen besides oneself, half to a side; where `visibility` is causal, all before."""
+    """For `window`: number of attended positions besides the query's own. Half of them are on each side; with causal
+    `visibility` all are before it."""
     dilation: int | tuple[int, ...] = 1
-    """Of `window`: how many places from one that is seen to the next."""
+    """For `window`: step between attended positions."""
     block: int = 64
-    """Of `blocks`: places of a block."""
+    """For `blocks`: positions per block."""
     random_blocks: int = 3
-    """Of `blocks`: that each sees of those drawn for it, others in each layer and head."""
+    """For `blocks`: number of random blocks that each block attends to; sampled for each layer and head."""
     blocks_seed: int = 0
-    """Of `blocks`: by which they are drawn, besides layer and head; the model's, as it must see what it saw in
-    training."""
+    """For `blocks`: seed of the random blocks, besides layer and head. Part of the model: evaluation must use
+    the blocks of training."""
     edge_blocks: bool = True
-    """Of `blocks`: whether the first and the last see, and are seen by, all (BigBird's ITC); or only what the batch's
-    field `global_tokens` marks is (ETC)."""
+    """For `blocks`: whether the first and last block are global (BigBird-ITC). If false, only the positions that the
+    batch's field `global_tokens` marks are global (BigBird-ETC)."""
     chunk: int | tuple[int, ...] = 64
-    """Of `local` and `lsh`: places of a chunk."""
+    """For `local` and `lsh`: positions per chunk."""
     hashes: int = 1
-    """Of `lsh`: how often places are hashed and sorted, each time by other rotations."""
+    """For `lsh`: number of hash rounds, each with its own random rotations."""
     hash_buckets: int | tuple[int, ...] = 64
-    """Of `lsh`: what a hash tells apart; several numbers: as many hashes, whose product it is."""
+    """For `lsh`: number of hash buckets; a tuple of factors for a factorized hash."""
     distances: int = 512
-    """Of `disentangled`: distances to a side that are told apart."""
+    """For `disentangled`: largest distance to each side."""
     distance_buckets: int | None = None
-    """Rows of the table of distances to a side, where far ones share a row; absent: one for each."""
+    """For `disentangled`: distance buckets to each side, logarithmic for large distances. None: one per distance."""
     distance_norm: bool = False
-    """Whether the table passes through a norm (DeBERTa-v2)."""
+    """For `disentangled`: whether the distance table is normalized (DeBERTa-v2)."""
     distance_maps: str = "own"
-    """What makes keys and queries of distances: maps of their `own`, or those of `tokens`."""
+    """For `disentangled`: projections of the distance table: its `own`, or those of the `tokens`."""
     relative_biases: str = "stack"
-    """Of `relative`: whose are the two vectors that a head adds to queries, u and v: the `stack`'s, which all layers
-    have in common (Transformer-XL), or each `layer`'s own (XLNet)."""
+    """For `relative`: owner of the query biases u and v: the `stack` (Transformer-XL) or each `layer` (XLNet)."""
     relative_segments: bool = False
-    """Of `relative`: whether scores also say if a key is of the query's own segment (XLNet, arXiv:1906.08237, 2.5)."""
+    """For `relative`: whether scores also encode if query and key share a segment (XLNet, arXiv:1906.08237, 2.5)."""
     query_stream: bool = False
-    """Whether a second stream of queries runs beside the text, one for each place that is asked about, which see what
-    is before it in the rows' order and not the place itself (XLNet, arXiv:1906.08237, 2.3)."""
+    """Whether a query stream runs beside the content stream: one query for each target position, which attends to the
+    positions before it in the factorization order, itself excluded (XLNet, arXiv:1906.08237, 2.3)."""
     remembers: str = "row"
-    """Of `relative` with a memory: what later rows attend to, the whole `row` or its first `half` (XLNet, whose rows
-    begin where the half of the row before ended)."""
+    """For `relative`: part of a sequence that enters the recurrence cache: the whole `row`, or its first `half` (XLNet,
+    whose sequences overlap by half)."""
     position: str = "none"
-    """How places are known: `learned` (a table at the input), `sinusoid` (sines and cosines at the input,
-    arXiv:1706.03762, 3.5), `axial` (two short tables at the input, of rows and columns of a rectangle in which places
-    lie, arXiv:2001.04451, section 2), `t5-bias` or `t5-bias-causal` (a learned bias on the
-    scores by distance, shared by the stack; to both sides, or back only), `rope` (queries and keys turned by an angle
-    that grows with their place, arXiv:2104.09864), `none`."""
+    """Kind of position encoding:
+
+    - `learned`: a table at the input.
+    - `sinusoid`: sines and cosines at the input (arXiv:1706.03762, 3.5).
+    - `axial`: two tables at the input, for the row and the column of a position (arXiv:2001.04451, section 2).
+    - `t5-bias`, `t5-bias-causal`: learned bias on the scores by distance, shared by the stack; to both sides, or
+      backward only.
+    - `rope`: rotary embedding of queries and keys (arXiv:2104.09864).
+    - `none`.
+    """
     rope_base: float = 10_000.0
-    """Of `rope`: the slowest pair of features turns once in 2 pi times nearly as many places."""
+    """For `rope`: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
     norm: str = "layer"
-    """`layer` (LayerNorm), `layer-no-shift` (with a scale only), `layer-fixed` (with neither), or `rms` (root mean
-    square, a scale only)."""
+    """Kind of norm: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
     norm_place: str = "pre"
-    """`pre` (before each sub-layer, and once at the end), `post` (after each residual sum), or `parallel` (one before
-    all sub-layers of a layer, whose outputs are summed; and once at the end)."""
+    """Position of the norms: `pre` (before each sub-layer, and after the last layer), `post` (after each residual sum)
+    or `parallel` (one before all sub-layers of a layer, whose outputs are summed; and after the last layer)."""
     norm_eps: float = 1e-5
     residual: str = "sum"
-    """What sub-layers are added to: a `sum` of all before them; or one of two sums in turn, each of which the other
-    can be computed back from, so that no layer keeps anything for the backward pass (`reversible`,
-    arXiv:2001.04451, section 3). What reads such a stack reads both, one after the other along the width."""
+    """Residual connection: `sum`, or `reversible` (two residual streams; the inputs of a layer are recomputed from its
+    outputs, so no activations are saved: arXiv:2001.04451, section 3). The output of a reversible stack is both
+    streams, concatenated along the width."""
     ffn: str | tuple[str, ...] = "gelu"
-    """`gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`;
+    """Activation: `gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`;
     or `package.module:NAME`, a function of a tensor."""
     attention_bias: bool | str = True
-    """Whether attention's linear maps carry a bias; `no-keys`: those that make keys do not (DeBERTa)."""
+    """Whether attention projections have a bias; `no-keys`: all but the key projection (DeBERTa)."""
     ffn_bias: bool = True
-    """Whether the feed-forward's linear maps carry a bias."""
+    """Whether feed-forward projections have a bias."""
     scale: str = "sqrt"
-    """Scores are divided by the square root of the head width (`sqrt`), of thrice it (`sqrt-3`, DeBERTa: scores are
-    sums of three products), or not at all (`none`, T5)."""
+    """Divisor of the scores: square root of the head width (`sqrt`), of three times the head width (`sqrt-3`, DeBERTa:
+    scores are sums of three products), or 1 (`none`, T5)."""
     cross: str | None = None
-    """The stack before it to whose output each layer also attends."""
+    """Name of the earlier stack that cross-attention reads. None: no cross-attention."""
     attention_dropout: bool | float = True
-    """Whether dropout falls on what attention weighs by, too (the Transformer's does not); or a rate of its own."""
+    """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
     ffn_dropout: bool = False
-    """Dropout between the two maps of the feed-forward (T5)."""
+    """Dropout after the activation of the feed-forward (T5)."""
     final_dropout: bool = False
-    """Dropout after the last layer, and the final norm where there is one (T5, Transformer-XL)."""
+    """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
     recurrent: str = "none"
-    """What reads place after place, in the place of attention and feed-forward: `none`; `lstm` (one with a
-    projection, which from the second layer on also adds what it reads: ELMo; `visibility` is then causal);
-    `lstm-both-ways` (one of each direction, side by side: CoVe's encoder); or `lstm-attentive` (which reads, beside a
-    word, what its attention made at the place before: CoVe's decoder, with `cross`)."""
+    """Recurrent layer that replaces attention and feed-forward:
+
+    - `none`.
+    - `lstm`: LSTM with projection, and a residual connection from the second layer on (ELMo). Needs causal
+      `visibility`.
+    - `lstm-both-ways`: bidirectional LSTM (CoVe's encoder).
+    - `lstm-attentive`: LSTM with input feeding, which also reads the attention output of the previous position (CoVe's
+      decoder). Needs `cross`.
+    """
     cell_clip: float = 3.0
-    """Of `lstm`: cells are kept between minus and plus this."""
+    """For `lstm`: largest absolute value of the cell state."""
     projection_clip: float = 3.0
-    """Of `lstm`: so is what it gives."""
+    """For `lstm`: largest absolute value of the projected output."""
     convolution: bool = False
-    """A convolution of three neighbors beside the first layer (DeBERTa-v2)."""
+    """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
     last_layer: str = "once"
-    """How the last layer runs: `once`; or as a `mask-decoder` (DeBERTa), twice upon what the layer before gives, from
-    queries that begin with that and a table of places. It serves pre-training: a text is encoded with `once`."""
+    """How the last layer runs: `once`, or as DeBERTa's enhanced `mask-decoder`: twice on the output of the layer before
+    it, with queries that start from that output plus a position table. Used in pre-training only: a text is encoded
+    with `once`."""
     share: tuple[str, ...] = ()
-    """Sub-layers, `attention`, `cross` or `ffn`, whose weights, their norm's among them, layers have in common."""
+    """Sub-layers (`attention`, `cross`, `ffn`) whose weights, norms included, are shared between layers."""
     groups: int = 1
-    """Consecutive groups of layers, each of which shares within itself."""
+    """Number of groups of consecutive layers; weights are shared within a group."""
     cycle: int = 1
-    """Layers of a group that differ, in turn."""
+    """Number of distinct layers in a group, which repeat in order."""
 
     @property
     def causal(self) -> bool:
@@ -176,7 +192,7 @@ class Block:
         return visibility_of(self.visibility).ordered
 
     def at(self, layer: int) -> Block:
-        """The block of one layer: where a slot has several words, it has one of them."""
+        """Return the block of one layer, with one element of each tuple."""
         turns: dict[str, Any] = {
             name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)
         }
@@ -186,56 +202,56 @@ class Block:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Of `attention`, each once."""
+        """Return the distinct kinds of attention of the stack."""
         return tuple(dict.fromkeys((self.attention,) if isinstance(self.attention, str) else self.attention))
 
     def owner(self, layer: int, layers: int) -> int:
-        """The first layer of a stack of `layers` that has the weights which this one shares."""
+        """Return the index of the layer that owns the shared weights of a layer, in a stack of `layers`."""
         group = layer * self.groups // layers
         first = -(-group * layers // self.groups)
         return first + (layer - first) % self.cycle
 
     def owners(self, layers: int) -> list[int]:
-        """The layers of a stack that have what others share."""
+        """Return the sorted indices of the layers that own shared weights."""
         return sorted({self.owner(layer, layers) for layer in range(layers)})
 
     def attention_rate(self, dropout: float) -> float:
-        """Of the dropout on what attention weighs by, in a model with so much of it."""
+        """Return the dropout rate of attention weights in a model with rate `dropout`."""
         return self.attention_dropout * dropout if isinstance(self.attention_dropout, bool) else self.attention_dropout
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a place knows those before it by a state that is handed on."""
+        """Whether the layers are recurrent (LSTM)."""
         return self.recurrent != "none"
 
     @property
     def reads_table(self) -> bool:
-        """Whether the first layer is as wide at its input as the token table, whatever the stream's width."""
+        """Whether the input width of the first layer is that of the token table instead of the stack's."""
         return self.recurrent in ("lstm-both-ways", "lstm-attentive")
 
     @property
     def reversible(self) -> bool:
-        """Whether layers are computed back from what they give, and so run on two streams."""
+        """Whether the residual connection is reversible, with two residual streams."""
         return self.residual == "reversible"
 
     @property
     def streams(self) -> int:
-        """Residual streams side by side: two of reversible layers."""
+        """Number of residual streams: 2 for reversible layers."""
         return 2 if self.reversible else 1
 
     @property
     def distance_rows(self) -> int:
-        """Of the table of distances; 0 without one."""
+        """Number of rows of the distance table; 0 if there is none."""
         if "disentangled" not in self.words:
             return 0
         return 2 * (self.distances if self.distance_buckets is None else self.distance_buckets)
 
     @property
     def relative(self) -> bool:
-        """Whether attention is `relative`, of all layers alike."""
+        """Whether all layers use `relative` attention."""
         return self.attention == "relative"
 
     @property
     def score_bias(self) -> bool:
-        """Whether the stack has a table of biases on the scores."""
+        """Whether the stack has a learned bias table for attention scores."""
         return self.position in SCORE_BIASES

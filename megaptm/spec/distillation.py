@@ -1,4 +1,4 @@
-"""Distillation: what a student is asked of its teacher."""
+"""Distillation: teacher, compared outputs and loss weights."""
 
 from __future__ import annotations
 
@@ -8,66 +8,66 @@ from dataclasses import dataclass, field
 from megaptm.spec.model import ModelSpec
 
 HOOKS = ("logits", "answers", "cosine", "embeddings", "hidden", "scores")
-"""Where student and teacher are compared: what a head says of each word; of each question; the direction of what a
-stack gives; what stacks read; what layers give; scores of attention before the softmax."""
+"""Outputs that are compared: token logits; class logits; direction of the last hidden states (cosine); input
+embeddings; hidden states of layers; attention scores before the softmax."""
 LOSS = "distill-"
-"""What the names of these losses begin with."""
+"""Prefix of the names of distillation losses."""
 WORDS = ("lm", "mlm")
-"""Heads that say a word at each place of a text."""
+"""Heads that predict tokens."""
 EMBEDDED = -1
-"""The layer before the first, whose output is what a stack reads."""
+"""Layer index of the input embeddings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A teacher, and what of it the student learns."""
+    """Teacher, and the losses between student and teacher."""
 
     teacher: ModelSpec
     weights: Mapping[str, float]
-    """Hook -> weight of its loss, of those that have any."""
+    """Hook -> weight of its loss. Hooks without a weight are absent."""
     layers: Mapping[str, tuple[int, ...]]
-    """Stack -> of each layer of the student, the layer of the teacher that it is compared with."""
+    """Stack -> teacher layer for each student layer."""
     layer_weights: tuple[float, ...] = ()
-    """Of each layer of a stack, what its losses are multiplied by; none: 1."""
+    """Weight of the losses of each layer. Empty: 1."""
     questions: tuple[str, ...] = ()
-    """Of `answers`: heads, of both, that choose among classes of a row."""
+    """For `answers`: classification heads that both models have."""
     temperature: float = 1.0
     soft: str = "kl"
-    """Of `logits` and `answers`: `kl` (divergence times the squared temperature, a mean over places: DistilBERT), or
-    `cross-entropy` (a mean over places and words: TinyBERT)."""
+    """For `logits` and `answers`: `kl` (KL divergence times the squared temperature, mean over positions: DistilBERT)
+    or `cross-entropy` (mean over positions and vocabulary: TinyBERT)."""
     places: str = "all"
-    """Of `logits`: `all` that are no padding, or those that are `asked` about."""
+    """For `logits`: `all` positions except padding, or only target positions (`asked`)."""
     projection: str = "none"
-    """What maps the student's states to the teacher's width: `none`; `shared`, one map for all (TinyBERT's released
-    code); or `by-kind`, one for embeddings and one for hidden states (its paper)."""
+    """Projection of student states to the teacher's width: `none`; `shared`, one for all (TinyBERT's released code); or
+    `by-kind`, one for embeddings and one for hidden states (TinyBERT's paper)."""
     initial: tuple[int, ...] = field(default=())
-    """Layers of the teacher that those of the student begin as; none: it begins as any model does."""
+    """Teacher layers that initialize the student's. Empty: the student is initialized as any model."""
 
     cached: bool = False
-    """Whether what the teacher says comes with the batch, and it is not run."""
+    """Whether the teacher's logits come with the batch, so that the teacher does not run."""
     objective: float = 1.0
-    """What weights of the objective's losses are multiplied by."""
+    """Factor of the weights of the objective's losses."""
 
     def weigh(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """Name of a loss -> its weight, of these of the objective and those that the teacher gives."""
+        """Return loss -> weight for the losses of the objective and of the distillation."""
         asked = {name: weight * self.objective for name, weight in losses.items()}
         return asked | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}
 
     def weight_of(self, layer: int) -> float:
-        """What losses of a layer of the student are multiplied by."""
+        """Return the weight of the losses of a student layer."""
         return self.layer_weights[layer] if self.layer_weights else 1.0
 
     def head_of(self, student: ModelSpec) -> str | None:
-        """The head, of both, whose words are compared; None where they have none in common."""
+        """Return the token head that both models have. None if there is none."""
         both = (name for name in WORDS if name in student.family.heads and name in self.teacher.family.heads)
         return next(both, None)
 
     def read_of_student(self, student: ModelSpec) -> dict[str, set[int]]:
-        """Stack -> layers of the student whose output is looked at."""
+        """Return stack -> student layers whose output is compared."""
         return {stack: self._read(range(student.size_of(stack).layers)) for stack in self.layers}
 
     def read_of_teacher(self) -> dict[str, set[int]]:
-        """Stack -> layers of the teacher whose output is looked at."""
+        """Return stack -> teacher layers whose output is compared."""
         return {stack: self._read(layers) for stack, layers in self.layers.items()}
 
     def _read(self, layers: Iterable[int]) -> set[int]:
@@ -76,5 +76,5 @@ class Distillation:
         return found | ({layer - 1 for layer in layers} if self.asks("scores") else set())
 
     def asks(self, *hooks: str) -> bool:
-        """Whether any of these hooks counts."""
+        """Whether any of these hooks has a weight."""
         return any(hook in self.weights for hook in hooks)

@@ -1,4 +1,4 @@
-"""Family: a paper's stacks, heads, tables and recipe."""
+"""Family: stacks, heads, embedding tables and recipe of a paper."""
 
 from __future__ import annotations
 
@@ -13,123 +13,129 @@ from megaptm.spec.size import Size
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A paper's model family: shared shape, sizes, pre-training objective."""
+    """Model family of a paper: shape, sizes and pre-training objectives."""
 
     name: str
     paper: str
     vocabulary: int
-    """Published vocabulary size; a config may set another for its own tokenizer."""
+    """Published vocabulary size. A config may set another one for its tokenizer."""
     tokenizer: str
-    """Kind of tokenizer, one of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
+    """Kind of tokenizer, a key of `tokenizers.KINDS`: `byte-bpe`, `wordpiece`, `unigram` ..."""
     specials: str | None = None
-    """Its special tokens, one of `tokenizers.SPECIALS`; None: those that its kind of tokenizer has by default."""
+    """Set of special tokens, a key of `tokenizers.SPECIALS`. None: the default of the tokenizer's kind."""
     context: int
-    """Longest sequence with a learned position; for relative positions, the published training length."""
+    """Number of learned positions; for relative positions, the published training length."""
     inputs: tuple[str, ...] = ("token",)
-    """What is summed at the input, besides learned positions: `token`, `segment`, `task`; or, in the place of a table
-    of tokens, `characters`, of which each word is made (ELMo), or `patch`, of an image, through one map (ViT). With
-    `patch` and `token` the first stack reads images, the others texts, each by tables of its own width (CLIP). With
-    `region` what a detector found in an image stands behind a text, in the same stream (UNITER)."""
+    """Embeddings that are summed at the input, besides learned positions:
+
+    - `token`, `segment`, `task`: embedding tables.
+    - `characters`: words are embedded from their characters (ELMo). Replaces `token`.
+    - `patch`: linear projection of image patches (ViT). With `token` the first stack reads images and the others read
+      text, each with tables of its own width (CLIP).
+    - `region`: detector features of an image follow the text in the same sequence (UNITER).
+    """
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Of red, green and blue from 0 to 1: what is subtracted where images are read, unless a model has its own."""
+    """Mean of red, green and blue in [0, 1], subtracted from pixels. A model may have its own."""
     pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """What they are divided by then."""
+    """Standard deviation by which centered pixels are divided."""
     region_norms: str = "each"
-    """Of regions: what passes a norm: `each` of the maps of features and of the box, and their sum (UNITER); or the
-    `sum` alone (UNIMO)."""
+    """Norms of region embeddings: `each` of the projections of features and box, and their sum (UNITER); or only the
+    `sum` (UNIMO)."""
     region_boxes: int = 7
-    """Numbers of where a region lies: with width and height, or 5 without these."""
+    """Number of coordinates of a region: 7 with width, height and area, 5 without width and height."""
     hidden_regions: str = "vector"
-    """What is shown of features that are hidden: a learned `vector`, or `zeros`."""
+    """Replacement of masked region features: a learned `vector`, or `zeros`."""
     patch_bias: bool = True
-    """Whether the map of patches carries a bias."""
+    """Whether the patch projection has a bias."""
     embedding_scale: str = "none"
-    """`none`, or `sqrt-width`: what the token table gives is multiplied by the root of its width (Transformer)."""
+    """Factor of token embeddings: `none`, or `sqrt-width` for the square root of their width (Transformer)."""
     first_position: int = 0
-    """Row of the table of positions that a text begins with (RoBERTa and BART: 2)."""
+    """Position id of the first token (RoBERTa, BART: 2)."""
     segments: int = 0
     """Number of segment ids (BERT: 2)."""
     tasks: int = 0
-    """Number of ids of tasks, one of which a row is of (ERNIE 2.0: 4)."""
+    """Number of task ids; each sequence has one (ERNIE 2.0: 4)."""
     embedding_norm: bool | tuple[str, ...] = False
-    """A norm right after the sum of the inputs, one for each stack (BERT, BART), or for those that are named."""
+    """Whether stacks normalize the sum of their input embeddings (BERT, BART), or the names of those that do."""
     stacks: dict[str, Block] = field(default_factory=dict)
-    """Name -> block, in the order data flows: `encoder`, `decoder` or both. The first reads the batch's plain fields,
-    each other those that begin with its name: `decoder_tokens`."""
+    """Name -> block, in the order of the data flow: `encoder`, `decoder` or both. The first stack reads the batch
+    fields without a prefix; every other stack reads fields with its name as prefix: `decoder_tokens`."""
     heads: tuple[str, ...] = ("lm",)
-    """What is asked of the stacks, each by its name in `bricks.heads.HEADS`; `reads` says of which stack or layer."""
+    """Heads of the model, keys of `bricks.heads.HEADS`. `reads` gives the stack or layer that each reads."""
     reads: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    """Head -> the stack that it reads, or several; absent: the last. `decoder.3` is what the stack's layer 3 gives,
-    before any closing norm."""
+    """Head -> the stack, or stacks, whose output it reads. Absent: the last stack. `decoder.3` is the output of layer 3
+    of the decoder, before the final norm."""
     drawn: Mapping[str, str] = field(default_factory=dict)
-    """Stack -> the head, of a stack before it, that draws what it reads: the same text, with a token drawn from what
-    the head says at each place that it is asked about (ELECTRA's discriminator). It reads the fields of that stack, by
-    the tables that `drawn_tables` says."""
+    """Stack -> the head of an earlier stack whose samples replace masked tokens in its input (ELECTRA's discriminator).
+    The stack reads the batch fields of that earlier stack, with the tables that `drawn_tables` defines."""
     drawn_tables: str = "shared"
-    """Of a stack that reads what is drawn: `shared` (those of the stack that the draws come from);
-    `gradient-disentangled` (a token table that is that one's, which gets no gradient from here, plus a difference of
-    its own, zero at first; and a norm of its own: arXiv:2111.09543, section 3.3)."""
+    """Embedding tables of a stack that reads sampled tokens: `shared` with the stack that samples, or
+    `gradient-disentangled`: the token table without gradient plus a difference of its own, initially zero, and a norm
+    of its own (arXiv:2111.09543, section 3.3)."""
     tied: bool = True
-    """Output projection is the token table."""
+    """Whether the output projection is the token table."""
     output_bias: bool = False
-    """A learned number is added to each token's logit where the next token is asked for (Transformer-XL)."""
+    """Whether next-token logits have a learned bias (Transformer-XL)."""
     logit_scale: str = "none"
-    """`none`, or `rsqrt-width`: hidden states are multiplied by width**-0.5 before a tied projection (T5 v1.0,
-    PaLM)."""
+    """Factor of hidden states before a tied projection: `none`, or `rsqrt-width` for width**-0.5 (T5 v1.0, PaLM)."""
     z_loss: float = 0.0
-    """How much of the squared logarithm of the softmax's normalizer is added to the loss of each token, in training
-    (PaLM, arXiv:2204.02311, section 5)."""
+    """Weight of the squared log-normalizer of the softmax in the training loss (PaLM, arXiv:2204.02311, section 5)."""
     negatives: int = 0
-    """Words that stand for all others where the next one is asked for, in training: they are drawn by rank, anew in
-    each step (sampled softmax, arXiv:1412.2007); 0: all words are compared."""
+    """Number of negative samples of a sampled softmax in training, sampled by frequency rank in each step
+    (arXiv:1412.2007). 0: full softmax."""
     label_smoothing: float = 0.0
-    """Share of the probability that is asked of all tokens alike, in training; the rest is the right one's
-    (arXiv:1706.03762, 5.4)."""
+    """Label smoothing in training (arXiv:1706.03762, 5.4)."""
     init: str = "normal"
-    """`normal`: N(0, 0.02). `gpt2`: residual outputs over sqrt(2 x layers) besides. `t5`: Mesh TensorFlow's rules.
-    `fan-in`: each map by the root of its inputs, tables by 1 (PaLM). `glorot`: each map by the root of the mean of its
-    inputs and outputs, tables by that of the width (the released code of the Transformer). `vit`, `clip`: as in theirs.
+    """Initialization of weights:
+
+    - `normal`: N(0, 0.02).
+    - `gpt2`: as `normal`, with residual output projections divided by sqrt(2 x layers).
+    - `t5`: the rules of Mesh TensorFlow.
+    - `fan-in`: projections divided by the square root of their inputs, tables N(0, 1) (PaLM).
+    - `glorot`: projections divided by the square root of the mean of inputs and outputs, tables by the square root of
+      the width (released code of the Transformer).
+    - `vit`, `clip`: as in the released code of these models.
     """
     init_std: float = 0.02
-    """In the place of 0.02, where `init` says it. It suits a width of 768; what narrow layers make of their inputs is
-    at first so little beside the stream that they begin to learn late."""
+    """Standard deviation used by `init` where it is not derived from shapes. 0.02 suits a width of 768. Narrow layers
+    need a larger value: their first outputs are otherwise too small beside the residual stream to learn early."""
     dropout: float = 0.1
     objectives: tuple[str, ...] = ()
-    """Names in `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
+    """Keys of `megaptm.objectives.OBJECTIVES`; the first is the default of a config."""
     sizes: dict[str, Size] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for one in fields(self):
             if str(one.type).startswith("tuple[") and isinstance(word := getattr(self, one.name), str):
-                # It would be read letter by letter.
+                # A string would be iterated by character.
                 raise UserError(f'family {self.name}: {one.name}=("{word}") is one word, no tuple: write ("{word}",).')
 
     @property
     def prefixes(self) -> dict[str, str]:
-        """Stack -> what the names of the batch's fields that it reads begin with."""
+        """Stack -> prefix of the batch fields that it reads."""
         own = {name: f"{name}_" if place else "" for place, name in enumerate(self.stacks)}
         return {name: own[self.source(name)] if name in self.drawn else prefix for name, prefix in own.items()}
 
     @property
     def gradient_disentangled(self) -> tuple[str, ...]:
-        """Stacks whose token table is another's plus a difference."""
+        """Stacks whose token table is that of another stack plus a difference."""
         return tuple(self.drawn) if self.drawn_tables == "gradient-disentangled" else ()
 
     @property
     def tables(self) -> dict[str, str]:
-        """Stack -> what the names of its tables at the input begin with, but the tokens'. Stacks that read the same
-        fields have them in common, unless they are gradient-disentangled."""
+        """Stack -> prefix of the names of its embedding tables, the token table excluded. Stacks that read the same
+        fields share tables, unless they are gradient-disentangled."""
         return {
             name: f"{name}_" if name in self.gradient_disentangled else prefix for name, prefix in self.prefixes.items()
         }
 
     def source(self, stack: str) -> str:
-        """The stack whose head draws what this one reads."""
+        """Return the stack whose head samples the input of this stack."""
         read = self.reads[self.drawn[stack]]
         return Reading.parse(read if isinstance(read, str) else read[0]).stack
 
     def alone(self, stack: str) -> Family:
-        """One stack by itself, with the heads that read it."""
+        """Return a family of one stack and the heads that read it."""
         last = next(reversed(self.stacks))
         heads = tuple(head for head in self.heads if self.reads.get(head, last) == stack)
         alone = replace(self, name=f"{self.name}-{stack}", stacks={stack: self.stacks[stack]}, heads=heads)
@@ -137,50 +143,49 @@ class Family:
 
     @property
     def reads_characters(self) -> bool:
-        """Whether words are made of their characters, and no table has them."""
+        """Whether words are embedded from their characters."""
         return "characters" in self.inputs
 
     @property
     def reads_images(self) -> bool:
-        """Whether some rows are patches of an image; without tokens beside them the vocabulary is that of labels."""
+        """Whether a stack reads image patches. Without tokens the vocabulary is that of the labels."""
         return "patch" in self.inputs
 
     @property
     def reads_regions(self) -> bool:
-        """Whether behind a text stand regions of an image."""
+        """Whether image regions follow the text."""
         return "region" in self.inputs
 
     @property
     def reads_init_std(self) -> bool:
-        """Whether `init` says one standard deviation."""
+        """Whether `init` uses `init_std`."""
         return self.init in ("normal", "truncated-normal", "gpt2")
 
     def reads_patches(self, stack: str) -> bool:
-        """Whether the rows of a stack are patches."""
+        """Whether a stack reads image patches."""
         return self.reads_images and ("token" not in self.inputs or stack == next(iter(self.stacks)))
 
     def places(self, stack: str, tokens: int, asked: int) -> int:
-        """Places of a row of a stack: its tokens, and the queries beside them, one for each place that is asked about
-        (XLNet)."""
+        """Return the sequence length of a stack: its tokens, plus one query per target position (XLNet)."""
         return tokens + (asked if self.stacks[stack].query_stream else 0)
 
     def has_embedding_norm(self, stack: str) -> bool:
-        """Whether a norm stands right after the sum of a stack's inputs."""
+        """Whether a stack normalizes the sum of its input embeddings."""
         return self.embedding_norm if isinstance(self.embedding_norm, bool) else stack in self.embedding_norm
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is a table of tokens at the input."""
+        """Whether the input has a token table."""
         return "token" in self.inputs or not (self.reads_characters or self.reads_images)
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some stack is."""
+        """Whether some stack is recurrent."""
         return any(block.is_recurrent for block in self.stacks.values())
 
     @property
     def scaffolds(self) -> frozenset[str]:
-        """Stacks that serve pre-training alone, since they make what others read: papers count those others."""
+        """Stacks that only sample the input of other stacks. Published parameter counts exclude them."""
         return frozenset(map(self.source, self.drawn))
 
     @property
@@ -189,20 +194,20 @@ class Family:
 
     @property
     def last_block(self) -> Block:
-        """Of the stack that heads read unless said otherwise."""
+        """Block of the last stack, which heads read by default."""
         return next(reversed(self.stacks.values()))
 
 
 class Reading(NamedTuple):
-    """Where a head reads."""
+    """Output that a head reads."""
 
     stack: str
     layer: int | None
-    """Whose output it reads; None: the stack's."""
+    """Index of the layer. None: the output of the stack."""
 
     @classmethod
     def parse(cls, word: str) -> Reading:
-        """`decoder` or `decoder.3`."""
+        """Parse `decoder` or `decoder.3`."""
         stack, _, layer = word.partition(".")
         return cls(stack, int(layer) if layer else None)
 
@@ -211,5 +216,5 @@ Table = TypeVar("Table", Family, Block, Size)
 
 
 def change(table: Table, **differences: Any) -> Table:
-    """The same table with a few rows changed: how a family is written as a difference from its neighbor."""
+    """Return a table with a few fields changed. A family is written as a difference from its neighbor."""
     return replace(table, **differences)
