@@ -74,11 +74,13 @@ class TimedLog:
     """Lines about what a process begins to do, each with the seconds since the process began."""
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
-        self._enabled, self._stream, self._begun = enabled, stream, psutil.Process().create_time()
+        self._enabled, self._stream = enabled, stream
+        age = max(0.0, time.time() - psutil.Process().create_time())
+        self._begun = time.monotonic() - age  # the system clock may be set back later
 
     def __call__(self, what: str) -> None:
         if self._enabled:
-            print(f"{max(0.0, time.time() - self._begun):6.1f} s  {what}", file=self._stream, flush=True)
+            print(f"{time.monotonic() - self._begun:6.1f} s  {what}", file=self._stream, flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
-from megaptm.storage import JournalFile, is_number, journal_lines, plain_file
+from megaptm.storage import JournalFile, is_number, journal_lines, now, plain_file
+
+logger = logging.getLogger(__name__)
 
 FILE = "events.jsonl"
 
@@ -219,15 +221,22 @@ class Events:
 
     def __init__(self, run: Path, *, fence: Callable[[], None] | None = None) -> None:
         self._fence = fence
-        self._file = JournalFile(Path(run) / FILE)
+        self._path, self._warned = Path(run) / FILE, False
+        self._file = JournalFile(self._path)
 
     def write(self, event: Event) -> None:
-        """Add one event."""
+        """Add one event. One that cannot be written now is kept, and written before the next or by `close`."""
         if self._fence is not None:
             self._fence()
-        self._file.append({"time": round(time.time(), 6), "kind": event.kind, **vars(event)})
+        try:
+            self._file.append({"kind": event.kind, **vars(event)})
+        except OSError as error:
+            if not self._warned:
+                logger.warning("%s cannot be written (%s): events are kept in memory until it can", self._path, error)
+            self._warned = True
 
     def close(self) -> None:
+        """An `OSError` if an event still cannot be written."""
         self._file.close()
 
     def __enter__(self) -> Events:
@@ -259,6 +268,12 @@ def last_saved(run: Path) -> int:
     """
     written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
     return max([*written, *committed(run)], default=0)
+
+
+def seconds_since_launch(run: Path) -> float | None:
+    """Seconds since the command of the current job began; None if the journal does not say."""
+    launches = [event["time"] for event in read_events(run) if event["kind"] in BEGINNINGS]
+    return round(max(0.0, now() - launches[-1]), 3) if launches else None
 
 
 def hung_again(run: Path) -> bool:

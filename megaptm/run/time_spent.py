@@ -94,17 +94,18 @@ def time_spent(found: list[JobTime]) -> TimeSpent:
         spent = _measured(job)
         for name, seconds in spent.items():
             setattr(total, name, getattr(total, name) + seconds)
-        startup = (job.end if job.ready is None else job.ready) - job.begin
+        # Journals of older versions have times that go back where the system clock was set back.
+        startup = max(0.0, (job.end if job.ready is None else job.ready) - job.begin)
         total.startup += startup
-        other = job.end - job.begin - startup - sum(spent.values())
-        hung = min(job.hung, max(other, 0.0))
+        other = max(0.0, job.end - job.begin - startup - sum(spent.values()))
+        hung = min(max(job.hung, 0.0), other)
         total.other += other - hung
         total.lost += hung
         if following is not None:
             again = min(_after(job, following.start), spent["productive"]) if following.ready is not None else 0.0
             total.productive -= again
             total.lost += again
-            total.away += following.begin - job.end
+            total.away += max(0.0, following.begin - job.end)
     return total
 
 
@@ -125,7 +126,7 @@ def _steps(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
     """The records of steps, each with the number of steps it stands for."""
     records = [record for record in job.records if "step_seconds" in record]
     before = [job.start, *(record["step"] for record in records)]
-    return [(record["step"] - last, record) for last, record in zip(before, records, strict=False)]
+    return [(max(0, record["step"] - last), record) for last, record in zip(before, records, strict=False)]
 
 
 def _after(job: JobTime, step: int) -> float:

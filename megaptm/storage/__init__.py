@@ -20,7 +20,7 @@ from megaptm.storage.files import (
     writable_path,
 )
 from megaptm.storage.halves import is_rest, writing_in
-from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines
+from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines, now
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.stream import open_remote
 from megaptm.storage.untrusted import (
@@ -53,6 +53,7 @@ __all__ = [
     "journal_lines",
     "listed",
     "local_path",
+    "now",
     "open_remote",
     "parse_json",
     "plain_file",

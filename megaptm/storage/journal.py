@@ -5,34 +5,77 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 MOST_NUMBER = 1e30
+LAST_LINES = 1 << 16
+"""Bytes at the end of a journal that are searched for the time of its last line."""
+MAX_CLOCK_ERROR = 366 * 86400.0
+"""Seconds. A journal further in the future is damaged."""
+
+# CLOCK_BOOTTIME is monotonic and, unlike CLOCK_MONOTONIC, counts the time that a laptop is suspended.
+_uptime_clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_epoch_offset = time.time() - time.clock_gettime(_uptime_clock)
+
+
+def now() -> float:
+    """Seconds since 1970. Never goes back: not when the system clock is set back, and not behind an open journal."""
+    return time.clock_gettime(_uptime_clock) + _epoch_offset
+
+
+def _not_before(moment: float) -> None:
+    """Make `now` start at `moment` if the system clock was set back behind it; ignore times that no clock shows."""
+    global _epoch_offset
+    if 0 < (behind := moment - now()) < MAX_CLOCK_ERROR:
+        _epoch_offset += behind
 
 
 class JournalFile:
-    """Appends lines, each in one write, so that a killed process leaves at most its last line torn."""
+    """Appends lines, each in one write, so that a killed process leaves at most its last line torn.
+
+    A line that cannot be written (full disk) is kept in memory and written before the next one.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._end_torn_line()
+        self._unwritten: list[bytes] = []
+        size = os.fstat(self._file).st_size
+        for record in journal_lines(os.pread(self._file, LAST_LINES, max(0, size - LAST_LINES))):
+            _not_before(record["time"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One line. Paths become text; infinities and NaN too, since JSON has none."""
+        """One line, after those that could not be written before. An `OSError` if this one cannot be written now.
+
+        The time is added. Paths become text; infinities and NaN too, since JSON has none.
+        """
         line = {key: str(value) if is_not_finite(value) else value for key, value in record.items()}
-        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
+        self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the lines that could not be written before; an `OSError` if that fails again."""
+        while self._unwritten:
+            line = self._unwritten[0]
+            separator = b"\n" if self._ends_torn() else b""
+            # A shorter write means a full disk: the torn part is ended, and the next attempt raises the reason.
+            if os.write(self._file, separator + line) == len(separator + line):
+                del self._unwritten[0]
 
     def close(self) -> None:
-        os.close(self._file)
+        """Close the file; an `OSError` if a line still cannot be written."""
+        try:
+            self.flush()
+        finally:
+            os.close(self._file)
 
-    def _end_torn_line(self) -> None:
-        """Else the next record would be lost with it."""
+    def _ends_torn(self) -> bool:
+        """Whether the last line is torn, by this process or another: the next line must not be appended to it."""
         size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+        return size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
 
 def journal_lines(content: bytes) -> Iterator[dict[str, Any]]:

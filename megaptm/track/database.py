@@ -11,16 +11,19 @@ import contextlib
 import fcntl
 import glob
 import logging
+import os
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
 
 from mlflow.exceptions import MlflowException
+from mlflow.store.db.base_sql_model import Base
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
+from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
 from megaptm.track.address import database_path
 
@@ -46,10 +49,14 @@ def ensure_database(uri: str) -> None:
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process was first, or it is half made
-            written = path.stat().st_mtime
-            if _has_runs(path) or _is_whole(url):
+            os.utime(lock.name)  # the file server's clock may differ from ours
+            quiet = abs(os.fstat(lock.fileno()).st_mtime - path.stat().st_mtime)
+            if _has_runs(path):
                 return
-            if time.time() - written < QUIET_SECONDS:
+            _refuse_other_program(path)
+            if _is_whole(url):
+                return
+            if quiet < QUIET_SECONDS:
                 raise BlockingIOError(f"{path} is being made by somebody else")
             _move_aside(path)
         _remove_halves(path)
@@ -67,6 +74,19 @@ def _has_runs(path: Path) -> bool:
         if "no such table" in str(error):
             return False
         raise
+
+
+def _refuse_other_program(path: Path) -> None:
+    """Raise if the file has a table that MLflow does not make: making MLflow's there would change another's data."""
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
+        names = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
+    known = (*Base.metadata.tables, "alembic_version")
+    for name in names:
+        if name not in known and not name.startswith(("sqlite_", "_alembic_tmp_")):
+            raise UserError(
+                f"{path} is not a database of MLflow (it has a table {name}): correct track.uri, or set "
+                "track.enabled=false."
+            )
 
 
 def _is_whole(url: URL, timeout: float = 20) -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, field
@@ -51,7 +50,7 @@ class Journal(JournalFile):
         super().__init__(self.path)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        self.append({"time": round(time.time(), 3), **record})
+        self.append(record)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

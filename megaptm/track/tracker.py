@@ -3,6 +3,7 @@ MLflow, from where it stopped the last time, as often as it takes."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -76,7 +77,8 @@ class Tracker:
                 self._journal.path,
                 self._run,
             )
-        self._journal.close()
+        with contextlib.suppress(OSError):  # which has been told
+            self._journal.close()
         return left
 
     def __enter__(self) -> Tracker:
@@ -92,9 +94,11 @@ class Tracker:
     def _add(self, record: Mapping[str, Any]) -> None:
         try:
             self._journal.add(record)
-        except OSError as error:  # a full disk: the checkpoint will say so; a number that is missed stops no run
+        except OSError as error:  # a full disk must not stop the run here; the journal keeps the line in memory
             if not self._complained:
-                logger.warning("metrics are not recorded: %s: %s", self._journal.path, error)
+                logger.warning(
+                    "%s cannot be written (%s): metrics are kept in memory until it can", self._journal.path, error
+                )
             self._complained = True
             return
         if self._shipper is not None:

@@ -15,7 +15,7 @@ from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import by_step
 from megaptm.plan.count import count, step_flops
 from megaptm.report.terminal import clock
-from megaptm.resilience.events import BEGINNINGS, EpochEvent, Events, FirstStepEvent, WeighingEvent, read_events
+from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeighingEvent, seconds_since_launch
 from megaptm.run.folder import CONFIG, flat
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker, how_to_look
@@ -106,8 +106,7 @@ class StepReport:
         self._fence()
         if not self._begun:
             self._begun = True
-            launched = [event["time"] for event in read_events(self.run) if event["kind"] in BEGINNINGS]
-            seconds = round(time.time() - launched[-1], 3) if launched else None
+            seconds = seconds_since_launch(self.run)
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
             self._clock = step, time.monotonic()
             self._screen.began(step, seconds)

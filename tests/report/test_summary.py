@@ -104,6 +104,20 @@ def test_a_record_that_stands_for_ten_steps_is_lost_only_in_part():
     assert (total.productive, total.lost) == (14.0, 6.0)
 
 
+def test_no_part_is_negative_where_the_system_clock_was_set_back():
+    """A journal of an older version: between two jobs, and within the start-up of the second."""
+    events = [
+        {"time": 1000.0, "kind": "launch"},
+        {"time": 1010.0, "kind": "start"},
+        {"time": 1030.0, "kind": "worker-lost", "rank": 0, "code": -9},
+        {"time": 400.0, "kind": "launch"},
+        {"time": 300.0, "kind": "resume", "step": 5},
+        {"time": 320.0, "kind": "exit", "code": 0, "productive": 10.0},
+    ]
+    total = time_spent(job_times(events, [*steps(1010.0, 1, 8), *steps(300.0, 6, 10)]))
+    assert min(vars(total).values()) >= 0
+
+
 def test_of_a_step_done_twice_the_last_counts():
     assert curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.5}], "loss") == [
         (1, 2.5),

@@ -105,21 +105,31 @@ def test_a_database_that_mlflow_itself_left_half_made_is_made_anew(tmp_path):
     shutil.copy(tmp_path / "whole" / "mlflow.db", tmp_path / "dead")
     with sqlite3.connect(tmp_path / "dead" / "mlflow.db") as database:
         database.execute("update alembic_version set version_num = 'c48cb773bb87'")
-    for place in (tmp_path / "0", tmp_path / "dead"):
-        os.utime(place / "mlflow.db", (0, 0))  # long ago
+    # Long ago; and just as long ago, by a clock that has been set back since.
+    for place, moment in ((tmp_path / "0", 0), (tmp_path / "dead", time.time() + 3600)):
+        os.utime(place / "mlflow.db", (moment, moment))
         track(place / "run")
         assert losses(place / "mlflow.db", "run") == [2.0]
     assert any(".half-made-" in path.name for path in (tmp_path / "dead").iterdir())
 
 
-def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path):
+def test_one_that_somebody_is_making_just_now_is_left_to_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("megaptm.track.database.QUIET_SECONDS", 3600)  # however slowly this test runs
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         database.execute("create table experiments (name text)")
-    os.utime(tmp_path / "mlflow.db", (time.time() + 3600, time.time() + 3600))  # however slowly this test runs
     tracker = Tracker(tmp_path / "run", retry_seconds=0.1)
     tracker.log_metrics(1, {"loss": 2.0})
     assert tracker.close(seconds=60) == 1
     assert not [path for path in tmp_path.iterdir() if ".half-made-" in path.name]
+
+
+def test_a_database_of_another_program_is_left_as_it_is(tmp_path):
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("create table bookmarks (name text)")
+    before = (tmp_path / "mlflow.db").read_bytes()
+    with pytest.raises(UserError, match=r"mlflow.db is not a database of MLflow \(it has a table bookmarks\)"):
+        ensure_database(default_uri(tmp_path / "run"))
+    assert (tmp_path / "mlflow.db").read_bytes() == before
 
 
 def test_one_that_is_locked_is_waited_for_and_not_called_half_made(tmp_path):

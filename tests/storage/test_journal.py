@@ -1,0 +1,87 @@
+"""Journals: a full disk loses no line, and times never go back."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from megaptm.storage import JournalFile, journal_lines
+
+
+@contextmanager
+def full_disk(path, *, left):
+    """Files may grow to the size of `path` and `left` bytes: a longer write is cut off there, the next one fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + left, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def steps(path):
+    return [line["step"] for line in journal_lines(path.read_bytes())]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.mark.parametrize("left", [0, 10])
+def test_lines_that_a_full_disk_refused_are_written_with_the_next_one(path, left):
+    journal = JournalFile(path)
+    journal.append({"step": 1})
+    with full_disk(path, left=left):
+        for step in (2, 3):
+            with pytest.raises(OSError, match="too large"):
+                journal.append({"step": step})
+    journal.append({"step": 4})
+    assert steps(path) == [1, 2, 3, 4]
+
+
+def test_the_last_line_is_written_when_the_journal_is_closed(path):
+    journal = JournalFile(path)
+    with full_disk(path, left=5), pytest.raises(OSError, match="too large"):
+        journal.append({"step": 1})
+    journal.close()
+    assert steps(path) == [1]
+
+
+def test_a_line_that_another_process_left_torn_does_not_spoil_the_next(path):
+    journal = JournalFile(path)
+    path.write_text('{"time": 1, "st')
+    journal.append({"step": 2})
+    assert steps(path) == [2]
+
+
+def test_times_do_not_go_back_behind_the_last_line(path):
+    """The system clock was an hour ahead when the last job wrote."""
+    ahead = time.time() + 3600
+    path.write_text(json.dumps({"time": ahead, "step": 1}) + "\n")
+    source = (
+        "import sys; from pathlib import Path; from megaptm.storage import JournalFile\n"
+        "JournalFile(Path(sys.argv[1])).append({'step': 2})"
+    )
+    subprocess.run([sys.executable, "-c", source, str(path)], check=True)
+    [_, second] = journal_lines(path.read_bytes())
+    assert ahead <= second["time"] < ahead + 60
+
+
+def test_times_do_not_follow_a_system_clock_that_is_set_back(path, monkeypatch):
+    journal = JournalFile(path)
+    journal.append({"step": 1})
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    journal.append({"step": 2})
+    first, second = journal_lines(path.read_bytes())
+    assert first["time"] <= second["time"]
+
+
+def test_a_time_of_a_damaged_journal_is_not_taken_for_the_clock(path):
+    path.write_text(json.dumps({"time": 1e29}) + "\n")
+    JournalFile(path).append({"step": 2})
+    assert [*journal_lines(path.read_bytes())][1]["time"] < time.time() + 60
