@@ -12,11 +12,12 @@ import pytest
 from hypothesis import settings
 
 from megaptm.families import FAMILIES
+from tests.faulty_files import faulty_files
 from tests.ranks import close_worlds
 from tests.realtext import real_corpus
 from tests.storage.server import faults, s3
 
-__all__ = ["faults", "real_corpus", "s3"]
+__all__ = ["faults", "faulty_files", "real_corpus", "s3"]
 
 LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "recorded", "test_demo.py")
 

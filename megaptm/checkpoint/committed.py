@@ -19,14 +19,23 @@ def committed(run: Path) -> dict[int, Path]:
     Empty where there is no folder of checkpoints. One that cannot be read is an `UnreadableError`: to begin again at
     step 0 would look like success.
     """
-    found: dict[int, Path] = {}
-    named = [match for name in sorted(names_in(run / FOLDER)) if (match := NAME.fullmatch(name))]
     # What was being replaced gives way to what replaced it.
-    for match in sorted(named, key=lambda match: match[2] is None):
-        folder = run / FOLDER / match[0]
-        if is_there(folder / MANIFEST):
-            found[int(match[1])] = folder
-    return found
+    return {step: folder for step, folder in _named(run) if is_there(folder / MANIFEST)}
+
+
+def without_manifest(run: Path) -> list[tuple[int, Path]]:
+    """Step and folder of whatever is named as a committed checkpoint and has no manifest, the oldest step first.
+
+    No job leaves such a folder: a checkpoint gets its name with its manifest, and is renamed before it is removed.
+    """
+    return sorted((step, folder) for step, folder in _named(run) if not is_there(folder / MANIFEST))
+
+
+def _named(run: Path) -> list[tuple[int, Path]]:
+    """Step and folder of all that is named as a checkpoint, those that were being replaced first."""
+    matches = [match for name in sorted(names_in(run / FOLDER)) if (match := NAME.fullmatch(name))]
+    matches.sort(key=lambda match: match[2] is None)
+    return [(int(match[1]), run / FOLDER / match[0]) for match in matches]
 
 
 def newest_step(run: Path) -> int | None:

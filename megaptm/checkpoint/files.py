@@ -17,12 +17,19 @@ from typing import TypeVar
 
 from megaptm.errors import FULL_DISK, UserError
 from megaptm.storage.files import plain_file
-from megaptm.storage.retry import RetryPolicy, keep_trying
+from megaptm.storage.retry import OutageError, RetryPolicy, keep_trying
 
 T = TypeVar("T")
 
 # How long a file system that fails is asked again: a server of files that restarts is back within minutes.
 RETRY = RetryPolicy()
+WRITE_RETRY = RetryPolicy(seconds=60.0)
+"""How long a checkpoint is tried to be written, which may keep training waiting: then the run goes on without it."""
+NO_RETRY = (
+    *(*FULL_DISK, errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Numbers of errors that no waiting mends: a person must, or another job has taken a folder away."""
 
 # Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
 CHUNK_BYTES = 1 << 20
@@ -42,6 +49,10 @@ class DamagedError(StorageError):
 
 class UnreadableError(StorageError):
     """What is stored cannot be read now: a file system that fails, a right or a mount that is missing."""
+
+
+class NotSavedError(StorageError):
+    """The storage went on failing while a checkpoint was written: the run can go on, and save a later step."""
 
 
 class HashedWriter:
@@ -168,9 +179,7 @@ def read_with_retries(path: Path, call: Callable[[], T]) -> T:
 
     try:
         return keep_trying(call, what=str(path), retry=RETRY, refuse=refuse, remedy=NOTHING_LOST)
-    except StorageError:
-        raise
-    except UserError as error:
+    except OutageError as error:
         raise UnreadableError(str(error)) from None
 
 
@@ -238,6 +247,26 @@ def explained(what: str, folder: Path) -> Iterator[None]:
             ) from error
         where = error.filename or folder
         raise StorageError(f"cannot {what}: {where}: {error.strerror or error}") from error
+
+
+def write_with_retries(what: str, folder: Path, work: Callable[[], T]) -> T:
+    """What `work` returns, called again while the storage fails, so it must be repeatable. `what` says what it does.
+
+    Raises `NotSavedError` where the storage goes on failing, and what `explained` does for errors that stay.
+    """
+
+    def refuse(error: Exception) -> None:
+        if not isinstance(error, OSError) or error.errno in NO_RETRY:
+            raise error
+
+    with explained(what, folder):
+        try:
+            return keep_trying(work, what=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=SEE_DISK)
+        except OutageError as error:
+            raise NotSavedError(f"cannot {what}: {error}") from error
+
+
+SEE_DISK = "see that its disk or server answers."
 
 
 def _free_sentence(folder: Path) -> str:

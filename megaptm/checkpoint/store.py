@@ -8,6 +8,9 @@
         step-00000150.damaged/          did not match its hashes: kept aside for a person to look at
         step-00000180.abandoned/        trained on text that is now passed over (train.skip): kept aside as well
         step-00000100.replaced/         only while a step is committed again
+        step-00000050.removed-1a2b3c4d/ being removed
+
+Every other name is somebody else's, for instance a copy `step-00000100.bak`, and is never touched.
 
 A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch
 the files of the one that took over. Nor can it commit, not even if it was halted after `commit` asked whether the run
@@ -21,6 +24,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed
+from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed, without_manifest
 from megaptm.checkpoint.files import (
     DamagedError,
     RetriedFile,
@@ -36,9 +41,11 @@ from megaptm.checkpoint.files import (
     explained,
     free_bytes,
     human_bytes,
+    is_there,
     names_in,
     read_whole,
     remove_tree,
+    write_with_retries,
 )
 from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
 from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, TensorPiece, TensorReader, write_pieces
@@ -47,8 +54,11 @@ from megaptm.storage import parse_json, shown, sync, write_whole
 
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
-ASIDE = (".damaged", ".abandoned")
-"""Of the names of what is kept for a person to look at."""
+TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced)?((\.removed(-[0-9a-f]+)?)*)")
+"""A name that this module gives to what it may delete, if there is anything behind the step: the step's own name, why
+it is temporary, and whether it was renamed to be removed."""
+
+NO_MANIFEST = f"its {MANIFEST} is missing"
 
 log = logging.getLogger(__name__)
 
@@ -125,8 +135,7 @@ class Store:
     def take_over(self) -> None:
         """Who owns the run, before `newest`: what other jobs have not committed by now they never will."""
         self._must_own("take over")
-        with explained("remove what earlier jobs left", self.folder):
-            self._remove_leftovers()
+        write_with_retries("remove what earlier jobs left", self.folder, self._clean_up)
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
         """One rank, before any writes: remove what dead jobs left, make room, make the folder.
@@ -135,21 +144,29 @@ class Store:
         too little, those leave already that `keep` would not have after this one; the newest always stays.
         """
         self._must_own("prepare a checkpoint")
-        with explained(f"prepare the checkpoint of step {step}", self.folder):
+
+        def make_folder() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
+            self._clean_up()
             self._make_room(step, self._newest_bytes() if expected_bytes is None else expected_bytes)
             self._writing(step).mkdir()
 
+        write_with_retries(f"prepare the checkpoint of step {step}", self.folder, make_folder)
+
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
         """Each rank, after `prepare`: write its pieces and what `commit` must know of them."""
-        folder = self._writing(step)
+        folder, held = self._writing(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
+
+        def write_file() -> FileRecord:
+            # All of it again where a part failed: after an error of fsync nobody knows what is on the disk.
+            record = write_pieces(path, held)
+            # Its record is written when the file is on the disk, so a rank with a record has written everything.
+            write_whole(self._record(path), json.dumps(record.to_json()).encode())
+            return record
+
         try:
-            with explained(f"write {path.name} of step {step}", folder):
-                record = write_pieces(path, pieces)
-                # Its record is written when the file is on the disk, so a rank with a record has written everything.
-                write_whole(self._record(path), json.dumps(record.to_json()).encode())
+            return write_with_retries(f"write {path.name} of step {step}", folder, write_file)
         except (StorageError, NotFiniteError) as error:
             if not folder.is_dir():
                 raise GoneError(
@@ -158,30 +175,44 @@ class Store:
             # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
             remove_tree(folder)
             raise
-        return record
 
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
         """One rank, after all have written: make it a checkpoint, at once and for good; then remove the oldest."""
         self._must_own("commit a checkpoint")
         writing, final = self._writing(step), self._committed_name(step)
-        with explained(f"commit the checkpoint of step {step}", writing):
-            manifest = {
-                "format": FORMAT,
-                "step": step,
-                "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "state": state,
-                "files": [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)],
-            }
-            manifest = json.loads(json.dumps(manifest))
-            manifest["id"] = content_id(manifest)
+        what = f"commit the checkpoint of step {step}"
+
+        def records() -> list[dict[str, Any]]:
+            return [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)]
+
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "state": state,
+            "files": write_with_retries(what, writing, records),
+        }
+        manifest = json.loads(json.dumps(manifest))
+        manifest["id"] = content_id(manifest)
+        content = json.dumps(manifest).encode()
+
+        def complete() -> None:
             for path in writing.glob("*.record.json"):
-                path.unlink()
-            write_whole(writing / MANIFEST, json.dumps(manifest).encode())
-            self._must_own("commit a checkpoint")
-            if final.exists():
-                final.rename(final.with_suffix(".replaced"))
-            writing.rename(final)
+                path.unlink(missing_ok=True)
+            write_whole(writing / MANIFEST, content)
+
+        def rename() -> None:
+            # The rename of an earlier attempt may have been done although the system called it failed.
+            done = not is_there(writing) and is_there(final / MANIFEST) and read_whole(final / MANIFEST) == content
+            if not done:
+                if final in committed(self.run).values():
+                    final.rename(final.with_suffix(".replaced"))
+                writing.rename(final)
             sync(self.folder)
+
+        write_with_retries(what, writing, complete)
+        self._must_own("commit a checkpoint")
+        write_with_retries(what, writing, rename)
         self._remove_oldest(step)
         return self.load(step)
 
@@ -225,6 +256,9 @@ class Store:
             except GoneError:
                 return None  # its owner has just removed it, being the oldest
 
+        for step, folder in without_manifest(self.run):
+            if step >= max(self.steps(), default=0):
+                self.set_aside(step, NO_MANIFEST, folder)
         if (found := self.first_good(self.steps(), look)) is None:
             self.refuse_to_begin_again()
         return found
@@ -246,8 +280,8 @@ class Store:
             found = look(step)
             if isinstance(found, Checkpoint):
                 return found
-            if found is not None and step in committed(self.run):
-                self.set_aside(step, found)
+            if found is not None and (folder := committed(self.run).get(step)):
+                self.set_aside(step, found, folder)
         return None
 
     def refuse_to_begin_again(self) -> None:
@@ -258,14 +292,11 @@ class Store:
                 "begin again at step 0"
             )
 
-    def set_aside(self, step: int, problem: str) -> None:
-        """Report that a committed checkpoint is damaged and, where this job owns the run, take it out of the way."""
-        kept = committed(self.run)[step]
+    def set_aside(self, step: int, problem: str, kept: Path) -> None:
+        """Report that the checkpoint in folder `kept` is damaged; where this job owns the run, rename the folder."""
         if self._fence is not None and self._fence():
             kept = self._moved(kept, "damaged")
-        log.warning(
-            "checkpoint of step %d is damaged: %s; trying the one before, this one is in %s", step, problem, kept
-        )
+        log.warning("checkpoint of step %d is damaged: %s; it is not used, and kept in %s", step, problem, kept)
         self._damaged(step, problem, kept)
 
     def abandon(self, step: int) -> Path:
@@ -316,29 +347,42 @@ class Store:
         return sum(path.stat().st_size for path in committed(self.run)[step].iterdir())
 
     def _remove(self, step: int) -> None:
-        folder = committed(self.run)[step]
-        # The manifest first: who finds the folder half removed sees that it is no checkpoint any more.
-        (folder / MANIFEST).unlink(missing_ok=True)
+        self._discard(committed(self.run)[step])
+
+    def _discard(self, folder: Path) -> None:
+        """Remove a folder of ours, renamed first: at once it is no checkpoint, and nobody goes on writing into it."""
+        match = TEMPORARY.fullmatch(folder.name)
+        assert match is not None, folder
+        if not match[3]:
+            going = folder.with_name(f"{match[1]}.removed-{secrets.token_hex(4)}")
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(going)
+            folder = going
         remove_tree(folder)
 
-    def _remove_leftovers(self) -> None:
+    def _clean_up(self) -> None:
+        """Remove the temporary folders of earlier jobs, and set aside checkpoints that have lost their manifest."""
         kept = set(committed(self.run).values())
+        broken = without_manifest(self.run)
+        for step, folder in broken:
+            self.set_aside(step, NO_MANIFEST, folder)
         for name in names_in(self.folder):
-            folder = self.folder / name
-            aside = any(why in name for why in ASIDE)
-            if name.startswith("step-") and folder not in kept and not aside:
-                going = folder.with_name(f"{folder.name}.removed")
-                with contextlib.suppress(FileNotFoundError):
-                    folder.rename(going)
-                remove_tree(going)
+            match = TEMPORARY.fullmatch(name)
+            if match is not None and (match[2] or match[3]) and self.folder / name not in kept:
+                self._discard(self.folder / name)
 
     def _remove_oldest(self, just_committed: int) -> None:
         if self._fence is None or not self._fence():
             return  # taken over since: what is too old is for the other job to say
-        self._remove_leftovers()
-        others = [step for step in self.steps() if step != just_committed]
-        for step in others[self.keep - 1 :]:
-            self._remove(step)
+        try:
+            self._clean_up()
+            others = [step for step in self.steps() if step != just_committed]
+            for step in others[self.keep - 1 :]:
+                self._remove(step)
+        except OSError as error:  # the next checkpoint tries again
+            log.warning(
+                "checkpoints before step %d could not be removed from %s: %s", just_committed, self.folder, error
+            )
 
     def _written(self, path: Path) -> dict[str, Any]:
         record_path = self._record(path)

@@ -8,6 +8,7 @@ from concurrent.futures import Future, wait
 from itertools import chain, repeat
 from typing import TypeVar
 
+from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
 from megaptm.parallel.collectives import all_gather_object, any_rank_each, barrier
@@ -71,7 +72,7 @@ class Background:
             raise error
         if cause == MISTAKE_OF_OURS:
             barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
-        raise UserError(sentence) from error
+        raise (NotSavedError if cause == STORAGE_FAILED else UserError)(sentence) from error
 
 
 def together(work: Callable[[], T]) -> T:
@@ -84,7 +85,7 @@ def together(work: Callable[[], T]) -> T:
 
 
 # Causes come before their consequences.
-MISTAKE_OF_OURS, MISTAKE_OF_A_USER, CONSEQUENCE = range(3)
+MISTAKE_OF_OURS, MISTAKE_OF_A_USER, STORAGE_FAILED, CONSEQUENCE = range(4)
 
 
 def _told(error: BaseException | None) -> tuple[int, str] | None:
@@ -92,7 +93,9 @@ def _told(error: BaseException | None) -> tuple[int, str] | None:
         return None
     if not isinstance(error, UserError):
         return MISTAKE_OF_OURS, repr(error)
-    return (CONSEQUENCE if isinstance(error, GoneError) else MISTAKE_OF_A_USER), str(error)
+    if isinstance(error, GoneError):
+        return CONSEQUENCE, str(error)
+    return STORAGE_FAILED if isinstance(error, NotSavedError) else MISTAKE_OF_A_USER, str(error)
 
 
 def _in_a_thread(work: Callable[[], object]) -> Future[object]:

@@ -116,6 +116,14 @@ class CheckpointEvent(Event, kind="checkpoint"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NotSavedEvent(Event, kind="not-saved"):
+    """The storage failed while the checkpoint of a step was written, which is given up; training goes on."""
+
+    step: int
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     """A checkpoint does not match its hashes and is passed over; it lies in `kept`."""
 

@@ -29,6 +29,10 @@ FINAL = (405, 406, 410, 414, 416, 451)
 """Answers of a server of the web that will be the same; 400 is also what aiohttp calls an answer that is cut off."""
 
 
+class OutageError(UserError):
+    """What was tried for long enough went on failing."""
+
+
 def to_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -70,7 +74,7 @@ def keep_trying(
 ) -> T:
     """What `call` returns once it succeeds; `refuse` raises the errors that no waiting mends.
 
-    After `retry.seconds` it is a `UserError` that ends with `remedy`.
+    After `retry.seconds` it is an `OutageError` that ends with `remedy`.
     """
     begun, tell_at, told = time.monotonic(), retry.tell_after, False
     for pause in _pauses(retry):
@@ -85,7 +89,7 @@ def keep_trying(
             return answer
         waited = time.monotonic() - begun
         if waited >= retry.seconds:
-            raise UserError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
+            raise OutageError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
         left = retry.seconds - waited
         if waited + pause >= tell_at:
             retry.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")

@@ -12,19 +12,22 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.checkpoint.committed import FOLDER
+from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.host_staging import HostStaging
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.parallel.background import Background, together
-from megaptm.parallel.collectives import all_gather_object, barrier, broadcast_object
+from megaptm.parallel.collectives import all_gather_object, broadcast_object
 from megaptm.plan.count import count
 from megaptm.resilience.events import (
     AbandonedCheckpointEvent,
     CheckpointEvent,
     DamagedCheckpointEvent,
+    Event,
     Events,
+    NotSavedEvent,
     ResumeEvent,
     StartEvent,
     last_saved,
@@ -88,6 +91,8 @@ class Checkpointer:
         self.held_out = HeldOutLoss()
         """What validation found; kept up by the loop."""
         self._background, self._copies = Background(), HostStaging()
+        self._saving = 0
+        """Step of the checkpoint under way."""
 
     def restore(self) -> int:
         """Continue from the newest good checkpoint, or begin; returns the number of the next step to train."""
@@ -128,42 +133,66 @@ class Checkpointer:
             events.write(AbandonedCheckpointEvent(step=step, kept=str(kept)))
             log.warning("checkpoint of step %d has read what train.skip.%d passes over: now in %s", step, skip, kept)
 
-    def save(self, step: int, *, wait: bool) -> None:
+    def save(self, step: int, *, wait: bool) -> str | None:
         """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.
 
         Without, training stands still for a copy to host memory only, and the checkpoint counts some steps later.
+        Where the storage fails, and goes on failing, the checkpoint is given up on all ranks, and rank 0 says so:
+        returns why, where that is known when this returns.
         """
         self.finish()
+        self._saving = step
         begun = time.monotonic()
-        if self.events:
-            self.store.prepare(step)
-        barrier()
-        pieces = self.engine.pieces()
-        self._background.begin(
-            partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
-            partial(self._commit, step, self._state(step), begun),
-        )
-        if wait:
-            self.finish()
+
+        def begin() -> None:
+            together(lambda: self.store.prepare(step) if self.events else None)
+            pieces = self.engine.pieces()
+            self._background.begin(
+                partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
+                partial(self._commit, step, self._state(step), begun),
+            )
+            if wait:
+                self._background.finish()
+
+        return self._unless_storage_fails(begin)
 
     def advance(self) -> None:
-        """All ranks, at the end of a step: commit what all have written by now; what went wrong is raised here."""
-        self._background.advance()
+        """All ranks, at the end of a step: commit what all have written by now; mistakes are raised here."""
+        self._unless_storage_fails(self._background.advance)
 
     def finish(self) -> None:
         """All ranks: return when the checkpoint under way counts, if there is one."""
-        self._background.finish()
+        self._unless_storage_fails(self._background.finish)
+
+    def _unless_storage_fails(self, work: Callable[[], object]) -> str | None:
+        try:
+            work()
+        except NotSavedError as error:
+            problem = str(error).removesuffix(".")
+            if self.events:
+                log.warning("step %d is not saved: %s; training goes on, and saves again later", self._saving, problem)
+                self._note(NotSavedEvent(step=self._saving, problem=problem))
+            return problem
+        return None
 
     def _commit(self, step: int, state: dict[str, Any], begun: float) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.place.world)
             seconds = round(time.monotonic() - begun, 3)
-            self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
+            self._note(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.tell(step, seconds)
+
+    def _note(self, event: Event) -> None:
+        """Write an event down; a disk that fails then has been told of, or is when it takes no checkpoint."""
+        assert self.events is not None
+        try:
+            self.events.write(event)
+        except OSError as error:
+            log.warning("the journal of the run lacks an event of kind %s: %s", event.kind, error)
 
     def _damaged(self, step: int, problem: str, kept: Path) -> None:
         if self.events:
-            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
+            self._note(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batch_schedule.first(step)

@@ -27,6 +27,8 @@ SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""
 
 
+EARLIER_STANDS = "what was saved earlier stands: mend that, and start the run again."
+
 LAST = object()
 """Where no batch comes any more."""
 
@@ -72,11 +74,12 @@ def train(run: Training, *, start: int) -> int:
         try:
             result = _step(run, batches, step, rate)
         except NothingAskedError as error:
+            not_saved = None
             if step > start and step % run.config.checkpoint.every:
-                _save(run, step, wait=True)
+                not_saved = _save(run, step, wait=True)
             else:
                 _finish_saving(run)
-            raise _saved_at(step, error) from None
+            raise _saved_at(step, error, not_saved) from None
         done = step + 1
         last = done == config.steps
         if run.report is not None:
@@ -86,12 +89,15 @@ def train(run: Training, *, start: int) -> int:
         if last or (config.validate_every is not None and done % config.validate_every == 0):
             unreadable = _validate(run, done, unreadable)
         stopping = any_rank(run.stop.requested or config.stop_at == done or unreadable is not None)
+        not_saved = None
         if last or stopping or done % run.config.checkpoint.every == 0:
-            _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
+            not_saved = _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
         if (last or stopping) and (mistake := _first_mistake(unreadable)):
-            raise _saved_at(done, mistake)
+            raise _saved_at(done, mistake, not_saved)
+        if (last or stopping) and not_saved is not None:
+            raise UserError(f"the run ends at step {done:,}, which is not saved: {not_saved}; {EARLIER_STANDS}")
         if stopping and not last:
             _tell_who_was_asked(run, done)
             return EXIT_CONTINUE
@@ -114,8 +120,12 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     return next((UserError(sentence) for _, sentence in told if sentence is not None), None)
 
 
-def _saved_at(step: int, mistake: UserError) -> UserError:
-    return UserError(f"{str(mistake).removesuffix('.')}; the run is saved at step {step}.") if step else mistake
+def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> UserError:
+    """The mistake with the step that is saved, or why that step is not."""
+    if not step:
+        return mistake
+    saved = f"the run is saved at step {step}." if not_saved is None else f"nor is step {step} saved: {not_saved}"
+    return UserError(f"{str(mistake).removesuffix('.')}; {saved}" + (f"; {EARLIER_STANDS}" if not_saved else ""))
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
@@ -217,9 +227,11 @@ def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]
         yield batch
 
 
-def _save(run: Training, step: int, *, wait: bool) -> None:
+def _save(run: Training, step: int, *, wait: bool) -> str | None:
+    """Save; returns why that was given up, where that is known already."""
     before = run.seconds.checkpoint
     with run.during("saving"):
-        run.checkpointer.save(step, wait=wait)
+        not_saved = run.checkpointer.save(step, wait=wait)
     if run.report is not None:
         run.report.stalled(step, run.seconds.checkpoint - before)
+    return not_saved

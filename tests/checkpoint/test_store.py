@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -143,6 +144,69 @@ def test_leftovers_are_never_used_and_removed_by_the_next(store):
     assert names(store) == ["step-00000010", "step-00000020.writing-job"]
     store.prepare(30)
     assert names(store) == ["step-00000010", "step-00000030.writing-job"]
+
+
+def test_copies_that_a_person_made_are_left_alone(store):
+    save(store, 10)
+    for name in ("step-00000010.bak", "step-00000010 (copy)", "step-5.good", "notes"):
+        shutil.copytree(store.folder / "step-00000010", store.folder / name)
+    before = names(store)
+    store.take_over()
+    save(store, 20)
+    assert names(store) == sorted([*before, "step-00000020"])
+
+
+def test_a_checkpoint_without_its_manifest_is_set_aside_and_told(store, tmp_path, caplog):
+    for step in (10, 20):
+        save(store, step)
+    (store.folder / "step-00000020" / "manifest.json").unlink()
+    damaged = []
+    following = Store(tmp_path, fence=always, damaged=lambda *told: damaged.append(told))
+    following.take_over()
+    assert following.newest().step == 10
+    assert names(store) == ["step-00000010", "step-00000020.damaged"]
+    assert (store.folder / "step-00000020.damaged" / "rank-00000.safetensors").exists()
+    assert damaged == [(20, "its manifest.json is missing", store.folder / "step-00000020.damaged")]
+    assert "checkpoint of step 20 is damaged: its manifest.json is missing" in caplog.text
+
+
+def test_who_only_reads_is_warned_of_a_newest_checkpoint_without_its_manifest(store, tmp_path, caplog):
+    for step in (10, 20):
+        save(store, step)
+    (store.folder / "step-00000020" / "manifest.json").unlink()
+    assert Store(tmp_path).newest().step == 10
+    assert "checkpoint of step 20 is damaged: its manifest.json is missing" in caplog.text
+    assert names(store) == ["step-00000010", "step-00000020"]
+
+
+def test_a_run_whose_only_checkpoint_lost_its_manifest_does_not_begin_again(store):
+    save(store, 10)
+    (store.folder / "step-00000010" / "manifest.json").unlink()
+    with pytest.raises(UserError, match="are damaged: put a good copy there"):
+        store.newest()
+
+
+def test_what_cannot_be_removed_keeps_its_name(store):
+    """Files that some process has open stay behind on NFS, as `.nfs...`; here another file system holds the folder."""
+    save(store, 10)
+    held = store.folder / "step-00000005.removed-0a1b2c3d"
+    held.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "none", held], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        for step in (20, 30):
+            store.take_over()
+            save(store, step)
+        assert names(store) == ["step-00000005.removed-0a1b2c3d", "step-00000020", "step-00000030"]
+    finally:
+        subprocess.run(["umount", held], check=True)
+
+
+@pytest.mark.parametrize("name", ["step-00000005.removed.removed", "step-00000005.writing-job.removed"])
+def test_names_of_earlier_versions_are_removed(store, name):
+    (store.folder / name).mkdir(parents=True)
+    store.take_over()
+    assert names(store) == []
 
 
 def test_a_checkpoint_without_all_its_ranks_is_not_committed(store):
