@@ -1,25 +1,37 @@
-"""Compressed files: known by their suffix, checked by their first bytes, decompressed a little at a time."""
+"""Compressed files: known by their suffix, checked by their decompressor, decompressed a little at a time."""
 
 from __future__ import annotations
 
 import bz2
+import codecs
+import importlib
 import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
 from data_pipeline.sources.bad import Unreadable, needed
+from megaptm.errors import UserError
 
+HEAD_BYTES = 18
+"""First bytes that tell a compression: the longest header of a Zstandard frame."""
 CHUNK_BYTES = 1 << 20
 """Read and given at a time. The same everywhere: where a damaged file stops being read depends on it."""
 KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 SHORT = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 OTHERS = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
 """Suffixes of what is compressed in other ways."""
-MAGIC = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "bzip2": b"BZh", "xz": b"\xfd7zXZ\x00"}
+MAX_WINDOW_LOG = 31
+"""The longest window of Zstandard that its library can use (`zstd --long=31`): 2 GiB."""
+DICTIONARY_FRAME = 0x184D2A5D
+"""Magic number of the skippable frame with the dictionary of a file, as `.warc.zst` has it (IIPC)."""
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+"""A dictionary that begins so is compressed itself."""
+MAX_DICTIONARY_BYTES = 64 << 20
 
 
 def compression_of(name: str) -> str | None:
@@ -44,27 +56,54 @@ def _in_full(name: str) -> str:
 
 
 def check_compression(kind: str | None, head: bytes) -> None:
-    """The first bytes must be of the compression that the suffix says; raises `Unreadable`."""
-    real = next((name for name, magic in MAGIC.items() if head.startswith(magic)), None)
+    """Compare the first HEAD_BYTES of a file with the compression that its suffix says; raises `Unreadable`."""
+    if kind and _is_taken(head, kind):
+        return
+    real = next((name for name in KINDS.values() if _is_taken(head, name)), None)
     if real == kind:
         return
+    if real is None and not _is_text(head):
+        raise Unreadable("damaged", f"does not begin as {kind} data do", "fetch it again")
     what = f"is not {kind}, as its suffix says" if kind else f"holds {real} data, which its suffix does not say"
     ending = next((suffix for suffix, name in KINDS.items() if name == real), None)
     raise Unreadable("wrong compression", what, f"let its name end in {ending}" if ending else "take the suffix off")
 
 
+def _is_taken(head: bytes, kind: str) -> bool:
+    """Whether a decompressor takes these first bytes of a file, all of them if they are fewer than HEAD_BYTES."""
+    try:
+        machine = _decompressor(kind)()
+        machine.decompress(head, CHUNK_BYTES)
+        return len(head) == HEAD_BYTES or machine.eof
+    except UserError:  # its library is not installed
+        return False
+    except Exception as error:  # each library has its own
+        fault = _fault(error, kind)
+        return not isinstance(fault, Unreadable) or fault.reason != "damaged"
+
+
+def _is_text(head: bytes) -> bool:
+    try:
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+
+
 def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
     """Content of one or more compressed streams end to end, in chunks of at most CHUNK_BYTES; raises `Unreadable`."""
-    new = _decompressor(kind)
+    dictionary = None
+    if kind == "zstd":
+        dictionary, chunks = _split_dictionary(chunks)
+    new = _decompressor(kind, dictionary)
     machine, inside = new(), False
     for data in chunks:
-        while data:
+        # Zeros may follow a stream; gzip and xz have them as padding.
+        while data := data if inside else data.lstrip(b"\0"):
             inside = True
             yield from _outputs(machine, data, kind)
             data = b""
             if machine.eof:
-                # Zeros may follow a stream; gzip and xz have them as padding.
-                data, machine, inside = machine.unused_data.lstrip(b"\0"), new(), False
+                data, machine, inside = machine.unused_data, new(), False
     if inside:
         raise Unreadable("truncated", f"ends in the middle of its {kind} data", "fetch it again")
 
@@ -75,7 +114,7 @@ def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
         try:
             output = machine.decompress(data, CHUNK_BYTES)
         except Exception as error:  # each library has its own
-            raise Unreadable("damaged", f"holds damaged {kind} data ({error})", "fetch it again") from None
+            raise _fault(error, kind) from None
         if output:
             yield output
         if machine.eof or machine.needs_input:
@@ -83,21 +122,62 @@ def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
         data = b""
 
 
-def _decompressor(kind: str) -> Callable[[], Any]:
+def _fault(error: Exception, kind: str) -> Exception:
+    """Tell damage from limits of the library and of this machine."""
+    if isinstance(error, MemoryError) or "Allocation error" in str(error):
+        # Not counted: on a larger machine the corpus would be another.
+        return UserError(
+            f"there is not enough memory to decompress {kind} data: give the build more, or fewer workers."
+        )
+    if "requires too much memory" in str(error):
+        what = "needs a window of more than 2 GiB to be decompressed"
+        return Unreadable("window too long", what, f"compress it again with --long={MAX_WINDOW_LOG} or less")
+    if "Dictionary mismatch" in str(error):
+        what = "was compressed with a dictionary, which it does not hold"
+        return Unreadable("needs a dictionary", what, "decompress it with that dictionary")
+    return Unreadable("damaged", f"holds damaged {kind} data ({error})", "fetch it again")
+
+
+def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
+    """The dictionary that a Zstandard file begins with, if it does, and the chunks behind it."""
+    held = b""
+    while len(held) < 8 and (chunk := next(chunks, b"")):
+        held += chunk
+    size = int.from_bytes(held[4:8], "little")
+    if int.from_bytes(held[:4], "little") != DICTIONARY_FRAME or size > MAX_DICTIONARY_BYTES:
+        return None, chain((held,), chunks)
+    while len(held) < 8 + size and (chunk := next(chunks, b"")):
+        held += chunk
+    content = held[8 : 8 + size]
+    try:
+        if content.startswith(ZSTD_MAGIC):
+            content = b"".join(decompress(iter((content,)), "zstd"))
+        return _zstd().ZstdDict(content), chain((held[8 + size :],), chunks)
+    except (_zstd().ZstdError, ValueError):
+        return None, chain((held,), chunks)  # frames that need it say so
+
+
+@lru_cache(maxsize=1)
+def _zstd() -> Any:
+    with needed("backports.zstd"):
+        return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
+def _decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
     if kind == "zstd":
-        with needed("backports.zstd"):
-            if sys.version_info >= (3, 14):
-                from compression.zstd import ZstdDecompressor
-            else:
-                from backports.zstd import ZstdDecompressor
-        return ZstdDecompressor
+        options = {_zstd().DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+        return partial(_zstd().ZstdDecompressor, zstd_dict=dictionary, options=options)
     if kind == "brotli":
         with needed("brotli"):
             import brotli  # noqa: F401
         return _BrotliDecompressor
     if kind == "gzip":
         return partial(_ZlibDecompressor, 16 + zlib.MAX_WBITS)
-    return {"deflate": _DeflateDecompressor, "bzip2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}[kind]
+    return {
+        "deflate": _DeflateDecompressor,
+        "bzip2": bz2.BZ2Decompressor,
+        "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
+    }[kind]
 
 
 class _ZlibDecompressor:

@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from data_pipeline.sources.bad import Unreadable
-from data_pipeline.sources.compression import CHUNK_BYTES, check_compression, compression_of, decompress
+from data_pipeline.sources.compression import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    check_compression,
+    compression_of,
+    decompress,
+)
 from data_pipeline.sources.open import is_remote, open_bytes
 from data_pipeline.sources.source import InputFile
 from megaptm.errors import shown
 
-HEAD_BYTES = 8
 EMPTY = Unreadable("empty file", "is empty", "remove it")
 
 

@@ -134,7 +134,7 @@ def _value(text: _Text) -> Any:
             if not goes_on or not text.more(len(text.text) - text.at):
                 return _not_json(error.msg)
         except RecursionError:
-            return _not_json("it is too deep")
+            return too_deep()
         else:
             if end == len(text.text) and isinstance(value, int | float) and text.more():
                 continue  # a number may have more digits
@@ -144,3 +144,7 @@ def _value(text: _Text) -> Any:
 
 def _not_json(why: str) -> BadRecord:
     return BadRecord("not JSON", f"begins what is not valid JSON ({why})", "correct it")
+
+
+def too_deep() -> BadRecord:
+    return BadRecord("nested too deep", "is nested deeper than JSON is read here", "make it flat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterator
 
 from data_pipeline.document import Document
@@ -46,12 +47,12 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
 
 def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not empty, with the offsets of their first bytes."""
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(sys.maxsize)  # `_Lines` has a limit for the whole row
     lines = _Lines(lines_of(span, encoding))
     # Strict: a stray quote would otherwise take the rows behind it into its field, unseen.
     rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
     while True:
-        lines.first = None
+        lines.first, lines.size = None, 0
         try:
             row = next(rows, None)
         except BadRecord as error:
@@ -71,6 +72,8 @@ class _Lines:
     def __init__(self, lines: Iterator[Line]):
         self.lines = lines
         self.first: int | None = None
+        self.size = 0
+        """Bytes of the row so far."""
 
     def __iter__(self) -> Iterator[str]:
         return self
@@ -79,8 +82,9 @@ class _Lines:
         offset, line = next(self.lines)
         if self.first is None:
             self.first = offset
-        if line is None:
+        if line is None or (size := self.size + len(line)) > LONGEST_LINE:
             raise too_long()
+        self.size = size
         return line.decode(BYTES) + "\n"
 
 

@@ -10,7 +10,7 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, bad_record, needed
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.fields import conversation_of, notes_of, text_and_notes
-from data_pipeline.sources.json_values import has_values, values_of
+from data_pipeline.sources.json_values import has_values, too_deep, values_of
 from data_pipeline.sources.lines import lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Source, Span
@@ -79,7 +79,9 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
     text, notes = encoding.decode(line)
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise too_deep() from None
+    except json.JSONDecodeError:
         raise BadRecord("not JSON", "is not valid JSON", "correct it") from None
     return _checked(record, source), notes
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.document import Document, is_of_document
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, needed
 from data_pipeline.sources.compression import compression_of
-from data_pipeline.sources.content import EMPTY, HEAD_BYTES, open_file
+from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
 from data_pipeline.sources.fields import notes_of, text_and_notes
 from data_pipeline.sources.pieces import documents_of
@@ -32,7 +32,7 @@ def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
     if compression_of(span.file.name):
         raise Unreadable("wrong compression", "is Parquet inside of another compression", "decompress it")
     with open_file(span.file) as stream:
-        if not stream.read(HEAD_BYTES):
+        if not stream.read(1):
             raise EMPTY
         try:
             # Pages are read when they are due: a row group may be larger than memory.

@@ -1,0 +1,117 @@
+"""Compressed files are known by their decompressors, and a limit of ours is not called damage."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import tarfile
+
+import pytest
+
+from data_pipeline.sources import compression
+from data_pipeline.sources.compression import DICTIONARY_FRAME
+from megaptm.errors import UserError
+from tests.data_pipeline.sources.reading import reading, written
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    zstd = pytest.importorskip("backports.zstd")
+
+ROW = b'{"text": "one row"}\n'
+LONG_WINDOW = bytes.fromhex(  # `zstd --long=31` of a pipe; making it takes 2 GiB of memory
+    "28b52ffd04a8f900007b2274657874223a227a7374206c6f6e672077696e646f7720726f77227d0aae4f1752"
+)
+TOO_LONG_WINDOW = LONG_WINDOW[:5] + bytes([22 << 3]) + LONG_WINDOW[6:]
+"""A window of 4 GiB: exponent 22 above 2**10 (RFC 8878, section 3.1.1.1.2)."""
+
+
+def skippable(content: bytes, magic: int = 0x184D2A50) -> bytes:
+    """A frame that holds no text (RFC 8878, section 3.1.2). pzstd begins each of its frames with one."""
+    return magic.to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
+
+
+def test_a_window_of_2_gib_is_read(tmp_path):
+    assert reading(written(tmp_path / "a.jsonl.zst", LONG_WINDOW)).texts == ["zst long window row"]
+
+
+def test_a_longer_window_is_a_limit_and_no_damage(tmp_path, refusal):
+    path = written(tmp_path / "a.jsonl.zst", TOO_LONG_WINDOW)
+    assert reading(path).counts == {"window too long": 1}
+    assert "needs a window of more than 2 GiB to be decompressed: compress it again with --long=31" in refusal(path)
+
+
+@pytest.mark.parametrize("size", [4, 100, 3000])
+def test_skippable_frames_are_skipped(size, tmp_path, chunk_bytes):
+    frame = skippable(bytes(size)) + zstd.compress(ROW)
+    path = written(tmp_path / "a.jsonl.zst", frame + frame + skippable(b""))
+    assert reading(path).texts == ["one row"] * 2
+    chunk_bytes(7)
+    assert reading(path).texts == ["one row"] * 2
+
+
+def test_a_skippable_frame_begins_a_tar(tmp_path):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        info = tarfile.TarInfo("a.jsonl")
+        info.size = len(ROW)
+        tar.addfile(info, io.BytesIO(ROW))
+    path = written(tmp_path / "a.tar.zst", skippable(b"1234") + zstd.compress(made.getvalue()))
+    assert reading(path).texts == ["one row"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_that_begins_with_its_dictionary_is_read_with_it(packed, tmp_path, chunk_bytes):
+    """As `.warc.zst` does: https://iipc.github.io/warc-specifications/specifications/warc-zstd/"""
+    rows = [b'{"text": "document %d says nothing of %d"}\n' % (number, number**3) for number in range(2000)]
+    dictionary = zstd.train_dict(rows, 2000)
+    content = zstd.compress(dictionary.dict_content) if packed else dictionary.dict_content
+    frames = b"".join(zstd.compress(row, zstd_dict=dictionary) for row in rows[:5])
+    path = written(tmp_path / "a.jsonl.zst", skippable(content, DICTIONARY_FRAME) + frames)
+    assert reading(path).texts == [json.loads(row)["text"] for row in rows[:5]]
+    chunk_bytes(100)
+    assert len(reading(path).texts) == 5
+    without = written(tmp_path / "b.jsonl.zst", frames)
+    assert reading(without).counts == {"needs a dictionary": 1}
+
+
+def test_too_little_memory_ends_the_build(tmp_path, monkeypatch):
+    class Poor:
+        def decompress(self, data, most):
+            raise MemoryError
+
+    path = written(tmp_path / "a.jsonl.xz", lzma.compress(ROW))
+    monkeypatch.setattr(compression, "_decompressor", lambda *_: Poor)
+    with pytest.raises(UserError, match="not enough memory to decompress xz data"):
+        reading(path)
+
+
+@pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_streams_end_to_end_with_zeros_between_are_one_file(suffix, compress, tmp_path, chunk_bytes):
+    path = written(tmp_path / f"a.jsonl.{suffix}", compress(ROW) + bytes(64) + compress(ROW) + bytes(64))
+    assert (reading(path).texts, reading(path).counts) == (["one row"] * 2, {})
+    chunk_bytes(10)
+    assert (reading(path).texts, reading(path).counts) == (["one row"] * 2, {})
+
+
+def test_a_damaged_beginning_is_not_told_to_be_text(tmp_path, refusal):
+    path = written(tmp_path / "a.jsonl.gz", b"\xff" * 4 + gzip.compress(ROW)[4:])
+    assert "does not begin as gzip data do: fetch it again" in refusal(path)
+
+
+def test_a_row_of_csv_that_is_too_long_is_counted_as_that(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.formats.csv.LONGEST_LINE", 100)
+    path = written(tmp_path / "a.csv", 'text\n"' + "a line\n" * 50 + '"\nlast\n')
+    found = reading(path)
+    assert found.counts["line too long"] == 1
+    assert "field limit" not in str(found.dropped.said)
+
+
+def test_values_that_json_does_not_go_into_are_counted_as_that(tmp_path, refusal):
+    path = written(tmp_path / "a.jsonl", '{"text": "x", "a": ' + "[" * 100_000 + "]" * 100_000 + "}\n" + ROW.decode())
+    assert (reading(path).texts, reading(path).counts) == (["one row"], {"nested too deep": 1})
+    assert "is nested deeper than JSON is read here" in refusal(path)
+    array = written(tmp_path / "b.json", f"[{ROW.decode()}, " + "[" * 100_000)
+    assert (reading(array).texts, reading(array).counts) == (["one row"], {"nested too deep": 1})
