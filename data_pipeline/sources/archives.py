@@ -17,12 +17,12 @@ from typing import IO, Literal
 
 from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.compression import compression_of, without_compression
-from data_pipeline.sources.content import Stream, chunks, open_file
+from data_pipeline.sources.content import Stream, chunks, open_file, unpacks_to_too_much
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
 from megaptm.credentials import in_brief
 from megaptm.data.files import open_tar, tar_members
-from megaptm.errors import UserError
+from megaptm.errors import FULL_DISK, UserError
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
@@ -44,6 +44,7 @@ class _Member:
 def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
     """Copies of all members that a folder would be asked for, each gone when the next comes; raises `Unreadable`."""
     found = _zip_members(file, bad) if archive_kind(file.name) == "zip" else _tar_members(file)
+    unpacked = 0
     for member in found:
         # A name is only ever shown: where it would lead is of no account.
         parts = PurePosixPath(member.name.encode("utf-8", "backslashreplace").decode()).parts
@@ -54,6 +55,8 @@ def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
         if member.stream is None:
             bad.left_out("not a file", name)
             continue
+        if (unpacked := unpacked + member.size) > file.max_unpacked:
+            raise unpacks_to_too_much(file)
         with tempfile.NamedTemporaryFile(prefix="megaptm-member-") as copy:
             try:
                 shutil.copyfileobj(member.stream, copy, 1 << 20)
@@ -61,6 +64,11 @@ def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
             except (tarfile.TarError, Unreadable, EOFError) as error:
                 raise _damaged(error) from None
             except Exception as error:  # of zip each member is compressed and checked by itself
+                if getattr(error, "errno", None) in FULL_DISK:
+                    raise UserError(
+                        f"{tempfile.gettempdir()} has no room for a copy of {below} from {file.path} ({member.size:,} "
+                        "bytes): set TMPDIR to a folder of a larger disk."
+                    ) from None
                 bad.record(name, f"member {below}", bad_record(error))
                 continue
             yield replace(file, path=copy.name, name=name, size=member.size, label=f"{file.path}: {below}")

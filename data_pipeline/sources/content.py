@@ -15,9 +15,10 @@ from data_pipeline.sources.compression import (
     compression_of,
     decompress,
 )
-from data_pipeline.sources.open import is_remote, open_bytes
+from data_pipeline.sources.open import open_bytes
 from data_pipeline.sources.source import InputFile
 from megaptm.errors import shown
+from megaptm.storage import is_remote
 
 EMPTY = Unreadable("empty file", "is empty", "remove it")
 
@@ -32,7 +33,7 @@ def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
         check_compression(kind, head)
         stream.seek(start if kind is None else 0)
         raw = iter(lambda: stream.read(CHUNK_BYTES), b"")
-        yield from raw if kind is None else _after(decompress(raw, kind), start)
+        yield from raw if kind is None else _after(_bounded(decompress(raw, kind), file), start)
 
 
 def open_file(file: InputFile) -> BinaryIO:
@@ -47,6 +48,19 @@ def open_file(file: InputFile) -> BinaryIO:
             raise Unreadable("unreadable", what, "correct the link, or remove it") from None
         what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise Unreadable("unreadable", what, "make it readable") from None
+
+
+def _bounded(data: Iterator[bytes], file: InputFile) -> Iterator[bytes]:
+    size = 0
+    for chunk in data:
+        if (size := size + len(chunk)) > file.max_unpacked:
+            raise unpacks_to_too_much(file)
+        yield chunk
+
+
+def unpacks_to_too_much(file: InputFile) -> Unreadable:
+    what = f"unpacks to more than {file.max_unpacked:,} bytes, and has {file.size:,}"
+    return Unreadable("unpacks to too much", what, "unpack it, or raise `max_expansion` of its source")
 
 
 def _after(data: Iterator[bytes], start: int) -> Iterator[bytes]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.turns import text_and_turns
-from data_pipeline.sources.bad import BadRecord
+from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.source import NAMED_FIELD, Source
 
 
@@ -24,6 +24,13 @@ def text_of(record: Any, field: str, option: str = "text") -> str:
         what = f"has no string in its field `{field}`{there}"
         raise BadRecord("no text field", what, f"add it, or name another with `{option}`{_instead(record, option)}")
     return text
+
+
+def refuse_twins(columns: Sequence[str], source: Source) -> None:
+    """Raise `Unreadable` where two columns have the name of a wanted one: it does not tell which is the text."""
+    for name in (*source.fields, *source.keep):
+        if (count := columns.count(name)) > 1:
+            raise Unreadable("columns of one name", f"has {count} columns `{name}`", "rename all but one of them")
 
 
 def _instead(record: Any, option: str) -> str:

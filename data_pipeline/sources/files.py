@@ -16,10 +16,10 @@ from data_pipeline.sources.formats.image_text import is_image, is_metadata
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
-from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.remote import list_url
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
+from megaptm.storage import is_remote
 
 __all__ = ["JSON_LINES", "PYTHON_LIBRARY", "InputFile", "find_files"]
 
@@ -55,6 +55,7 @@ SAID = {
     "unknown compression": "is compressed in a way that is not read here: decompress it, or use .gz, .zst, .bz2 or .xz",
     "corpus": "is the corpus of another build, and no text of its own",
     "unfinished build": "is where a corpus is being made",
+    "folder read already": "is a link to a folder that is read under another name, and is not read again",
     "not a file": "is a pipe, a socket or a device: write it to a file",
 }
 

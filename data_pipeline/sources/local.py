@@ -13,6 +13,8 @@ from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_h
 from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
 
+TWICE = "folder read already"
+
 
 def list_path(path: str) -> Listing | None:
     """None: there is nothing of this name."""
@@ -40,7 +42,8 @@ def list_folder(root: str, name: str) -> Listing:
 
 def _list_glob(pattern: str, root: str) -> Listing:
     listing = Listing("glob", [])
-    for match in glob.iglob(pattern, recursive=True):
+    twice: list[str] = []
+    for match in dict.fromkeys(_matches(pattern, twice)):
         name = _name_in_glob(match, root)
         if os.path.isdir(match):
             continue
@@ -50,7 +53,36 @@ def _list_glob(pattern: str, root: str) -> Listing:
             listing.left_out.append(("not a file", name))
         else:
             listing.files.append(_found(match, name))
+    listing.left_out.extend((TWICE, _name_in_glob(folder, root)) for folder in dict.fromkeys(twice))
     return listing
+
+
+def _matches(pattern: str, twice: list[str]) -> Iterator[str]:
+    """Paths that match a glob. Below `**` each folder is searched once; other links to it are added to `twice`."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    place = parts.index("**")
+    behind = "/".join(parts[place + 1 :]) or "*"
+    for top in glob.iglob("/".join(parts[:place]) or "/") if place else [""]:
+        for folder in _folders(top, twice):
+            yield from _matches(os.path.join(glob.escape(folder), behind), twice)
+
+
+def _folders(top: str, twice: list[str]) -> Iterator[str]:
+    """A folder and those below it that are not hidden. Links are followed, each folder once."""
+    seen = {os.path.realpath(top)}
+    for folder, inner, _ in os.walk(top or ".", followlinks=True):
+        yield folder if top else os.path.relpath(folder) if folder != "." else ""
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        for name in [*inner]:
+            path = os.path.join(folder, name)
+            real = os.path.realpath(path)
+            if real in seen:
+                inner.remove(name)
+                twice.append(path)
+            seen.add(real)
 
 
 def _not_text_above(folder: str, root: str) -> str | None:
@@ -78,12 +110,12 @@ def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
         for name in sorted(inner):
             path = os.path.join(folder, name)
             real = os.path.realpath(path)
-            if is_hidden(name) or real in seen:
+            if is_hidden(name):
                 continue
-            seen.add(real)
-            if reason := _not_text(path):
+            if reason := TWICE if real in seen else _not_text(path):
                 yield path, Path(path).relative_to(root).as_posix(), reason
             else:
+                seen.add(real)
                 kept.append(name)
         inner[:] = kept
         for name in files:

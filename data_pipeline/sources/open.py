@@ -8,11 +8,7 @@ import stat
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from megaptm.storage import exists, open_remote
-
-
-def is_remote(path: str) -> bool:
-    return "://" in path or "::" in path
+from megaptm.storage import exists, is_remote, open_remote
 
 
 def open_bytes(path: str) -> BinaryIO:

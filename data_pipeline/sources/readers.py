@@ -10,9 +10,9 @@ from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.compression import has_other_compression
 from data_pipeline.sources.formats import can_be_cut, format_of, passed_over
 from data_pipeline.sources.lines import count_lines
-from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.source import InputFile, OnError, Span
 from megaptm.errors import UserError
+from megaptm.storage import is_remote
 
 
 def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[Document]:

@@ -21,6 +21,8 @@ Html = Literal["main", "all"]
 
 NAMED_FIELD = re.compile(r"\{([^{}]+)\}")
 """The name of a field, in a part that is made of several."""
+MIN_UNPACKED = 1 << 30
+"""Bytes that every file may unpack to."""
 MARKUP = ("headers", "lists", "tables")
 """What of an article's markup can be left out."""
 
@@ -62,6 +64,8 @@ class Source:
     """HTML, WARC: of a page its main content, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
+    max_expansion: int = 100
+    """A compressed file or archive that unpacks to more than 1 GiB may unpack to so many times its size."""
 
     def __post_init__(self) -> None:
         for name, kind in (("format", FormatName), ("documents", DocumentUnit), ("html", Html)):
@@ -86,6 +90,8 @@ class Source:
             raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) must be different names.")
         if lacking := [name for name in (*self.fields, *self.keep) if self.columns and name not in self.columns]:
             raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) do not name `{lacking[0]}`.")
+        if self.max_expansion < 1:
+            raise UserError(f"source {self.path}: max_expansion ({self.max_expansion}) must be 1 or more.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
             raise UserError(
                 f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."
@@ -132,6 +138,11 @@ class InputFile:
     """Text: the file whose lines are the second parts of what its lines begin."""
     label: str = ""
     """What people are told instead of the path, where that is of a copy."""
+
+    @property
+    def max_unpacked(self) -> float:
+        """Bytes that it may unpack to."""
+        return max(MIN_UNPACKED, self.source.max_expansion * self.size) if self.size else float("inf")
 
     @property
     def place(self) -> str:

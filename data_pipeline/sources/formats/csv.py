@@ -10,7 +10,7 @@ from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
-from data_pipeline.sources.fields import notes_of, text_and_notes
+from data_pipeline.sources.fields import notes_of, refuse_twins, text_and_notes
 from data_pipeline.sources.lines import LONGEST_LINE, Line, lines_of, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import InputFile, Span
@@ -24,6 +24,7 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
     encoding = encoding_of_records(span.file)
     rows = _rows(span, encoding, bad)
     header = [*source.columns] or [encoding.decode(name.encode(BYTES))[0] for name in next(rows, (0, []))[1]]
+    refuse_twins(header, source)
     wanted = [name for name in (*source.fields, *source.keep) if name in header]
     if lacking := [name for name in source.fields if name not in wanted]:
         what = f"has no column `{lacking[0]}` in its first line, but {', '.join(header[:20])}"

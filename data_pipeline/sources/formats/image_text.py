@@ -12,9 +12,8 @@ from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
 from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.text import read_text
-from data_pipeline.sources.open import is_remote
 from data_pipeline.sources.source import Span
-from megaptm.storage import file_name
+from megaptm.storage import file_name, is_remote
 
 METADATA = "metadata.jsonl"
 

@@ -10,7 +10,7 @@ from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, ne
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.fields import notes_of, text_and_notes
+from data_pipeline.sources.fields import notes_of, refuse_twins, text_and_notes
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Source, Span
 from megaptm.credentials import in_brief
@@ -87,6 +87,7 @@ def _complaint(error: Exception) -> str:
 def _columns(table: ParquetFile, source: Source) -> list[str]:
     """Of those wanted the ones that are there; raises `Unreadable` without a text."""
     schema = table.schema_arrow
+    refuse_twins(schema.names, source)
     for text in source.fields:
         if text not in schema.names or not _is_text(schema.field(text).type):
             kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])

@@ -1,5 +1,6 @@
 """Members of an archive are read as the files of a folder are."""
 
+import errno
 import gzip
 import io
 import json
@@ -10,6 +11,7 @@ import zipfile
 import pytest
 
 from data_pipeline.sources import Source, deal, find_files
+from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, written
 
 FILES = {
@@ -110,3 +112,40 @@ def test_links_in_a_tar_are_not_followed(tmp_path):
         made.addfile(up, io.BytesIO(b"up"))
     found = reading(tmp_path / "a.tar")
     assert (found.texts, found.counts) == (["up"], {"not a file": 1})
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.jsonl.gz"])
+def test_a_bomb_is_not_unpacked(name, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 50_000)
+    rows = b"".join(b'{"text": "row %d"}\n' % number for number in range(1000))
+    files = {"1.jsonl": rows, "2.jsonl": rows, "3.jsonl": rows, "4.jsonl": rows}
+    path = tmp_path / name
+    if name == "a.jsonl.gz":
+        path.write_bytes(gzip.compress(rows * 4))
+    else:
+        archive(path, files)
+    found = reading(path, max_expansion=1)
+    assert found.counts == {"unpacks to too much": 1}
+    assert len(found.texts) in (0, 2000)
+    assert "unpack it, or raise `max_expansion` of its source" in refusal(path, max_expansion=1)
+    assert len(reading(path).texts) == 4000
+
+
+def test_a_file_of_a_tar_that_has_holes_is_not_copied(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 1 << 20)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as made:
+        info = tarfile.TarInfo("a.txt")
+        info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40), "GNU.sparse.name": "a.txt"}
+        info.size = 1
+        made.addfile(info, io.BytesIO(b"x"))
+    assert reading(tmp_path / "a.tar").counts == {"unpacks to too much": 1}
+
+
+def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = archive(tmp_path / "a.zip")
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(UserError, match=r"has no room for a copy of pile/b.txt from .*: set TMPDIR to a folder"):
+        reading(path)

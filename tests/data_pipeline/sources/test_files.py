@@ -104,6 +104,31 @@ def test_linked_folders_are_followed_once_and_a_link_that_leads_nowhere_is_a_fil
     assert names(tmp_path / "pile") == ["pile/gone.txt", "pile/linked/a.txt"]
 
 
+def test_a_link_to_its_own_folder_is_counted_and_read_once(tmp_path):
+    written(tmp_path / "pile" / "a" / "a.txt", "x")
+    (tmp_path / "pile" / "a" / "self").symlink_to(tmp_path / "pile" / "a")
+    (tmp_path / "pile" / "a" / "also").symlink_to(tmp_path / "pile" / "a")
+    twice = {"folder read already": ["pile/a/also", "pile/a/self"]}
+    for place in (tmp_path / "pile", tmp_path / "pile" / "**", tmp_path / "pile" / "**" / "*.txt"):
+        assert names(place) == ["pile/a/a.txt"]
+        assert passed_over(place) == twice
+
+
+def test_a_double_star_reaches_through_linked_folders_from_here_and_from_the_root(tmp_path, monkeypatch):
+    written(tmp_path / "pile" / "a" / "b" / "c.txt", "x")
+    written(tmp_path / "pile" / ".hidden" / "c.txt", "x")
+    (tmp_path / "pile" / "linked").symlink_to(written(tmp_path / "out" / "c.txt", "x").parent)
+    monkeypatch.chdir(tmp_path / "pile")
+    assert names("**/*.txt") == names("**/**/c.txt") == ["a/b/c.txt", "linked/c.txt"]
+    assert names(tmp_path / "*" / "**" / "b" / "*.txt") == [f"{tmp_path.name}/pile/a/b/c.txt"]
+
+
+def test_two_colons_in_a_name_are_no_url(tmp_path):
+    written(tmp_path / "pile" / "std::string.txt", "a string")
+    assert reading(tmp_path / "pile").texts == ["a string"]
+    assert reading(tmp_path / "pile" / "std::string.txt").texts == ["a string"]
+
+
 def passed_over(path, **options) -> dict[str, list[str]]:
     """reason -> names, of what was found and not taken."""
     dropped = Dropped()

@@ -100,3 +100,16 @@ def test_a_table_without_rows_has_no_documents(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
     assert (reading(path).texts, reading(path).counts) == ([], {})
+
+
+@pytest.mark.parametrize("wanted", [{"text": "text"}, {"text": "body", "keep": ("text",)}])
+def test_two_columns_of_one_name_are_refused_where_they_are_wanted(wanted, tmp_path, refusal):
+    table = pa.Table.from_arrays([pa.array([word]) for word in ("one", "two", "three")], ["text", "text", "body"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert reading(tmp_path / "a.parquet", **wanted).counts == {"columns of one name": 1}
+    assert "has 2 columns `text`: rename all but one of them" in refusal(tmp_path / "a.parquet", **wanted)
+    assert reading(tmp_path / "a.parquet", text="body").texts == ["three"]
+
+
+def test_two_columns_of_one_name_are_refused_in_csv(tmp_path):
+    assert reading(written(tmp_path / "a.csv", "text,text\none,two\n")).counts == {"columns of one name": 1}
