@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,7 @@ from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe, read_image_
 from data_pipeline.images.report import ImageReport
 from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
-from data_pipeline.recipe import LISTS, TokenizerRecipe, read_recipe
+from data_pipeline.recipe import LISTS, Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.sources import find_files
 from data_pipeline.typed import typed
@@ -49,6 +49,12 @@ def build(words: Sequence[str], *, console: Console | None = None) -> CorpusRepo
     report = build_corpus(read_recipe(sources, settings), console=console, **asdict(options))
     report.print(console)
     return report
+
+
+def build_settings() -> list[str]:
+    """Return the names of all settings that `megaptm corpus build` takes as KEY=VALUE."""
+    own = [field.name for kind in (Build, Recipe) for field in fields(kind) if field.name != "sources"]
+    return [*own, *(f"tokenizer.{field.name}" for field in fields(TokenizerRecipe))]
 
 
 def images(words: Sequence[str], *, console: Console | None = None) -> ImageReport:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError, nearest, told_value, wanted
+from megaptm.suggest import equivalent
 
 Kind = TypeVar("Kind")
 
@@ -26,7 +27,7 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     ready = ready or {}
     for name in content:
         if name not in known:
-            raise UserError(f"{where}: unknown setting {name}; {nearest(name, known, 'it has {}.')}")
+            raise UserError(f"{where}: unknown setting {name}; {_remedy(str(name), hints)}")
     for name, field in known.items():
         if name not in {**content, **ready} and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{where}: {name} is missing.")
@@ -39,13 +40,28 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
         raise UserError(f"{where}: {said}") from None
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _remedy(name: str, hints: Mapping[str, Any]) -> str:
+    """Return what was meant by an unknown setting: one of this table, or the same name in a table within."""
+    ours = equivalent(name) or name
+    if ours not in hints:
+        for table, hint in hints.items():
+            if (kind := _table(hint)) and ours in {field.name for field in fields(kind)}:
+                return f"did you mean {table}.{ours}?"
+    return nearest(name, hints, "it has {}.")
+
+
+def _table(hint: Any) -> type | None:
+    """Return the dataclass that a setting may hold, or None."""
     options = get_args(hint) or (hint,)
-    table = next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+    return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    table = _table(hint)
     if table is not None:
-        if isinstance(value, table) or (value is None and type(None) in options):
+        if isinstance(value, table) or (value is None and type(None) in get_args(hint)):
             return value
-        if value is False and type(None) in options:
+        if value is False and type(None) in get_args(hint):
             return None
         return typed(table, {} if value is True else value, where)
     try:

@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Later: configs and the command line do without torch, and start in a blink.
     if name == "UserError":

@@ -22,6 +22,7 @@ from megaptm.commands.plan import plan
 from megaptm.commands.report import report
 from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
+from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now
@@ -37,7 +38,10 @@ class Commands(click.Group):
             refuse_credentials_in_words(args)
         except UserError as error:
             self._tell(ctx, error)
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            self._tell(ctx, explain_unknown_word(error))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,12 +49,14 @@ class Commands(click.Group):
                 return super().invoke(ctx)
         except UserError as error:
             self._tell(ctx, error)
+        except (click.NoSuchCommand, click.NoSuchOption) as error:
+            self._tell(ctx, explain_unknown_word(error))
         except KeyboardInterrupt:  # click would say "Aborted!" and exit with 1, a failure
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
 
     @staticmethod
-    def _tell(ctx: click.Context, error: UserError) -> NoReturn:
+    def _tell(ctx: click.Context, error: UserError | str) -> NoReturn:
         click.secho(f"error: {error}", fg="red", err=True)
         ctx.exit(EXIT_USER_ERROR)
 

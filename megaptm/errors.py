@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megaptm.suggest import suggest
+from megaptm.suggest import advice, suggest
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -42,7 +42,9 @@ class UserError(ValueError):
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
-    """`did you mean X?`, or what there is, where nothing that is known is near to a name."""
+    """Return the end of a sentence on an unknown name: advice, `did you mean X?`, or the names there are."""
+    if instead := advice(name):
+        return instead
     known = list(known)
     meant = suggest(name, known)
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
@@ -100,7 +102,11 @@ def must_be(details: Mapping[str, Any]) -> str:
     value = details["input"]
     said = f"must be {wanted(details)}, not {told_value(value)}"
     known = re.findall(r"'([^']*)'", wanted(details)) if details["type"] == "literal_error" else ()
-    meant = suggest(value, known) if isinstance(value, str) else None
+    if not known or not isinstance(value, str):
+        return f"{said}."
+    if instead := advice(value):
+        return f"{said}; {instead}"
+    meant = suggest(value, known)
     return f"{said}; did you mean {meant}?" if meant else f"{said}."
 
 

@@ -1,16 +1,20 @@
-"""What was meant by a name that is not known."""
+"""The name or the sentence that answers a word megaptm does not know.
+
+Config keys, values, commands and options are all looked up here, so that a word gets the same answer everywhere.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# What Hugging Face, Megatron-LM, torchtitan and fairseq call what a config says: their name -> ours.
-ELSEWHERE = {
+# Names of Megatron-LM, torchtitan, NeMo, Hugging Face, Composer and fairseq -> names of megaptm: keys of a config,
+# options, values, commands.
+EQUIVALENT_NAMES = {
     **dict.fromkeys(("learning_rate", "max_lr", "peak_lr"), "lr"),
     **dict.fromkeys(("warmup", "lr_warmup_steps", "lr_warmup_iters", "num_warmup_steps"), "warmup_steps"),
     **dict.fromkeys(("lr_decay_iters", "lr_decay_steps"), "decay_steps"),
-    **dict.fromkeys(("lr_scheduler_type", "lr_decay_style", "scheduler"), "decay"),
+    **dict.fromkeys(("lr_scheduler_type", "lr_decay_style", "lr_scheduler", "scheduler", "decay_type"), "decay"),
     **dict.fromkeys(("min_lr", "end_lr"), "final"),
     **dict.fromkeys(("max_grad_norm", "clip_grad", "clip_norm", "gradient_clipping"), "clip"),
     **dict.fromkeys(("adam_betas", "adam_beta1", "adam_beta2", "beta1", "beta2"), "betas"),
@@ -47,21 +51,154 @@ ELSEWHERE = {
     **dict.fromkeys(("dtype", "mixed_precision", "bf16", "fp16"), "precision"),
     **dict.fromkeys(("mlm_probability", "mask_prob", "masked_lm_prob", "noise_density"), "rate"),
     **dict.fromkeys(("world_size", "nproc_per_node", "num_gpus", "gpus"), "devices"),
-    **dict.fromkeys(("output_dir", "save", "save_dir"), "run"),
+    **dict.fromkeys(("output_dir", "save", "save_dir", "save_folder", "run_name", "dump_folder"), "run"),
+    **dict.fromkeys(
+        ("attn_implementation", "use_flash_attn", "use_flash_attention", "attention_backend"), "attention_kernel"
+    ),
+    **dict.fromkeys(("optim", "optimizer_type"), "name"),
+    **dict.fromkeys(("experiment_name", "wandb_project"), "experiment"),
+    **dict.fromkeys(("max_new_tokens", "num_tokens"), "tokens"),
+    **dict.fromkeys(("pretrain", "fit"), "train"),
+    **dict.fromkeys(("tokenize", "preprocess", "preprocess_data", "prepare", "prepare_data"), "build"),
+    **dict.fromkeys(("sample", "chat", "complete", "infer", "inference", "predict"), "generate"),
+    **dict.fromkeys(("sbatch", "submit"), "slurm"),
+    **dict.fromkeys(("flops", "estimate"), "plan"),
+    **dict.fromkeys(("logs", "status", "summary"), "report"),
     "nsp": "next-sentence",
     "sop": "sentence-order",
     **dict.fromkeys(("inverse_sqrt", "inverse_square_root"), "rsqrt"),
 }
 
+# Words of the same projects that have no equivalent name, and what to do instead. A dotted key holds in that section.
+_ADVICE = (
+    (
+        "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches grad_accum_steps "
+        "device_train_microbatch_size num_microbatches",
+        "gradients are accumulated over train.batch / (layout.data * layout.microbatch) forward passes: set "
+        "train.batch and layout.microbatch.",
+    ),
+    (
+        "num_train_epochs num_epochs max_epochs max_epoch train.epochs max_duration train_samples",
+        "the length of a run is train.steps; data.epochs is only a limit on how often a text is read.",
+    ),
+    (
+        "warmup_ratio lr_warmup_fraction lr_warmup_samples t_warmup warmup_epochs",
+        "the warm-up is a number of steps: set optimizer.warmup_steps.",
+    ),
+    (
+        "wsd warmup_stable_decay trapezoidal lr_wsd_decay_style lr_wsd_decay_iters decay_ratio",
+        "for warm-up, stable, decay set optimizer.warmup_steps, optimizer.stable_steps (the step at which the "
+        "decay begins) and optimizer.decay=linear.",
+    ),
+    (
+        "resume resume_from_checkpoint autoresume auto_resume resume_from restart continue restore "
+        "overwrite_output_dir",
+        "the same command again, or `megaptm train RUN_FOLDER`, continues a run from its newest checkpoint.",
+    ),
+    (
+        "finetune fine_tune finetuning sft pretrained pretrained_checkpoint load load_path load_weights_only "
+        "initial_load_path model_name_or_path from_pretrained init_checkpoint",
+        "to begin with the weights of another run set train.init_from=RUN_FOLDER; bring a Hugging Face model with "
+        "`megaptm import hf MODEL RUN_FOLDER`.",
+    ),
+    (
+        "dry_run dryrun validate_only test_run fast_dev_run",
+        "`megaptm check CONFIG` looks for what would stop a run, `megaptm plan CONFIG` counts its memory and "
+        "time; neither trains.",
+    ),
+    (
+        "fsdp fsdp_config use_fsdp use_torch_fsdp2 use_megatron_fsdp hsdp zero_stage deepspeed "
+        "data_parallel_shard_degree data_parallel_replicate_degree ddp",
+        "weights are not sharded over data ranks: layout.data copies the model, layout.tensor and layout.pipeline "
+        "divide it, layout.distributed_optimizer=true divides the optimizer's state (ZeRO stage 1).",
+    ),
+    (
+        "context_parallel context_parallel_size context_parallel_degree cp layout.context ulysses ring_attention "
+        "sequence_parallel_size",
+        "there is no context parallelism; layout.sequence_parallel=true splits norms and dropout along the "
+        "sequence over the tensor ranks.",
+    ),
+    (
+        "expert_parallel expert_model_parallel_size expert_parallel_degree ep num_experts moe",
+        "there are no mixture-of-experts layers.",
+    ),
+    (
+        "lora qlora peft adapter adapters",
+        "there are no adapters: all weights are trained.",
+    ),
+    (
+        "compile torch_compile use_compile use_torch_compile",
+        "models are not compiled with torch.compile; train.attention_kernel chooses the attention kernel.",
+    ),
+    (
+        "wandb use_wandb wandb_entity tensorboard tensorboard_dir enable_tensorboard report_to logger loggers "
+        "enable_wandb",
+        "metrics go to metrics.jsonl in the run folder and to MLflow (track.uri, track.experiment).",
+    ),
+    (
+        "early_stopping early_stopping_patience load_best_model_at_end exit_duration_in_mins",
+        "a run ends at train.steps; train.stop_at saves and stops before.",
+    ),
+    (
+        "data_path train_data train_data_path train_file dataset datasets dataset_name dataset_path train_dataset "
+        "train_loader validation_file eval_dataset blend",
+        "training reads corpora: build a corpus with `megaptm corpus build TEXT out=corpora/NAME`, then set "
+        "data.mix='{corpora/NAME: 1}'.",
+    ),
+    (
+        "tokenizer tokenizer_name tokenizer_model tokenizer_type tokenizer_path vocab_file merge_file merges_file",
+        "a corpus brings its tokenizer: choose it with tokenizer.kind=... or tokenizer=FOLDER in `megaptm corpus "
+        "build`.",
+    ),
+    (
+        "fp8 fp8_format fp8_recipe float8 load_in_8bit load_in_4bit quantization",
+        "number formats are fp32 and bf16: set train.precision.",
+    ),
+    (
+        "position_embedding_type rope_theta rotary_base rotary_percent normalization swiglu hidden_act "
+        "activation_function tie_word_embeddings untie_embeddings_and_output_weights add_bias_linear "
+        "disable_bias_linear layer_norm_eps norm_epsilon layernorm_epsilon",
+        "the family fixes it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",
+    ),
+    (
+        "llama llama2 llama3 mistral mixtral qwen gemma phi falcon olmo opt bloom gpt_neox pythia deepseek "
+        "modernbert mamba whisper",
+        "docs/add-a-family.md says how to add a family of your own.",
+    ),
+    (
+        "convert convert_checkpoint hf",
+        "use `megaptm import hf MODEL RUN_FOLDER` or `megaptm export hf RUN_FOLDER FOLDER`.",
+    ),
+    (
+        "serve server deploy api",
+        "there is no server: `megaptm generate` answers one prompt, `megaptm export hf` writes a model for one.",
+    ),
+)
+ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split()}
+
 
 def suggest(name: object, known: Iterable[str]) -> str | None:
-    """The one of the known names that was meant: what another library calls so, what is short so, or the nearest."""
+    """Return the known name that was meant: an equivalent name, an abbreviation, or the nearest in spelling."""
     known, asked = list(known), str(name)
-    if (meant := ELSEWHERE.get(asked.lower().replace("-", "_"))) in known:
+    if (meant := equivalent(asked)) in known:
         return meant
     same = [one for one in known if one.lower() == asked.lower()]
     short = [one for one in known if _abbreviated(one) == asked.lower()]  # `mlm` is meant for `masked-lm`
     return next(iter(same or short or get_close_matches(asked, known, n=1)), None)
+
+
+def equivalent(name: object) -> str | None:
+    """Return what megaptm calls what another project calls so."""
+    return EQUIVALENT_NAMES.get(_normalized(name))
+
+
+def advice(*names: object) -> str | None:
+    """Return what to do instead of the first of these names that another project has and megaptm has not."""
+    return next((ADVICE[word] for name in names if (word := _normalized(name)) in ADVICE), None)
+
+
+def _normalized(name: object) -> str:
+    return str(name).lower().lstrip("-").replace("-", "_")
 
 
 def _abbreviated(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 from click.testing import CliRunner
 
@@ -11,3 +13,11 @@ def run_command(command: click.Command, *words: object) -> str:
     done = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
+
+
+def all_commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Yield each command with its words, groups included."""
+    for name, command in group.commands.items():
+        yield (*above, name), command
+        if isinstance(command, click.Group):
+            yield from all_commands(command, (*above, name))

@@ -228,3 +228,8 @@ def test_what_cannot_be_is_one_sentence(places, ask, said):
     with pytest.raises(megaptm.UserError, match=said) as caught:
         ask(places)
     assert "\n" not in str(caught.value)
+
+
+def test_dir_shows_the_names_of_the_library():
+    """They are imported on first use, so that the module itself does not hold them."""
+    assert dir(megaptm) == sorted(megaptm.__all__)

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import ROOT
+from tests.commands import all_commands
 
 TINY = str(ROOT / "configs/gpt2/tiny.yaml")
 COMMANDS = [
@@ -202,15 +203,6 @@ def test_families_are_listed_without_reading_their_configs(monkeypatch):
     assert "gpt3-banded: decoder" in CliRunner().invoke(main, ["families"], catch_exceptions=False).output
 
 
-def commands(group, above=()):
-    """Every command there is, with its words."""
-    for name, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from commands(command, (*above, name))
-        else:
-            yield (*above, name), command
-
-
 def test_json_is_json_whatever_the_numbers(capsys):
     """Python's own writer prints `Infinity` and `NaN`, at which every other reader stops."""
     from megaptm.__main__ import main
@@ -219,7 +211,7 @@ def test_json_is_json_whatever_the_numbers(capsys):
     print_json({"limit": float("inf"), "step": (1.5, float("nan")), "nodes": {"1": None}})
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert found == {"limit": None, "step": [1.5, None], "nodes": {"1": None}}
-    for words, command in commands(main):
+    for words, command in all_commands(main):
         if "--json" in [name for option in command.params for name in option.opts]:
             assert command.callback.__globals__.get("print_json") is print_json, words
 
@@ -236,3 +228,52 @@ def test_an_option_is_a_number(words):
     done = megaptm(*words)
     assert done.returncode == 2
     assert "is not a finite number" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["trian"], "no command trian; did you mean megaptm train?"),
+        (["finetune"], "no command finetune; to begin with the weights of another run set train.init_from=RUN_FOLDER"),
+        (["resume"], "no command resume; the same command again"),
+        (["tokenize"], "no command tokenize; did you mean megaptm corpus build?"),
+        (["slurm"], "no command slurm; did you mean megaptm launch slurm?"),
+        (["corpus", "bild"], "no command bild; did you mean megaptm corpus build?"),
+        (["--verison"], "megaptm has no option --verison; did you mean --version?"),
+        (["train", "x", "--dry-run"], "megaptm train has no option --dry-run; `megaptm check CONFIG` looks"),
+        (["train", "x", "--steps=3"], "no option --steps; settings are written without dashes: train.steps=VALUE."),
+        (["train", "x", "--train.steps=3"], "settings are written without dashes: train.steps=VALUE."),
+        (["train", "x", "--hidden-size=3"], "settings are written without dashes: model.width=VALUE."),
+        (["train", "--config", "x"], "write the value alone: megaptm train [OPTIONS] CONFIG [KEY=VALUE]..."),
+        (["corpus", "build", "x", "--out=y"], "settings are written without dashes: out=VALUE."),
+        (
+            ["corpus", "build", "x", "--vocab-size=3"],
+            "settings are written without dashes: tokenizer.vocabulary=VALUE.",
+        ),
+        (["generate", "x", "--max-new-tokens=3"], "did you mean --tokens?"),
+        (["generate", "x", "--zzz"], "megaptm generate has no option --zzz; it has --prompt, --tokens"),
+        (["families", "llama"], "llama is no family; docs/add-a-family.md says"),
+        (["config", "keys", "wsd"], "no key wsd; for warm-up, stable, decay set optimizer.warmup_steps"),
+        (["config", "show", TINY, "context_parallel=2"], "there is no context parallelism"),
+        (["config", "show", TINY, "layout.context=2"], "there is no context parallelism"),
+        (["config", "show", TINY, "train.gradient_accumulation=2"], "set train.batch and layout.microbatch"),
+        (["config", "show", TINY, "optimizer.decay=wsd"], "set optimizer.warmup_steps, optimizer.stable_steps"),
+        (["config", "show", TINY, "output_dir=x"], "unknown key output_dir; did you mean run?"),
+        (
+            ["config", "show", TINY, "parallelism.tensor_parallel_degree=2"],
+            "unknown key parallelism.tensor_parallel_degree; did you mean layout.tensor?",
+        ),
+        (
+            ["corpus", "build", "x", "out=y", "vocab_size=3"],
+            "unknown setting vocab_size; did you mean tokenizer.vocabulary?",
+        ),
+    ],
+    ids=lambda value: " ".join(value).removeprefix("config show ") if isinstance(value, list) else "",
+)
+def test_an_unknown_word_gets_a_remedy(words, remedy):
+    from megaptm.__main__ import main
+
+    done = CliRunner().invoke(main, words, prog_name="megaptm")
+    assert done.exit_code == 2
+    assert remedy in done.stderr
+    assert done.stderr.startswith("error: ")

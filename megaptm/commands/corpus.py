@@ -21,8 +21,17 @@ def corpus() -> None:
     """
 
 
+def _settings(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+    """Return the settings of a build that a shell completes."""
+    from data_pipeline.commands import build_settings
+
+    return [f"{name}=" for name in build_settings() if name.startswith(begun)]
+
+
 @corpus.command()
-@click.argument("words", nargs=-1, required=True, metavar="SOURCE... out=PLACE [key=value ...]")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="SOURCE... out=PLACE [key=value ...]", shell_complete=_settings
+)
 def build(words: tuple[str, ...]) -> None:
     """Turn text into a corpus: clean, deduplicate, train a tokenizer, write shards.
 

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
 from megaptm.errors import must_be, told_value, without_space
-from megaptm.suggest import ELSEWHERE, suggest
+from megaptm.suggest import advice, equivalent, suggest
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
@@ -49,7 +49,8 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
     if told := without_space(path[-1], details["input"]):
         return f"{where}: {key} {told}"
     if details["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key}{_nearest(path)}"
+        path = _with_known_part(path, details["input"])
+        return f"{where}: unknown key {'.'.join(path)}{_nearest(path)}"
     if details["type"] == "invalid_key":
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
     if details["type"] == "dict_type" and key == "data.mix" and (corpora := _corpora(details["input"])):
@@ -134,12 +135,22 @@ def _meaning(path: tuple[str, ...]) -> str:
 
 
 def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
-    """`; did you mean X?`, or what the section has; a number is a key of one of its tables of numbers."""
+    """Return `; did you mean X?`, advice, or the keys of the section; a number is a key of one of its tables of
+    numbers."""
+    if instead := advice(".".join(path), path[-1]):
+        return f"; {instead}"
     meant = _meant_of_number(path) if numbered else _meant(path)
     if meant:
         return f"; did you mean {meant}?"
     here, siblings = path[:-1], list(fields(path[:-1]))
     return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."
+
+
+def _with_known_part(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
+    """Return the path of the first key inside an unknown section that another project is known for, else the path of
+    the section itself."""
+    inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _meant(path) else []
+    return next((one for one in inside if advice(one[-1]) or _meant(one)), path)
 
 
 def _meant_of_number(path: tuple[str, ...]) -> str | None:
@@ -150,11 +161,13 @@ def _meant_of_number(path: tuple[str, ...]) -> str | None:
 
 
 def _meant(path: tuple[str, ...]) -> str | None:
-    """A name of this section but for a letter, else the same name in another section, else what was meant of this
-    section, else another library's name of a key in another section."""
+    """Return the path of the key that was meant: a spelling of this section, the same name in another section, another
+    project's name of a key, or the nearest name of this section."""
     here, name = path[:-1], path[-1]
-    mistyped = [".".join((*here, one)) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
-    elsewhere = [f"{section}.{name}" for section in fields() if name in fields((section,))]
-    close = [".".join((*here, one)) for one in [suggest(name, fields(here))] if one]
-    called = [f"{section}.{ELSEWHERE[name]}" for section in fields() if ELSEWHERE.get(name) in fields((section,))]
-    return next(iter([*mistyped, *elsewhere, *close, *called]), None)
+    sections = [here, (), *((section,) for section in fields())]
+    mistyped = [(*here, one) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
+    same = [(*section, name) for section in sections if name in fields(section)]
+    ours = equivalent(name)
+    renamed = [(*section, ours) for section in sections if ours in fields(section)]
+    close = [(*here, one) for one in [suggest(name, fields(here))] if one]
+    return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

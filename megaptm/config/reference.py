@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
-from megaptm.suggest import ELSEWHERE
+from megaptm.suggest import equivalent
 
 FILLED_IN = ("objective",)
 """Keys without a default that need not be given: another key says what they are."""
@@ -66,7 +66,7 @@ def find_sections(name: str | None) -> list[ConfigSection]:
     if name in keys:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
-    called = {name, ELSEWHERE.get(name)}
+    called = {name, equivalent(name)}
     of_name = {one: tuple(key for key in one.keys if key.name in called) for one in every}
     if any(of_name.values()):
         return [ConfigSection(one.name, one.meaning, some) for one, some in of_name.items() if some]

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from megaptm.config import resolve
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
+from megaptm.suggest import suggest
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.words.subwords import pieces_of
 from megaptm.words.vocabulary import read_counts, words_of
@@ -81,8 +82,9 @@ class WordVectors:
 
     def _row(self, word: str) -> int:
         if word not in self.number:
-            meant = nearest(word, self.words[:LOOKED_THROUGH], otherwise="choose another.")
-            raise UserError(f"{word} is none of the {len(self.words):,} words that have a vector; {meant}")
+            meant = suggest(word, self.words[:LOOKED_THROUGH])
+            remedy = f"did you mean {meant}?" if meant else "choose another."
+            raise UserError(f"{word} is none of the {len(self.words):,} words that have a vector; {remedy}")
         return self.number[word]
 
     def _near(self, direction: np.ndarray, left_out: Sequence[str], number: int) -> list[tuple[str, float]]:

@@ -1,0 +1,66 @@
+"""The answer to a command or an option that does not exist. Only click is imported before something is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from megaptm.suggest import advice, equivalent, suggest
+
+
+def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str:
+    """Return a sentence that names the word and says what to write instead."""
+    context = error.ctx
+    assert context is not None
+    if isinstance(error, click.NoSuchCommand):
+        assert isinstance(context.command, click.Group)
+        return f"no command {error.command_name}; {_command_remedy(error.command_name, context.command, context)}"
+    return f"{context.command_path} has no option {error.option_name}; {_option_remedy(error.option_name, context)}"
+
+
+def _command_remedy(name: str, group: click.Group, context: click.Context) -> str:
+    if equivalent(name) not in group.commands:
+        if instead := advice(name):
+            return instead
+        for words in _command_paths(context.find_root().command):
+            if words[-1] in (name, equivalent(name)):
+                return f"did you mean megaptm {' '.join(words)}?"
+    meant = suggest(name, group.commands)
+    return f"did you mean {context.command_path} {meant}?" if meant else f"there are {', '.join(group.commands)}."
+
+
+def _command_paths(group: click.Command, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each command below a group."""
+    for name, command in group.commands.items() if isinstance(group, click.Group) else ():
+        yield (*above, name)
+        yield from _command_paths(command, (*above, name))
+
+
+def _option_remedy(option: str, context: click.Context) -> str:
+    command, name = context.command, option.lstrip("-").replace("-", "_")
+    options = {form: one for one in command.get_params(context) for form in one.opts if form.startswith("--")}
+    spellings = {form.lstrip("-").replace("-", "_"): form for form in options}
+    if (renamed := spellings.get(equivalent(name) or "")) is not None:
+        return f"did you mean {renamed}?"
+    settings = _settings(context)
+    same = [key for key in settings if name in (key, key.rpartition(".")[2])]
+    same += [key for key in settings if equivalent(name) in (key, key.rpartition(".")[2])]
+    if same:
+        return f"settings are written without dashes: {same[0]}=VALUE."
+    if instead := advice(name):
+        return instead
+    if name in {one.name for one in command.params if isinstance(one, click.Argument)}:
+        return f"write the value alone: {' '.join([context.command_path, *command.collect_usage_pieces(context)])}."
+    if meant := suggest(name, spellings):
+        return f"did you mean {spellings[meant]}?"
+    if meant := suggest(name, settings):
+        return f"settings are written without dashes: did you mean {meant}=VALUE?"
+    return f"it has {', '.join(options)}."
+
+
+def _settings(context: click.Context) -> list[str]:
+    """Return the keys that a command takes as KEY=VALUE, which are what a shell completes."""
+    arguments = [one for one in context.command.params if isinstance(one, click.Argument)]
+    offered = [item.value for one in arguments for item in one.shell_complete(context, "")]
+    return [word.removesuffix("=") for word in offered if word.endswith("=")]
