@@ -1,1 +1,1 @@
-"""Bricks of a transformer layer, written for one device; how each weight may be split is a word on it."""
+"""Components of a transformer layer, written for one device. Each weight names how it may be split over ranks."""

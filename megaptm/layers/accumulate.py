@@ -1,8 +1,8 @@
-"""Gradients of large tables, added where the engine keeps them.
+"""Gradients of large tables, added directly to the engine's gradient buffer.
 
-An engine may sum gradients of all micro-batches in float32 tensors of its own. A token table's gradient is as large as
-the table (half a small model), and autograd would write it whole for the lookup, write it whole for the projection, add
-the two, and add the sum to the engine's. Here each goes straight there.
+The engine may accumulate gradients of all micro-batches in float32 buffers. The gradient of a token table is as large
+as the table, half of a small model. Autograd would write it once for the lookup and once for the projection, add both,
+and add the sum to the buffer. These functions add each part to the buffer directly.
 """
 
 # N looked up rows, V rows of the table, D width
@@ -17,29 +17,29 @@ from torch import Tensor
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which much of this is added up: float32 at least."""
+    """Return the dtype for sums of many values: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class GradientSum(Protocol):
-    """What an engine hangs on a parameter as `gradient_sum`."""
+    """Interface of the attribute `gradient_sum` that an engine adds to a parameter."""
 
     @property
     def total(self) -> Tensor:
-        """Float32, of the parameter's shape: to be added to."""
+        """Float32 buffer of the parameter's shape."""
 
     def added(self) -> Tensor | None:
-        """Called once the gradient is in `total`; gives what the backward pass returns for the parameter."""
+        """Notify that the gradient is in `total`. Return the value that the backward pass returns for the parameter."""
 
 
 def gradient_sum_of(parameter: Tensor) -> GradientSum | None:
-    """Where an engine sums this parameter's gradients; None without an engine."""
+    """Return the gradient buffer of a parameter. None without an engine."""
     found: GradientSum | None = getattr(parameter, "gradient_sum", None)
     return found
 
 
 class Lookup(torch.autograd.Function):
-    """`weight[ids]`, with the gradient's few rows added to the engine's sum where there is one."""
+    """Return `weight[ids]`. The backward pass adds rows to the engine's buffer, if there is one."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight_VD: Tensor) -> Tensor:
@@ -53,25 +53,25 @@ class Lookup(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         weight_VD, kept = ctx.weight, gradient_sum_of(ctx.weight)
         if kept is None:
-            # In float32: a CPU would add up in the format that it is given, and bfloat16 forgets what is small.
+            # In float32: CPU kernels accumulate in the input dtype, and bfloat16 would lose small values.
             return None, _summed(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
-        # To count the distinct rows, the host would have to wait for a GPU; and most of a short table is looked up.
+        # Counting distinct rows would synchronize with a GPU. A short table has most of its rows looked up anyway.
         add = add_all_rows if weight_VD.is_cuda or ids.numel() > len(weight_VD) else add_distinct_rows
         add(kept.total, d_output.to(kept.total.dtype), ids)
         return None, kept.added()
 
 
 def add_all_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
-    """Add to each row the gradients of the places that looked it up, zero for most."""
+    """Add the gradients of all positions to their rows. Most rows receive zero."""
     total_VD += _summed(d_output, ids, len(total_VD))
 
 
 def add_distinct_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
-    """The same, of no more memory than the rows that were looked up."""
+    """Add the gradients of all positions to their rows, with memory for the distinct rows only."""
     rows, place = ids.unique(return_inverse=True)
     total_VD[rows] += _summed(d_output, place, len(rows))
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:
-    """[rows, D]: for each row, the sum of the gradients of the places that looked it up."""
+    """Return the sum of gradients for each row, [rows, D]."""
     return torch.ops.aten.embedding_dense_backward(d_output, ids, rows, -1, False)

@@ -1,4 +1,4 @@
-"""Attention bricks. The heads of a layer are counted nowhere in `forward`: each rank has those its weights hold."""
+"""Attention modules. `forward` infers the number of heads from the weights: a tensor rank holds some of the heads."""
 
 # S sequence, B batch, D width, H heads, K head width, M memory (encoder) sequence
 
@@ -27,13 +27,13 @@ from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.spec import visibility_of
 
 LEAST_SCORE = -100.0
-"""What scores so is not seen, to whom scores are told: the released code of TinyBERT, whose masks add -10,000."""
+"""Scores at or below this count as masked in `scores`. The released code of TinyBERT adds -10,000 to masked scores."""
 MOST_COMPARED = 256
-"""Places at which what a pattern of the user's own says is compared."""
+"""Largest number of positions at which the two forms of a custom pattern are compared."""
 
 
 class Attend(nn.Module):
-    """Softmax-weighted mean of values, all heads at once, with dropout on the weights."""
+    """Scaled dot product attention with dropout on the attention weights."""
 
     def __init__(self, *, causal: bool, scale: float, dropout: float) -> None:
         super().__init__()
@@ -41,14 +41,15 @@ class Attend(nn.Module):
         self.dropout = Dropout(dropout, region="heads")
 
     def forward(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
-        """[S, B, H*K]. A mask, boolean or a bias on the scores, says everything; without one, `causal` does.
+        """Return [S, B, H*K].
 
-        Keys and values may have fewer heads, of which each serves as many heads of queries, one after the other.
+        `mask` is boolean or a bias on the scores; it replaces `causal`. Keys and values may have fewer heads than
+        queries; each serves a group of consecutive query heads.
         """
         return self.weigh(q_SBHK, k_MBHK, v_MBHK, mask).flatten(2)
 
     def weigh(self, q_SBHK: Tensor, k_MBHK: Tensor, v_MBHK: Tensor, mask: Tensor | None) -> Tensor:
-        """The same before heads are put together, [S, B, H, K]."""
+        """Return the attention output before heads are merged, [S, B, H, K]."""
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
         with self.dropout.drawing(), sound_kernels(mask):
@@ -66,17 +67,17 @@ class Attend(nn.Module):
 
 @lru_cache
 def _check_alike_once(pattern: CustomPattern) -> None:
-    """Once, however many layers see by it."""
+    """Check a custom pattern once per process, however many layers use it."""
     places = torch.arange(min(2 * pattern.block, MOST_COMPARED) + 1, device="cpu")
     check_alike(pattern, *torch.meshgrid(places, places, indexing="ij"))
 
 
 @contextmanager
 def sound_kernels(mask: Tensor | None) -> Iterator[None]:
-    """Within it torch takes no kernel of attention that is known to be wrong with such a mask.
+    """Disable attention kernels of torch that are known to be wrong with such a mask.
 
-    On H100 and later torch 2.13 may take cuDNN's where there is a mask. Its backward pass gives NaN where a row's
-    scores are all low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
+    On H100 and later torch 2.13 may choose cuDNN's kernel for a mask. Its backward pass gives NaN if all scores of a
+    query are low and the length is 64 more than a multiple of 128 (github.com/pytorch/pytorch/issues/196678).
     """
     without = mask is not None and torch.backends.cuda.cudnn_sdp_enabled()
     if without:
@@ -89,26 +90,29 @@ def sound_kernels(mask: Tensor | None) -> Iterator[None]:
 
 
 class PatternAttend(Attend):
-    """The same of what a pattern lets be seen, by the kernel that `bricks.kernels` chooses. It takes the numbers that
-    make a mask with the pattern (`Mask.numbers`); or a mask that is whole, as `Attend` does."""
+    """Attention with a pattern, by the kernel that `bricks.kernels` chooses.
+
+    `forward` takes the tensor from which a mask is built with the pattern (`Mask.numbers`), or a complete mask as
+    `Attend` does.
+    """
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         rate = brick.block.attention_rate(dropout)
         super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=rate)
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
-        """The one that is wanted."""
+        """Configured kernel."""
         if isinstance(self.pattern, CustomPattern) and detect_fake_mode() is None:
             _check_alike_once(self.pattern)
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
-        """Which layer it is of, and which of its heads are here: what is drawn depends on both."""
+        """Set the layer index and the heads of this rank, on which random blocks depend."""
         if isinstance(self.pattern, SparseBlocks):
             layer = self.pattern.layer if layer is None else layer
             self.pattern = replace(self.pattern, layer=layer, heads=self.pattern.heads if heads is None else heads)
 
     def marks(self, numbers: Tensor | None) -> bool:
-        """Whether these numbers mark tokens that see all."""
+        """Whether these numbers include marks of global tokens."""
         return numbers is not None and len(numbers) > 1 + visibility_of(self.visibility).ordered
 
     def forward(
@@ -120,8 +124,11 @@ class PatternAttend(Attend):
         of_marked: tuple[Tensor, Tensor, Tensor] | None = None,
         places_BG: Tensor | None = None,
     ) -> Tensor:
-        """[S, B, H*K]; `of_marked`: queries, keys and values by which marked positions see all, where they are
-        others; `places_BG`: these positions, where they are known (`marked_places`)."""
+        """Return [S, B, H*K].
+
+        `of_marked`: separate queries, keys and values of global attention, if the layer has them. `places_BG`: global
+        positions, if already computed (`marked_places`).
+        """
         if mask is not None and (mask.dtype == torch.bool or mask.is_floating_point()):
             return super().forward(q_SBHK, k_SBHK, v_SBHK, mask)
         made = Mask.of(mask, len(q_SBHK), q_SBHK.device, visibility=self.visibility, pattern=self.pattern)
@@ -140,16 +147,16 @@ class PatternAttend(Attend):
 
 
 def score_scale(brick: Brick) -> float:
-    """What scores are multiplied by."""
+    """Return the factor of attention scores."""
     terms = {"sqrt": 1, "sqrt-3": 3}
     return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.block.scale) in terms else 1.0
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values from one stream.
+    """Self-attention.
 
-    Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice of them is whole heads. Where keys and
-    values have fewer heads it is `query` and `kv`, as in `CrossAttention`.
+    Rows of `qkv` are ordered (head, [q, k, v], K), so that a contiguous slice holds complete heads. If keys and values
+    have fewer heads, the projections are `query` and `kv`, as in `CrossAttention`.
     """
 
     qkv: Linear
@@ -162,7 +169,7 @@ class SelfAttention(nn.Module):
         self.grouped = "kv" in brick.maps
         for name in ("query", "kv") if self.grouped else ("qkv",):
             self.add_module(name, Linear.of(brick.maps[name]))
-        # Of queries and values, rows (head, [q, v], K), where keys have none.
+        # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
         self.biases = HeadBias(brick.biases) if brick.biases else None
         self.attend: Attend = PatternAttend(brick, dropout=dropout)
         self.output = Linear.of(brick.maps["output"])
@@ -176,15 +183,18 @@ class SelfAttention(nn.Module):
         past: None = None,
         places_BG: Tensor | None = None,
     ) -> Tensor:
-        """`position_state`: the rotation of queries and keys (`positions.rotation`), where the stack has one. `keys`:
-        what keys and values are made of, where it is not x. `places_BG`: as `PatternAttend` has it."""
+        """Return [S, B, D].
+
+        `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
+        value projections, if not x. `places_BG`: as in `PatternAttend.forward`.
+        """
         read = self._placed(*self._project(x_SBD, keys), position_state)
         return self.output(self.attend(*read, mask) if places_BG is None else self.attend(*read, mask, None, places_BG))
 
     def scores(self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None) -> Tensor:
-        """[B, H, S, S], float32: what the softmax is taken of; zero for pairs that are hidden, or score -100 and less.
+        """Return attention scores before the softmax, [B, H, S, S] float32; zero if masked or at most `LEAST_SCORE`.
 
-        `mask` as `Attend` takes it. No kernel gives them, so that they are computed a second time.
+        `mask` as in `Attend.forward`. Fused kernels do not return scores, so they are computed a second time.
         """
         q_SBHK, k_SBHK, _ = self._placed(*self._project(x_SBD, None), position_state)
         k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
@@ -198,11 +208,11 @@ class SelfAttention(nn.Module):
         return scores.masked_fill(scores <= LEAST_SCORE, 0.0)
 
     def _placed(self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys that know their places."""
+        """Apply the rotary position encoding to queries and keys."""
         return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
 
     def _project(self, x_SBD: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [S, B, H, K], keys and values."""
+        """Return queries, keys and values, each [S, B, H, K]."""
         if self.grouped:
             q, kv = self.query(x_SBD), self.kv(x_SBD if keys is None else keys)
             q, (k, v) = q.unflatten(-1, (-1, self.key_width)), kv.unflatten(-1, (-1, 2, self.key_width)).unbind(3)
@@ -217,7 +227,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Queries from the decoder, keys and values from the encoder's output. Rows of `kv`: (head, [k, v], K)."""
+    """Cross-attention of a decoder to the encoder output. Rows of `kv` are ordered (head, [k, v], K)."""
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()

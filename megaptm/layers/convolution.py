@@ -1,4 +1,4 @@
-"""A convolution along the sequence, beside a layer."""
+"""Convolution along the sequence, beside a layer."""
 
 # S sequence (here or of all ranks), B batch, D width
 
@@ -17,9 +17,9 @@ from megaptm.spec import Block
 
 
 class Convolution(nn.Module):
-    """Of three neighbors of one document, through GELU, added to what a layer says of them; then a norm (DeBERTa-v2).
+    """Convolution of width 3 within a document, GELU, added to the output of a layer; then a norm (DeBERTa-v2).
 
-    `map` has columns (neighbor, D): before, itself, after.
+    Columns of `map` are ordered (neighbor, D): previous, own, next position.
     """
 
     def __init__(self, block: Block, width: int, *, dropout: float) -> None:
@@ -28,12 +28,12 @@ class Convolution(nn.Module):
         self.norm = Norm(width, kind=block.norm, eps=block.norm_eps)
         self.dropout = Dropout(dropout, region="residual")
         self.gather: Callable[[Tensor], Tensor] = lambda x: x
-        """The whole sequence, where ranks split it."""
+        """Hook that returns the full sequence from this rank's part."""
         self.scatter_sequence: Callable[[Tensor], Tensor] = lambda x: x
-        """This rank's part of it."""
+        """Hook that returns this rank's part of the sequence."""
 
     def forward(self, x_SBD: Tensor, said_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """[S, B, D] from a layer's input and output."""
+        """Return [S, B, D] from the input and the output of a layer."""
         whole = self.gather(x_SBD)
         before, after = F.pad(whole[:-1], (0, 0, 0, 0, 1, 0)), F.pad(whole[1:], (0, 0, 0, 0, 0, 1))
         if documents_BS is not None:

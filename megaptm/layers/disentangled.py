@@ -1,6 +1,6 @@
-"""Disentangled attention (DeBERTa, arXiv:2006.03654): scores by content, and by content and distance, both ways."""
+"""Disentangled attention (DeBERTa, arXiv:2006.03654): content-to-content, content-to-position, position-to-content."""
 
-# S sequence, B batch, H heads, K head width, D width, R rows of the table of distances
+# S sequence, B batch, H heads, K head width, D width, R rows of the distance table
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from megaptm.spec import Block
 
 
 def distance_rows(length: int, block: Block, *, device: torch.device | None = None) -> Tensor:
-    """The row of the table for each query and key, [S, S]: that of their distance, forward ones first.
+    """Return the row of the distance table for each query and key, [S, S], clamped to the table.
 
-    With buckets, distances up to half of them have a row each, and farther ones share logarithmic bins.
+    With buckets, distances up to half of the buckets have rows of their own; larger distances share logarithmic bins.
     """
     places = torch.arange(length, device=device)
     row = places[:, None] - places[None, :]
@@ -34,10 +34,10 @@ def distance_rows(length: int, block: Block, *, device: torch.device | None = No
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention whose scores besides compare what is said with how far it is.
+    """Self-attention with content-to-position and position-to-content scores.
 
-    The table of distances [R, D] is the stack's. Here it becomes a key and a query for each distance, by maps of its
-    own, or by those of tokens.
+    The stack owns the distance table [R, D]. Projections of its own, or those of the tokens, give a key and a query for
+    each distance.
     """
 
     position_key: Linear
@@ -60,7 +60,8 @@ class DisentangledAttention(SelfAttention):
         past: None = None,
         rows_SS: Tensor | None = None,
     ) -> Tensor:
-        """`position_state`: the table of distances; `rows_SS`: what `distance_rows` says, where the stack has asked."""
+        """Return [S, B, D]. `position_state`: the distance table. `rows_SS`: result of `distance_rows`, if already
+        computed."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
         rows_SS = distance_rows(len(q), self.block, device=q.device) if rows_SS is None else rows_SS
@@ -70,18 +71,19 @@ class DisentangledAttention(SelfAttention):
         return self.output(self.attend(q, k, v, scores))
 
     def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
-        """Content of queries with distance, and distance with content of keys, [B, H, S, S]."""
+        """Return content-to-position plus position-to-content scores, [B, H, S, S]."""
         key_RHK, query_RHK = self._of_distances(table_RD)
         shape = (q_SBHK.shape[1], q_SBHK.shape[2], *rows_SS.shape)
-        # Both at the row of query less key: the paper prints another for the second, the released code has this.
+        # Both terms use the row of query minus key. The paper prints key minus query for the second; the released code
+        # uses this.
         from_query = torch.einsum("sbhk,rhk->bhsr", q_SBHK, key_RHK).gather(-1, rows_SS.expand(shape))
         from_key = torch.einsum("sbhk,rhk->bhsr", k_SBHK, query_RHK).gather(-1, rows_SS.t().expand(shape))
         return from_query + from_key.transpose(-1, -2)
 
     def _of_distances(self, table_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and queries of distances, [R, H, K]: of the heads that are here.
+        """Return keys and queries of distances, [R, H, K], for the heads of this rank.
 
-        By the maps' weights, not by calling them: what is split over ranks would take the table for a sequence.
+        Uses the weights directly: a tensor-parallel module would treat the table as a sequence.
         """
         if not self.own_maps:
             qkv = F.linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))

@@ -1,4 +1,4 @@
-"""Random numbers of a region: a seed of them, and the same ones again; and of the host. No rank is known here."""
+"""Random numbers: seeds from the device's generator, repetition of dropout masks, transfer of host samples."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 Again = Callable[[], AbstractContextManager[None]]
-"""Within it, what is drawn is what was drawn after it was made; afterwards, random numbers go on as before it."""
+"""Context that restores the generator state of when it was created; afterwards the previous state continues."""
 
 
 def seed_of_stream(device: torch.device) -> int:
-    """A seed from the stream that the device draws from now, which moves on."""
+    """Return a seed from the device's generator, which advances."""
     if device.type != "cuda":
         return int(torch.randint(1 << 62, (1,), device=device))
-    # The host knows a GPU's stream, seed and place in it, and would have to wait for a number that is drawn there.
+    # Sampling on a GPU would make the host wait. The host knows the seed and offset of the GPU's generator.
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     place = generator.get_offset()
     generator.set_offset(place + 4)
@@ -26,13 +26,13 @@ def seed_of_stream(device: torch.device) -> int:
 
 
 def sent(drawn: Tensor, device: torch.device) -> Tensor:
-    """What the host drew, on the device. A GPU fetches it by itself: of pageable memory the host would wait until all
-    that was launched before is done."""
+    """Copy host samples to the device without blocking. Pinned memory is needed: a copy from pageable memory would wait
+    for all launched kernels."""
     return (drawn.pin_memory() if device.type == "cuda" else drawn).to(device, non_blocking=True)
 
 
 def remember_draws() -> Again:
-    """From here on, on this process's device."""
+    """Return a context that repeats the random numbers from this point, on this process's device."""
     host = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
 

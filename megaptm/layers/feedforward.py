@@ -1,4 +1,4 @@
-"""Feed-forward bricks: up, a nonlinearity (possibly gated), down."""
+"""Feed-forward: up projection, activation (possibly gated), down projection."""
 
 # S sequence, B batch, D width, F feed-forward features
 
@@ -20,7 +20,7 @@ QUICK = 1.702
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x sigmoid(1.702 x): GELU's first approximation (arXiv:1606.08415, section 2), which CLIP takes."""
+    """Return x sigmoid(1.702 x), the sigmoid approximation of GELU (arXiv:1606.08415, section 2; CLIP)."""
     return F.silu(QUICK * x) / QUICK
 
 
@@ -34,7 +34,7 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {"geglu": gelu_tanh, "swiglu": F.
 
 
 def activation_of(word: str) -> Callable[[Tensor], Tensor]:
-    """The nonlinearity of a word, or the user's own, `package.module:NAME`: a function of a tensor, place by place."""
+    """Return the activation with this name, or the custom elementwise function `package.module:NAME`."""
     if word in PLAIN:
         return PLAIN[word]
     found: Callable[[Tensor], Tensor] = load_plugin(word, "Block.ffn", "function")
@@ -42,9 +42,9 @@ def activation_of(word: str) -> Callable[[Tensor], Tensor]:
 
 
 class FeedForward(nn.Module):
-    """[S, B, D] -> [S, B, D].
+    """Feed-forward, [S, B, D] -> [S, B, D].
 
-    A gated kind has the rows of `up` ordered (feature, [gate, value]), so that a slice of them has matching pairs.
+    For gated kinds rows of `up` are ordered (feature, [gate, value]), so that a slice holds matching pairs.
     """
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
         self.gated = kind in GATES
         self.activation = GATES[kind] if self.gated else activation_of(kind)
         self.up = Linear.of(brick.maps["up"])
-        # Ranks hold different features here, as they hold different heads in attention: they draw differently.
+        # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
         self.dropout = Dropout(dropout if brick.block.ffn_dropout else 0.0, region="heads")
         self.down = Linear.of(brick.maps["down"])
 
@@ -62,7 +62,7 @@ class FeedForward(nn.Module):
         x_SBF = self.up(x_SBD)
         if self.gated:
             pairs_SBF2 = x_SBF.unflatten(-1, (-1, 2))
-            if x_SBF.is_cpu:  # whose instructions take neighbors, not every second number: one copy is far less
+            if x_SBF.is_cpu:  # contiguous operands are faster on CPUs than strided ones
                 pairs_SBF2 = pairs_SBF2.movedim(-1, 0).contiguous().movedim(0, -1)
             gate, value = pairs_SBF2.unbind(-1)
             x_SBF = self.activation(gate) * value

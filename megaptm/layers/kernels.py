@@ -1,8 +1,7 @@
-"""Kernels that compute the attention of a mask on GPUs, beside torch's fused one and `layers.sparse`: FlexAttention,
-flash-attn, Transformer Engine. `bricks.kernels` says which is taken.
+"""Attention kernels for GPUs: FlexAttention, flash-attn, Transformer Engine. `bricks.kernels` chooses one.
 
-FlexAttention is compiled, and computes the blocks in which its mask says that something is seen. The other two are
-libraries, and know windows.
+FlexAttention is compiled and computes only blocks that its mask does not exclude. flash-attn and Transformer Engine
+support windows. Torch's fused kernel is in `layers.attention`, tiles are in `layers.sparse`.
 """
 
 # S sequence, B batch, H heads, G heads of keys, K head width, N blocks of queries, M blocks of keys
@@ -27,13 +26,14 @@ if TYPE_CHECKING:  # it takes a second to import
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Places of a block of FlexAttention's: the compiled kernels' tiles divide it."""
+"""Positions per block of FlexAttention. Tile sizes of the compiled kernels divide it."""
 MOST_COMPILED = 64
-"""Patterns, lengths and types that are compiled in one process; torch's own limit is 8. Others go by tiles."""
+"""Largest number of compiled variants (patterns, lengths, types) in a process; torch's default is 8. Others use tiles.
+"""
 
 
 def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -> AttentionWork:
-    """What is asked of a kernel, told from tensors."""
+    """Describe the attention that a kernel must compute."""
     return AttentionWork(
         queries=len(q_SBHK),
         key_width=q_SBHK.shape[3],
@@ -48,7 +48,7 @@ def work_of(q_SBHK: Tensor, mask: Mask, marked: Marked | None, dropout: float) -
 
 
 def device_of(device: torch.device) -> ComputeDevice:
-    """What tensors on it are computed by."""
+    """Describe the device on which a kernel runs."""
     return ComputeDevice(
         device.type,
         deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -67,17 +67,16 @@ def attend_by(
     scale: float,
     dropout: float,
 ) -> Tensor:
-    """Means of values by the softmax of scores that the mask lets be seen, [S, B, H, K]; what marked positions see is
-    another attention's work."""
+    """Return the attention output [S, B, H, K] under the mask. Global tokens' own output is computed elsewhere."""
     return RUN[kernel](q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout)
 
 
 def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
-    """[M, B, H, K]: each of G heads as often as it serves one of H."""
+    """Repeat G key heads for H query heads: [M, B, H, K]."""
     groups = x_MBGK.shape[2]
     if groups == heads:
         return x_MBGK
-    # A view, where there is one: no kernel that takes a mask takes fewer heads of keys than of queries.
+    # Kernels with a mask need as many key heads as query heads. Expanding one head is a view.
     return x_MBGK.expand(-1, -1, heads, -1) if groups == 1 else x_MBGK.repeat_interleave(heads // groups, dim=2)
 
 
@@ -92,7 +91,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, sc
     assert not dropout, "it has none"
     given_k, given_v = k, v
     if marked is not None:
-        # What is marked is compared once, behind the others.
+        # Global keys are appended, so that they are compared once.
         k, v = torch.cat([k, marked.take(k)]), torch.cat([v, marked.take(v)])
     q_BHSK, k_BGSK, v_BGSK = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     seen, grouped = block_mask(mask, marked), q.shape[2] != k.shape[2]
@@ -100,7 +99,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, marked: Marked | None, sc
     try:
         mixed_BHSK: Tensor = attend()(q_BHSK, k_BGSK, v_BGSK, block_mask=seen, scale=scale, enable_gqa=grouped)
     except torch._dynamo.exc.FailOnRecompileLimitHit:
-        # Whoever has more forms than that waits longer for them than for this.
+        # With more variants than this, compiling takes longer than tiles.
         return _tiles(q, given_k, given_v, mask, marked, scale, dropout)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
@@ -116,14 +115,13 @@ def _compiled_flex() -> Callable[..., Any]:
     import torch._dynamo
 
     torch._dynamo.config.recompile_limit = max(MOST_COMPILED, torch._dynamo.config.recompile_limit)
-    # Whole or not at all: what is not compiled has all scores, and nobody would know.
+    # fullgraph: the eager fallback of FlexAttention would silently materialize all scores.
     compiled: Callable[..., Any] = torch.compile(_flex_attention(), dynamic=False, fullgraph=True)
     return compiled
 
 
 def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) -> BlockMask:
-    """What FlexAttention is told: the blocks in which something may be seen, and what is seen within them. Behind the
-    row's keys stand those of marked positions, once more."""
+    """Return FlexAttention's block mask. Keys of global tokens follow the keys of the sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
     length, beside = mask.length[1], 0 if marked is None else marked.places.shape[1]
@@ -141,17 +139,17 @@ def block_mask(mask: Mask, marked: Marked | None = None, *, block: int = BLOCK) 
 
 @lru_cache(maxsize=256)
 def _by_place(pattern: Pattern | None, length: int, block: int, causal: bool, device: torch.device) -> Tensor:
-    """[1, H or 1, N, N], copied there once."""
+    """Return blocks allowed by the pattern, [1, H or 1, N, N]; cached on the device."""
     return torch.from_numpy(blocks_seen(pattern, length, block, causal=causal)).to(device)[None]
 
 
 def _by_content(mask: Mask, length: int, block: int) -> Tensor:
-    """[B or 1, 1, N, N]: whether blocks may have places of one document, and in the order."""
+    """Return blocks allowed by documents and order, [B or 1, 1, N, N]."""
     seen = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)
     if mask.documents is not None:
         (low, high), (low_k, high_k) = (_ends(one, length, block) for one in mask.documents)
         both = (low[:, None, :, None] <= high_k[:, None, None]) & (low_k[:, None, None] <= high[:, None, :, None])
-        # Padding sees all.
+        # Padding attends to everything.
         seen = both | (low == 0)[:, None, :, None]
     if mask.order is not None:
         low, high = _ends(mask.order, length, block)
@@ -160,14 +158,14 @@ def _by_content(mask: Mask, length: int, block: int) -> Tensor:
 
 
 def _ends(numbers_BS: Tensor, length: int, block: int) -> tuple[Tensor, Tensor]:
-    """The least and the greatest number of each block, [B, N]."""
+    """Return the minimum and the maximum of each block, [B, N]."""
     missing = -length % block
     filled = torch.cat([numbers_BS, numbers_BS[:, -1:].expand(-1, missing)], 1).unflatten(1, (-1, block))
     return filled.amin(2), filled.amax(2)
 
 
 def _mask_mod(mask: Mask, marked: Marked | None) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """A function by itself, as it must be."""
+    """Return FlexAttention's mask function, which must be a plain function."""
     if marked is None or mask.marks is None:
         return lambda batch, head, query, key: mask.seen(batch, head, query, key)
     marks, unmarked, length = mask.marks, mask.unmarked, mask.length[1]
@@ -224,7 +222,7 @@ def _engine(
 
 
 def window_of(mask: Mask) -> tuple[int, int]:
-    """How many places before and after a query both libraries let it see; -1: all there are."""
+    """Return the window before and after a query for flash-attn and Transformer Engine; -1: unlimited."""
     after = 0 if mask.causal else -1
     if mask.pattern is None:
         return -1, after

@@ -1,4 +1,4 @@
-"""The one transformer layer, with a slot for each brick of a `Block`, and the stack of them."""
+"""Transformer layer with one component per slot of a `Block`, and the stack of layers."""
 
 # S sequence, B batch, D width, M memory (encoder) sequence
 
@@ -31,7 +31,7 @@ from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
 from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, VISIBILITIES, Block, Size
 
-# The modules of bricks, by slot and word; `bricks.BRICKS` has as many. Of `ffn` it is one for all words.
+# Modules by slot and kind. `bricks.BRICKS` has the same keys. `ffn` has one module for all kinds.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "attention": {
         "dot": SelfAttention,
@@ -47,7 +47,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "cross": {"dot": CrossAttention},
 }
 
-# The words of slots that are no bricks, and of those that are. A family with another word is refused.
+# Known values of the fields of a block. A family with any other value is refused.
 WORDS: dict[str, tuple[str | bool, ...]] = {
     "visibility": (*VISIBILITIES,),
     "attention": (*BRICKS["attention"],),
@@ -66,7 +66,7 @@ WORDS: dict[str, tuple[str | bool, ...]] = {
 
 
 def check_words(block: Block) -> None:
-    """An error that names the slot and the words it knows, if the block uses another."""
+    """Raise `UserError` that names the field and its known values, if the block has another value."""
     for slot, known in WORDS.items():
         words = getattr(block, slot)
         for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
@@ -83,7 +83,7 @@ def check_words(block: Block) -> None:
 
 
 def _check_relative(block: Block, size: Size) -> None:
-    """An error where other words of the block mean nothing beside relative attention."""
+    """Raise `UserError` if a field has no meaning for relative attention."""
     wrong = {
         f"position is {block.position}": block.position != "none",
         "norm_place is parallel": block.norm_place == "parallel",
@@ -121,7 +121,7 @@ def _check_pattern(block: Block) -> None:
 
 
 def _check_reversible(block: Block) -> None:
-    """An error where other words of the block mean nothing beside layers that are computed back."""
+    """Raise `UserError` if a field has no meaning for reversible layers."""
     if not block.reversible:
         return
     wrong = {
@@ -138,9 +138,9 @@ def _check_reversible(block: Block) -> None:
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention where the block has it, feed-forward; each with its norm and residual sum.
+    """Self-attention, optional cross-attention and feed-forward, each with norm and residual connection.
 
-    What it has in common with other layers is given as `shared`: name of a child -> the child.
+    `shared` maps names of child modules to modules that several layers share.
     """
 
     attention_norm: Norm
@@ -148,7 +148,7 @@ class Layer(nn.Module):
     cross_norm: Norm
     cross: CrossAttention
     ffn_norm: Norm
-    """Of these norms the first alone where the sub-layers are parallel."""
+    """With parallel sub-layers only `attention_norm` exists."""
     ffn: FeedForward
 
     def __init__(
@@ -161,7 +161,7 @@ class Layer(nn.Module):
         shared: Mapping[str, nn.Module] | None = None,
         number: int = 0,
     ) -> None:
-        """`number`: which of the stack's it is."""
+        """`number`: index of the layer in the stack."""
         super().__init__()
         self.place = block.norm_place
         for sub in sublayers(block, size, memory):
@@ -187,11 +187,10 @@ class Layer(nn.Module):
         past: Tensor | None = None,
         *known: Tensor | None,
     ) -> Tensor:
-        """[S, B, D] -> [S, B, D]; a function of tensors only, so that it can be run again instead of remembered.
+        """Return [S, B, D] from [S, B, D]. A function of tensors only, so that activation recomputation can repeat it.
 
-        `position_state` is what attention knows of places: a rotation of queries and keys, or a table of distances.
-        `keys` are what x attends to, where it is not itself; `past`, what it attends to besides; `known` is what else
-        attention is told.
+        `position_state`: rotation of queries and keys, or distance table. `keys`: input of keys and values, if not x.
+        `past`: further keys of the recurrence cache. `known`: further arguments of the attention module.
         """
         if self.place == "parallel":
             normed = self.attention_norm(x)
@@ -210,7 +209,8 @@ class Layer(nn.Module):
     def mixed(
         self, x: Tensor, mask: Tensor | None, position_state: Tensor | None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """What attention adds where layers are reversible, and what it chose by x alone: given back, it is taken."""
+        """Return the output of the attention branch of a reversible layer, and its hash buckets. If buckets are given
+        they are reused."""
         attention, normed = cast(nn.Module, self.attention), self.attention_norm(x)
         if isinstance(attention, HashedAttention):
             found, chosen = attention.by_buckets(normed, mask, position_state, chosen)
@@ -219,7 +219,7 @@ class Layer(nn.Module):
         return self.dropout(found), chosen
 
     def fed(self, x: Tensor) -> Tensor:
-        """What the feed-forward adds, of any places."""
+        """Return the output of the feed-forward branch, for any subset of positions."""
         added: Tensor = self.dropout(self.ffn(self.ffn_norm(x)))
         return added
 
@@ -230,35 +230,35 @@ class Layer(nn.Module):
 
 
 def _bricks(block: Block, size: Size) -> Iterator[tuple[str, Brick]]:
-    """Words of `Block.attention`, and a brick of each."""
+    """Yield the kind of attention and its brick for each layer."""
     for layer in range(size.layers):
         sub = sublayers(block.at(layer), size)[0]
         yield sub.word, sub.brick
 
 
 def _marked(mask: Mask, word: Any) -> tuple[Tensor | None, ...]:
-    """What attention is told besides of tokens that see all."""
+    """Return the arguments that tell attention the positions of global tokens."""
     return () if mask.marked_places is None or word == "lsh" else (None, mask.marked_places)
 
 
 def same(x: Tensor) -> Tensor:
-    """x: what hooks for ranks are on one device."""
+    """Return x. Default of hooks that move tensors between ranks."""
     return x
 
 
 def run(layer: Callable[..., Tensor], *tensors: Any) -> Tensor:
-    """Runs the layer: what `Stack.run_layer` is until activations are recomputed."""
+    """Run a layer. Default of `Stack.run_layer` without activation recomputation."""
     return layer(*tensors)
 
 
 class Stack(nn.ModuleDict):
-    """Some consecutive layers of an encoder or a decoder, under their global numbers.
+    """Consecutive layers of an encoder or decoder, under their global indices.
 
-    Children: `bias_table` (of a score bias, which the whole stack shares), `content_bias` and `place_bias` (of relative
-    attention, where they are the stack's), `distance_table` and `distance_norm` (shared
-    too), `convolution` (beside the first layer), `place_table` (of a mask decoder), `shared` (sub-layers that layers
-    share, by the number of the first of these), `0` ... `L-1`, and after the last layer of a pre-norm stack `final`. A
-    chunk of a pipeline holds fewer of them, under the same names.
+    Children: `bias_table` (score bias, shared by the stack), `content_bias` and `place_bias` (relative attention, if
+    shared by the stack), `distance_table` and `distance_norm` (shared), `convolution` (beside the first layer),
+    `place_table` (mask decoder), `shared` (shared sub-layers, by index of the first layer that uses them), `0` ...
+    `L-1`, and `final` after the last layer of a pre-norm stack. A pipeline chunk holds some of these children, under
+    the same names.
     """
 
     def __init__(
@@ -271,8 +271,8 @@ class Stack(nn.ModuleDict):
         memory: int | None = None,
         context: int = 0,
     ) -> None:
-        """`memory` is the width of the stack that this one attends to, where it is not its own; `context` the rows of a
-        table of places."""
+        """`memory`: width of the stack that cross-attention reads, if it differs. `context`: number of learned
+        positions."""
         super().__init__()
         check_words(block)
         if block.position == "rope" and size.key_width % 2:
@@ -300,18 +300,18 @@ class Stack(nn.ModuleDict):
             )
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
-        """Layers whose output somebody asks for."""
+        """Indices of layers whose output is requested."""
         self.kernel = AUTO
-        """Of attention, that is wanted."""
+        """Configured attention kernel."""
         self.run_layer: Callable[..., Tensor] = run
         self.copy_to_tensor_ranks: Callable[[Tensor], Tensor] = same
-        """Applied to what every rank has and each uses with heads of its own."""
+        """Hook for tensors that every tensor rank has and uses with its own heads."""
         self.scatter_sequence: Callable[[Tensor], Tensor] = same
-        """Of something along the whole sequence the part that is here."""
+        """Hook that returns this rank's part of a tensor along the sequence."""
         self.gather_sequence: Callable[[Tensor], Tensor] = same
-        """The whole sequence of something of which a part is here."""
+        """Hook that returns the full sequence from this rank's part."""
         self.remember_draws: Callable[[], Again] = remember_draws
-        """How reversible layers draw the same again."""
+        """Hook with which reversible layers repeat their dropout masks."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
         if block.relative and layers:
@@ -327,7 +327,7 @@ class Stack(nn.ModuleDict):
         self.decodes = block.last_layer == "mask-decoder" and size.layers - 1 in layers
         if self.decodes:
             self["place_table"] = Embedding(context, size.width)
-        # Before the layers, so that a parameter is called by the place where it is shared, whatever a chunk holds.
+        # Created before the layers, so that shared parameters have the same names in every chunk.
         shared = self._shared(layers, dropout, memory) if block.share and layers else {}
         for number in layers:
             theirs = shared.get(block.owner(number, size.layers))
@@ -345,7 +345,7 @@ class Stack(nn.ModuleDict):
             )
 
     def _shared(self, layers: range, dropout: float, memory: int | None) -> dict[int, Mapping[str, nn.Module]]:
-        """Number of a first layer -> what it shares with others, registered under that number."""
+        """Return first layer index -> modules that it shares with others, registered under that index."""
         block, size = self.block, self.size
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
@@ -371,9 +371,11 @@ class Stack(nn.ModuleDict):
         outputs: dict[int, Tensor] | None = None,
         decode: bool = True,
     ) -> Tensor:
-        """[S, B, D] -> [S, B, D]; `memory` [M, B, D] is the encoder's output, for layers that attend to it; `positions`
-        [B, S] are places, absent: 0, 1, 2 ... Into `outputs` go those of the layers in `read`. Without `decode` a mask
-        decoder is a layer as the others."""
+        """Return [S, B, D] from [S, B, D].
+
+        `memory` [M, B, D]: encoder output for cross-attention. `positions` [B, S]; None: 0, 1, 2 ... `outputs` receives
+        the outputs of the layers in `read`. Without `decode` a mask decoder runs as an ordinary layer.
+        """
         if self.block.relative:
             return self._run_relative(x, mask, outputs)
         if self.block.reversible:
@@ -381,7 +383,7 @@ class Stack(nn.ModuleDict):
         scores = self._scores(mask)
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned, table = self._rotation(mask, positions), self._distances()
-        # Once for all layers: it is some twenty operations.
+        # Computed once for all layers: it takes about twenty operations.
         rows = None if table is None else distance_rows(mask.length[0], self.block, device=mask.device)
         for number in self.numbers:
             layer, word, before = self[str(number)], self.block.at(number).attention, x
@@ -401,14 +403,14 @@ class Stack(nn.ModuleDict):
         return self["final"](x) if "final" in self else x
 
     def attention_scores(self, number: int, x: Tensor, mask: Mask, positions: Tensor | None = None) -> Tensor:
-        """[B, H, S, S], float32: what the softmax of a layer's `dot` attention is taken of where the layer reads x,
-        [S, B, D]; zero for pairs that are hidden, or score -100 and less."""
+        """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
+        float32; zero if masked or at most `LEAST_SCORE`."""
         layer = cast(Layer, self[str(number)])
         read = x if layer.place == "post" else layer.attention_norm(x)
         return layer.attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
 
     def _run_relative(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
-        """With what is remembered, which each layer's input joins."""
+        """Run layers with relative attention. The input of each layer enters its recurrence cache."""
         past = mask.past
         sines = distance_sines(
             mask.length[0],
@@ -437,8 +439,8 @@ class Stack(nn.ModuleDict):
         return self["final"](x) if "final" in self else x
 
     def _run_reversible(self, x: Tensor, mask: Mask, positions: Tensor | None) -> Tensor:
-        """Both streams begin as x, and are then one after the other along the sequence, [2S, B, D]; what closes the
-        stack reads them along the width, [S, B, 2D]."""
+        """Run reversible layers. Both residual streams start as x and are concatenated along the sequence, [2S, B, D],
+        between chunks. The final norm reads them along the width, [S, B, 2D]."""
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
         scores, turned = self._scores(mask), self._rotation(mask, positions)
         layers = [LayerInputs(self[str(n)], scores[self.block.at(n).attention], turned) for n in self.numbers]  # type: ignore
@@ -446,21 +448,21 @@ class Stack(nn.ModuleDict):
         return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)
 
     def _scores(self, mask: Mask) -> dict[Any, Tensor | None]:
-        """Word of `Block.attention` -> what is added to the scores of its layers, or filters them; or of what numbers
-        they make that themselves."""
+        """Return kind of attention -> mask or bias of its scores, or the numbers from which the module builds its own
+        mask."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
         for word in self.block.words:
-            # A kernel that knows documents and orders makes no mask of all pairs.
+            # A kernel that reads document ids and order needs no dense mask.
             if word in self.own_masks or self.kernel not in (AUTO, FUSED):
                 found[word] = mask.numbers
             else:
-                # It has something to add to the scores, so the mask must say the direction as well.
+                # A bias on the scores replaces the causal fast path, so the mask must include causality.
                 found[word] = mask.dense if word == "disentangled" and mask.causal else mask.scores(bias)
         return found
 
     def _rotation(self, mask: Mask, positions: Tensor | None) -> Tensor | None:
-        """Of queries and keys, where the stack knows places by it."""
+        """Return the rotation of queries and keys. None without rotary positions."""
         if self.block.position != "rope":
             return None
         if positions is None:
@@ -468,21 +470,21 @@ class Stack(nn.ModuleDict):
         return rotation(positions, features=self.size.key_width, base=self.block.rope_base)
 
     def _distances(self) -> Tensor | None:
-        """The stack's table of distances, if it has one."""
+        """Return the distance table of the stack. None if there is none."""
         if "distance_table" not in self:
             return None
         table = cast(Embedding, self["distance_table"]).weight
         return self.copy_to_tensor_ranks(self["distance_norm"](table) if "distance_norm" in self else table)
 
     def _decoder_positions(self, mask: Mask, positions: Tensor | None) -> Tensor:
-        """What a mask decoder is told of places, [S, B or 1, D]."""
+        """Return the position embeddings of a mask decoder, [S, B or 1, D]."""
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
         told: Tensor = self["place_table"](self.scatter_sequence(positions.t()))
         return told
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
-        """The stack's learned bias on the scores, [1, H, Q, K], if it has one."""
+        """Return the learned bias of the scores, [1, H, Q, K]. None if there is none."""
         if "bias_table" not in self:
             return None
         table = cast(HeadTable, self["bias_table"])

@@ -1,13 +1,13 @@
-"""Attention among places whose hashes are alike (Reformer, arXiv:2001.04451, section 2), as the released models have
-it: a query is a key, too, and sees its own chunk of the sorted row and the one before, whatever their buckets.
+"""LSH attention (Reformer, arXiv:2001.04451, section 2) as in the released models: queries are keys, and a query
+attends to its own chunk of the sorted sequence and the chunk before it, whatever their buckets.
 
-What is seen never depends on what a place must not see: the future, other documents and padding have no weight. But
-rows are sorted whole, so which of the past share a query's chunks does depend on what comes after it, as everywhere
-where this attention was published.
+The mask is exact: future positions, other documents and padding have no weight. But the whole sequence is sorted, so
+later tokens influence which earlier positions share a chunk with a query. This holds for every published
+implementation.
 """
 
-# S sequence, B batch, H heads, K head width, D width, R hashes, P places of a sorted row (S filled up to whole chunks),
-# C chunks of all hashes, c places of a chunk, k keys that a chunk sees, F features of a rotation
+# S sequence, B batch, H heads, K head width, D width, R hashes, P positions of a sorted sequence (S padded to whole
+# chunks), C chunks of all hashes, c positions of a chunk, k keys of a chunk's queries, F features of a rotation
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from megaptm.layers.positions import rotate
 from megaptm.layers.split import Dropout, Linear
 
 HIDDEN, ITSELF = -1e9, -1e5
-"""Scores of what is not seen, and of a place and itself: it sees itself where it sees nothing else."""
+"""Scores of masked keys, and of a query with itself: it attends to itself only if nothing else is left."""
 MOST_SCORES = 1 << 22
-"""That there are at a time."""
+"""Largest number of scores in memory at a time."""
 EVALUATION = "evaluation"
-"""What rotations are drawn by where no step is trained."""
+"""Seed key of rotations outside of training steps."""
 
 
 def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Tensor:
-    """[H, *shape], float32 on the host: a function of the key, the layer and the head, so that all ranks, and a step
-    that is made again, know the same."""
+    """Sample rotations [H, *shape], float32 on the host. A function of key, layer and head, so that all ranks and
+    recomputations agree."""
     made = []
     for head in heads:
         digest = hashlib.sha256(f"rotations:{key}:{layer}:{head}".encode()).digest()
@@ -49,30 +49,30 @@ def rotations(key: str, layer: int, heads: range, shape: tuple[int, ...]) -> Ten
 
 
 class HashedAttend(nn.Module):
-    """Softmax-weighted means of values, of each hash among those it brings together, weighted by how much they say."""
+    """LSH attention: average of the hash rounds, weighted by their normalizers."""
 
     def __init__(self, brick: HashedAttentionBrick, *, dropout: float) -> None:
         super().__init__()
         self.brick, self.causal = brick, brick.block.causal
         self.layer, self.heads = 0, range(brick.size.heads)
         self.key = EVALUATION
-        """What rotations are drawn by besides layer and head."""
+        """Seed key of rotations, besides layer and head."""
         self.dropout = Dropout(brick.block.attention_rate(dropout), region="heads")
         self._drawn: tuple[tuple[Any, ...], Tensor] | None = None
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:
-        """Which layer it is of, and which of its heads are here."""
+        """Set the layer index and the heads of this rank."""
         self.layer, self.heads = self.layer if layer is None else layer, self.heads if heads is None else heads
 
     def buckets(self, q_SBHK: Tensor) -> Tensor | None:
-        """[B, H, R, S]; None of a row that is one chunk."""
+        """Return hash buckets [B, H, R, S]. None if the sequence is a single chunk."""
         if not self.brick.chunks(len(q_SBHK)):
             return None
         with torch.no_grad():
             return torch.stack([self._hash(q_SBHK, one) for one in self._rotations(q_SBHK).unbind(2)], 2)
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
-        """[S, B, H*K]; `numbers` as of `Mask.numbers`."""
+        """Return [S, B, H*K]. `numbers` as in `Mask.numbers`."""
         length, chunk = len(q_SBHK), self.brick.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
         documents = None if numbers is None else numbers[0]
@@ -89,12 +89,12 @@ class HashedAttend(nn.Module):
         mixed, said = (
             _reordered(x.view(*order.shape, -1), inverse, order)[..., :length, :] for x in (mixed, said[..., None])
         )
-        # One hash says as much as all that it compared weighs.
+        # A hash round is weighted by the softmax normalizer of its keys.
         mixed_BHSK = (mixed * said.softmax(2).to(mixed.dtype)).sum(2) if order.shape[2] > 1 else mixed[:, :, 0]
         return mixed_BHSK.permute(2, 0, 1, 3).flatten(2)
 
     def _rotations(self, q_SBHK: Tensor) -> Tensor:
-        """[H, K, R, F], of all factors one after the other; drawn once a step."""
+        """Return rotations [H, K, R, F] of all factors, concatenated. Sampled once per step."""
         by = (self.key, self.layer, self.heads, q_SBHK.device)
         if self._drawn is None or self._drawn[0] != by:
             shape = (q_SBHK.shape[-1], self.brick.hashes, sum(self.brick.factors) // 2)
@@ -103,8 +103,8 @@ class HashedAttend(nn.Module):
         return self._drawn[1]
 
     def _hash(self, q_SBHK: Tensor, rotation_HKF: Tensor) -> Tensor:
-        """The bucket of each place by one rotation, [B, H, S]: in which direction, of those that it has and their
-        opposites, a query points most."""
+        """Return the bucket of each position for one rotation, [B, H, S]: the direction, or its opposite, with the
+        largest product."""
         rows, heads = q_SBHK.shape[1:3]
         found = []
         for some in q_SBHK.split(max(1, MOST_SCORES // (rows * heads * rotation_HKF.shape[-1]))):
@@ -122,7 +122,7 @@ class HashedAttend(nn.Module):
 
 
 class HashedAttention(nn.Module):
-    """Rows of `qv` are ordered (head, [q, v], K)."""
+    """LSH self-attention. Rows of `qv` are ordered (head, [q, v], K)."""
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class HashedAttention(nn.Module):
     def forward(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
-        """`mask`: the numbers of a batch (`Mask.numbers`)."""
+        """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
         assert keys is None, "keys are queries"
         return self.by_buckets(x_SBD, mask, position_state)[0]
 
@@ -144,8 +144,11 @@ class HashedAttention(nn.Module):
         position_state: Tensor | None = None,
         buckets_BHRS: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """And the buckets; of those that are given, where it is computed again: of an input that differs in its last
-        bits, a place might fall into another."""
+        """Return the attention output and the buckets.
+
+        Recomputation passes the buckets of the first pass: its input may differ in the last bits, which could change a
+        bucket.
+        """
         q, v = self.qv(x_SBD).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         q = q if position_state is None else rotate(q, position_state)
         buckets_BHRS = self.attend.buckets(q) if buckets_BHRS is None else buckets_BHRS
@@ -153,7 +156,7 @@ class HashedAttention(nn.Module):
 
 
 def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Tensor) -> Tensor:
-    """Places in the order of documents, their buckets and themselves, padding last, [B, H, R, P]."""
+    """Return positions sorted by document, bucket and position, padding last, [B, H, R, P]."""
     rows, heads, places = q_BHPK.shape[:3]
     if buckets_BHRS is None:
         return torch.arange(places, device=q_BHPK.device).expand(rows, heads, 1, -1)
@@ -166,7 +169,7 @@ def _sorted(buckets_BHRS: Tensor | None, documents_BS: Tensor | None, q_BHPK: Te
 
 
 def _at(documents_BS: Tensor | None, places_BHCc: Tensor) -> Tensor | None:
-    """The documents of places, [B, H, C, c]; 0 of those that fill rows up."""
+    """Return the document ids of positions, [B, H, C, c]; 0 for padding."""
     if documents_BS is None:
         return None
     filled = F.pad(documents_BS, (0, -documents_BS.shape[1] % places_BHCc.shape[-1]))
@@ -174,13 +177,13 @@ def _at(documents_BS: Tensor | None, places_BHCc: Tensor) -> Tensor | None:
 
 
 def _reordered(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """Of x [B, H, R or 1, P, K] what is at the places of an order [B, H, R, P]."""
+    """Gather x [B, H, R or 1, P, K] in an order [B, H, R, P]."""
     moved: Tensor = _Reorder.apply(x.expand(*order.shape, -1), order, inverse)
     return moved
 
 
 class _Reorder(torch.autograd.Function):
-    """An order has an inverse, by which gradients come back: nothing is added up, in whatever order."""
+    """Permutation along the sequence. The gradient is gathered by the inverse order, so no sum depends on an order."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -195,23 +198,26 @@ class _Reorder(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Work:
-    """What both passes know besides tensors that have gradients."""
+    """Inputs of the forward and backward pass that have no gradients."""
 
     places: Tensor
     """[B, H, C, c]"""
     documents: Tensor | None
     length: int
-    """S"""
+    """Length S of the sequence."""
     causal: bool
     looks_back: bool
-    """Whether a chunk sees the one before; the first of all, the last."""
+    """Whether a chunk attends to the chunk before it; the first chunk attends to the last."""
     dropout: float
     seed: int
 
 
 class _Chunks(torch.autograd.Function):
-    """Some chunks after the others, forward and backward: their scores are all that there are at a time, and nothing
-    but queries and values is kept for the backward pass, which computes scores again."""
+    """Attention of groups of chunks, one after the other.
+
+    Only the scores of one group are in memory. Queries and values are saved for the backward pass, which recomputes
+    scores.
+    """
 
     @staticmethod
     def forward(ctx: Any, q_BHCcK: Tensor, v_BHCcK: Tensor, work: _Work) -> tuple[Tensor, Tensor]:
@@ -249,7 +255,7 @@ class _Chunks(torch.autograd.Function):
 
 
 def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generator | None]]:
-    """Numbers of some chunks, and what dropout of them draws from."""
+    """Yield ranges of chunks, and the generator of their dropout masks."""
     rows, heads, chunks, chunk, _ = q_BHCcK.shape
     generator = torch.Generator(q_BHCcK.device).manual_seed(work.seed) if work.dropout else None
     each = max(1, MOST_SCORES // (rows * heads * chunk * chunk * (2 if work.looks_back else 1)))
@@ -258,7 +264,7 @@ def _tiles(q_BHCcK: Tensor, work: _Work) -> Iterator[tuple[range, torch.Generato
 
 
 def _taken(q: Tensor, v: Tensor, some: range, work: _Work) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """Queries and values of some chunks, each with those of the chunks before."""
+    """Return queries and values of a range of chunks, each with those of the previous chunks."""
     own = slice(some.start, some.stop)
     back = (_before(q, some), _before(v, some)) if work.looks_back else (None, None)
     return q[:, :, own], back[0], v[:, :, own], back[1]
@@ -289,7 +295,7 @@ def _attend(
     work: _Work,
     draw: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
-    """Means of values [B, H, g, c, K] of so many chunks, and the logarithm of what their weights are divided by."""
+    """Return attention output [B, H, g, c, K] of a range of chunks, and the log-normalizer of its weights."""
     k = q if q_before is None else torch.cat([q_before, q], 3)
     v = v if v_before is None else torch.cat([v_before, v], 3)
     scores = (q @ _of_length_one(k).transpose(3, 4)).to(sum_dtype(q.dtype))
@@ -304,13 +310,13 @@ def _attend(
 
 
 def _of_length_one(k: Tensor) -> Tensor:
-    """By the root of the mean square, as the released code has it."""
+    """Normalize keys by their root mean square, as the released code does."""
     of_root_one = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + 1e-6)
     return of_root_one / k.shape[-1] ** 0.5
 
 
 def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
-    """Which keys are hidden, and which are the query's own place, [B, H, g, c, k]."""
+    """Return which keys are masked, and which are the query's own position, [B, H, g, c, k]."""
     own = slice(some.start, some.stop)
 
     def sides(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,6 +329,6 @@ def _unseen(some: range, work: _Work) -> tuple[Tensor, Tensor]:
         hidden = hidden | (key > query)
     if work.documents is not None:
         asking, asked = sides(work.documents)
-        # As in `Mask.by_content`: padding sees all, and nobody reads what it gathers.
+        # As in `Mask.by_content`: padding attends to everything, and its output is never read.
         hidden = hidden | ((asking != asked) & (asking != 0))
     return hidden, key == query

@@ -1,6 +1,6 @@
-"""LSTMs of one and of both directions over rows of several texts, and a decoder that attends (CoVe)."""
+"""LSTMs over sequences of several documents: unidirectional, bidirectional, and a decoder with attention (CoVe)."""
 
-# S sequence, M places of the encoder's stream, B batch, D width, F features of a cell
+# S sequence, M encoder sequence, B batch, D width, F features of a cell
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from megaptm.bricks import Brick
 from megaptm.layers.split import Dropout, Linear
 
 LSTMState = tuple[Tensor, Tensor]
-"""What a cell gave, and the cell, both [B, F]."""
+"""Output and cell state, both [B, F]."""
 
 
 class LSTM(nn.Module):
-    """Rows of both maps: (input gate, forget gate, new value, output gate) by features, as torch's own has them."""
+    """LSTM layer. Rows of both projections are ordered (input gate, forget gate, new value, output gate), as in
+    torch."""
 
     def __init__(self, brick: Brick, prefix: str = "") -> None:
         super().__init__()
@@ -26,14 +27,14 @@ class LSTM(nn.Module):
         return zeros_BF, zeros_BF
 
     def advance(self, input_BG: Tensor, before: LSTMState) -> LSTMState:
-        """One place on; `input_BG` is what `input` makes of what is read there."""
+        """Advance the state by one position. `input_BG`: output of the `input` projection at this position."""
         given_BF, cell_BF = before
         enter, keep, new, leave = (input_BG + self.state(given_BF)).chunk(4, -1)
         cell_BF = torch.sigmoid(keep) * cell_BF + torch.sigmoid(enter) * torch.tanh(new)
         return torch.sigmoid(leave) * torch.tanh(cell_BF), cell_BF
 
     def forward(self, x_SBD: Tensor, goes_on_SB1: Tensor | None, *, backwards: bool = False) -> Tensor:
-        """[S, B, F]; the state is handed on where a place `goes_on` from the one that is read before it."""
+        """Return [S, B, F]. The state carries over from the previous position where `goes_on` is 1."""
         inputs, state, given = self.input(x_SBD), self.nothing(x_SBD), []
         places = range(len(inputs) - 1, -1, -1) if backwards else range(len(inputs))
         for place in places:
@@ -49,7 +50,7 @@ def handed_on(state: LSTMState, goes_on_B1: Tensor) -> LSTMState:
 
 
 def goes_on(documents_BS: Tensor | None, like: Tensor, *, backwards: bool = False) -> Tensor | None:
-    """[S, B, 1]: 1 of a place that is of the same text as the one that is read before it."""
+    """Return [S, B, 1]: 1 for a position in the same document as the position read before it."""
     if documents_BS is None:
         return None
     same_BS = documents_BS[:, 1:] == documents_BS[:, :-1]
@@ -59,29 +60,29 @@ def goes_on(documents_BS: Tensor | None, like: Tensor, *, backwards: bool = Fals
 
 
 class BothWays(nn.Module):
-    """One LSTM on and one back, side by side, each over every text by itself."""
+    """Bidirectional LSTM. Each direction restarts at every document."""
 
     def __init__(self, brick: Brick) -> None:
         super().__init__()
         self.ahead, self.back = LSTM(brick, "ahead."), LSTM(brick, "back.")
 
     def forward(self, x_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """[S, B, 2 F]"""
+        """Return [S, B, 2 F]."""
         ahead = self.ahead(x_SBD, goes_on(documents_BS, x_SBD))
         back = self.back(x_SBD, goes_on(documents_BS, x_SBD, backwards=True), backwards=True)
         return torch.cat([ahead, back], -1)
 
 
 class Attention(nn.Module):
-    """What a decoder makes of its state and of the encoder's stream (arXiv:1708.00107, 3): the mean of the stream by
-    its products with a map of the state, and a map of both."""
+    """Attention of a decoder (arXiv:1708.00107, 3): encoder states weighted by their products with the projected state,
+    then a projection of context and state."""
 
     def __init__(self, brick: Brick) -> None:
         super().__init__()
         self.query, self.merge = Linear.of(brick.maps["attention.query"]), Linear.of(brick.maps["attention.merge"])
 
     def forward(self, state_BF: Tensor, memory_MBD: Tensor, seen_BM: Tensor | None) -> Tensor:
-        """[B, D of the decoder]"""
+        """Return [B, width of the decoder]."""
         scores_BM = torch.einsum("bd,mbd->bm", self.query(state_BF), memory_MBD)
         if seen_BM is not None:
             scores_BM = scores_BM.masked_fill(~seen_BM, float("-inf"))
@@ -90,7 +91,8 @@ class Attention(nn.Module):
 
 
 class AttentiveLSTM(nn.Module):
-    """A decoder's first layer: it reads a word and what attention made at the place before (input feeding)."""
+    """First layer of a decoder with input feeding: it reads the token and the attention output of the previous
+    position."""
 
     def __init__(self, brick: Brick) -> None:
         super().__init__()
@@ -107,8 +109,10 @@ def decode(
     seen_BSM: Tensor | None,
     dropout: Dropout,
 ) -> Tensor:
-    """[S, B, D]: what attention makes of the last layer's state at each place, which the next place reads, too. A text
-    begins from nothing; dropout falls between layers."""
+    """Return the attention output at each position, [S, B, D], which the next position also reads.
+
+    The state restarts at every document. Dropout is applied between layers.
+    """
     lstms, on_SB1 = [first.lstm, *others], goes_on(documents_BS, x_SBD)
     states, fed_BD = (
         [one.nothing(x_SBD) for one in lstms],

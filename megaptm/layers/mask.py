@@ -1,7 +1,7 @@
-"""Who may look at whom: document numbers, the block's visibility and its pattern, turned into what attention takes."""
+"""Attention masks from document ids, visibility and pattern."""
 
 # B batch, Q query positions, K key positions, H heads, S positions of one stream,
-# A places asked about, M places remembered
+# A target positions, M positions of the recurrence cache
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from megaptm.layers.past import Past
 from megaptm.spec import Block, visibility_of
 
 MARKED_PLACES = "marked_places"
-"""Field of a stream that an engine adds, so that no layer has to ask a GPU how many places are marked."""
+"""Batch field with global positions, added by the engine: counting them in a layer would synchronize with the GPU."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """Visibility between the queries and the keys of one attention, built once per forward."""
+    """Mask between the queries and keys of one attention, built once per forward pass."""
 
     length: tuple[int, int]
     """(Q, K)"""
     device: torch.device
     documents: tuple[Tensor, Tensor] | None = None
-    """Numbers [B, Q] and [B, K], 0 for padding: a position sees its own document and nothing else. None: every row is
-    one document without padding."""
+    """Document ids [B, Q] and [B, K], 0 for padding. A position attends to its own document only. None: each sequence
+    is one document without padding."""
     causal: bool = False
-    """Whether a position sees none after it."""
+    """Whether a position attends to none after it."""
     order: Tensor | None = None
-    """[B, Q]: a position sees those whose number is not above its own. A prefix is zeros before 1, 2 ...; a permutation
-    is the permutation."""
+    """[B, Q]: a position attends to those whose order is at most its own. Prefix LM: zeros, then 1, 2 ... Permutation
+    LM: the permutation."""
     pattern: Pattern | None = None
-    """Who sees whom by place; None: all."""
+    """Attention pattern. None: all pairs."""
     marks: Tensor | None = None
-    """[B, S], not 0 at positions that see, and are seen, whatever the pattern says."""
+    """[B, S], not 0 at global positions, which attend and are attended to outside the pattern."""
     marked_places: Tensor | None = None
-    """[B, G]: where marks are, as `layers.sparse.marked_places` says; None: nobody has asked it yet."""
+    """[B, G]: global positions (`layers.sparse.marked_places`). None: not computed yet."""
     asked: Tensor | None = None
-    """[B, A]: where queries stand that run beside the text; they see what is before them in the order, not themselves.
-    They are queries behind the Q."""
+    """[B, A]: positions of the query stream, which attend to positions before them in the order, themselves excluded.
+    These queries follow the Q queries of the content stream."""
     past: Past | None = None
-    """What is remembered of the rows before, which every position sees; keys before the K."""
+    """Recurrence cache, to which every position attends. Its keys precede the K keys."""
     segments: Tensor | None = None
-    """[B, Q]: the text that a position is of, for attention that tells; what is remembered is of text 0."""
+    """[B, Q]: segment ids for relative segment encoding. The recurrence cache is in segment 0."""
     backward: Tensor | None = None
-    """[B]: 1 of a row that is read from its end, for attention that knows distances."""
+    """[B]: 1 for a sequence that is read backward, for relative attention."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
-    """What the pattern looks up. An attribute as others: what is compiled reads no cached property."""
+    """Lookup table of the pattern. Not a cached property: compiled code cannot read one."""
 
     def __post_init__(self) -> None:
         if self.pattern is not None:
@@ -69,19 +69,19 @@ class Mask:
         return self.by_place(batch, head, query, key) & self.by_content(batch, query, key)
 
     def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What documents and the order let one see; of short arrays, whatever the rows are."""
+        """Return the part of the mask that depends on the batch: documents and order."""
         seen = torch.ones((), dtype=torch.bool, device=self.device)
         if self.documents is not None:
             asking, asked = self.documents[0][batch, query], self.documents[1][batch, key]
-            # A query that is padding sees everything: no row of scores is empty, so no softmax gives NaN. Nobody
-            # reads what it gathers, because padding is no one's document, so no gradient comes back through it.
+            # A padding query attends to everything, so that no softmax is over an empty set and gives NaN. Its output
+            # is never read, because padding belongs to no document, so no gradient flows through it.
             seen = (asking == asked) | (asking == 0)
         if self.order is not None:
             seen = seen & (self.order[batch, key] <= self.order[batch, query])
         return seen
 
     def by_place(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """What the pattern, marks and the direction of time let one see."""
+        """Return the part of the mask that depends on positions: pattern, global tokens and causality."""
         seen = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
             return seen
@@ -92,12 +92,13 @@ class Mask:
 
     @functools.cached_property
     def unmarked(self) -> Mask:
-        """The same, of which nothing is marked."""
+        """Return the mask without global tokens."""
         return replace(self, marks=None)
 
     @functools.cached_property
     def dense(self) -> Tensor:
-        """Booleans, True where the key is seen: [B, H, Q, K]; either 1 where all rows, or heads, are alike."""
+        """Return the boolean mask [B, H, Q, K], True where the query attends to the key. B or H is 1 if all are
+        equal."""
         rows = next((len(one) for one in (self.order, self.marks) if one is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
         heads = 1 if self.pattern is None or self.table is None else len(self.table)
@@ -112,7 +113,7 @@ class Mask:
         return seen if self.past is None else self._with_past(seen, self.past)
 
     def _beside(self, asked: Tensor) -> Tensor:
-        """[B, 1, A, K]: what queries beside the text see."""
+        """Return the mask of the query stream, [B, 1, A, K]."""
         if self.order is None:
             raise UserError("queries beside the text see by an order, and the batch has none: give it `order`.")
         seen = self.order[:, None, None, :] < self.order.gather(1, asked)[:, None, :, None]
@@ -122,7 +123,7 @@ class Mask:
         return seen & ((query == key) | (query == 0))
 
     def _with_past(self, seen: Tensor, past: Past) -> Tensor:
-        """[B, 1, Q, M + K]: of what is remembered only the last places may be there."""
+        """Return the mask with the recurrence cache, [B, 1, Q, M + K]. Only its last positions may be filled."""
         if self.documents is not None:
             raise UserError(
                 "rows with several documents cannot be told from what is remembered of rows before: set "
@@ -131,7 +132,7 @@ class Mask:
         there = torch.arange(past.length, device=self.device) >= past.length - past.filled[:, None]
         there = there[:, None, None, :].expand(-1, 1, seen.shape[2], -1)
         if past.same_length:
-            # A place sees as many as are remembered, itself among them.
+            # Each query attends to as many positions as the cache holds, its own included.
             ages = torch.arange(self.length[0], device=self.device)[:, None] + past.length
             there = there & (ages - torch.arange(past.length, device=self.device) < past.length)
             seen = seen.tril().triu(1 - past.length)
@@ -139,7 +140,7 @@ class Mask:
 
     @functools.cached_property
     def apart(self) -> Tensor | None:
-        """[B, Q, K] of attention that tells segments: which keys, what is remembered among them, are of another."""
+        """Return which keys, recurrence cache included, are in another segment than the query: [B, Q, K]."""
         if self.segments is None:
             return None
         queries = self.segments
@@ -151,10 +152,10 @@ class Mask:
         return queries[:, :, None] != keys[:, None, :]
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
-        """What is added to (or, as booleans, filters) the scores.
+        """Return the mask for attention: boolean, or a bias on the scores.
 
-        `bias` is [1, H, Q, K]. None means that the layer's own direction, causal or not, says it all, which lets
-        attention take its fast path.
+        `bias` is [1, H, Q, K]. Returns None if the layer's causality is the whole mask, so that attention can use its
+        fast path.
         """
         special = self.documents is not None or self.order is not None or self.pattern is not None
         if bias is None:
@@ -165,8 +166,10 @@ class Mask:
 
     @property
     def numbers(self) -> Tensor | None:
-        """Document numbers, the order if there is one, and marks if there are: [1 to 3, B, S], all that attention must
-        be told of a batch that knows its pattern itself. A tensor, so that a layer can be run again from it."""
+        """Document ids, order and marks, if present: [1 to 3, B, S].
+
+        This is what attention with its own pattern needs from a batch. A tensor, so that recomputation can save it.
+        """
         if self.documents is None and self.order is None and self.marks is None:
             return None
         given = [one for one in (self.order, self.marks) if one is not None]
@@ -177,7 +180,7 @@ class Mask:
     def of(
         cls, numbers: Tensor | None, length: int, device: torch.device, *, visibility: str, pattern: Pattern | None
     ) -> Mask:
-        """From `numbers`, of a stack that sees so."""
+        """Build a mask from `numbers`, visibility and pattern of a stack."""
         causal, ordered = visibility_of(visibility)
         mask = cls((length, length), device, causal=causal).within(pattern)
         if numbers is None:
@@ -189,7 +192,7 @@ class Mask:
 
 @functools.lru_cache(maxsize=256)
 def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object) -> Tensor | None:
-    """Copied there once."""
+    """Return the pattern's table on the device; cached."""
     table = pattern.table(length)
     return None if table is None else torch.from_numpy(table).to(device)
 
@@ -197,8 +200,8 @@ def _table_of(pattern: Pattern, length: int, device: torch.device, mode: object)
 def self_mask(
     batch: dict[str, Tensor], prefix: str, visibility: str, *, block: Block | None = None, past: Past | None = None
 ) -> Mask:
-    """The mask within one stream of a batch, named by the prefix of its `tokens`, `document_ids`, `order` and
-    `global_tokens`; of a block also what relative attention is told."""
+    """Return the self-attention mask of the batch fields with this prefix: `tokens`, `document_ids`, `order`,
+    `global_tokens`. With a block also what relative attention needs."""
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
@@ -221,7 +224,7 @@ def self_mask(
 
 
 def cross_mask(batch: dict[str, Tensor], queries: str, keys: str) -> Mask:
-    """The mask between two streams of a batch: a position sees all of the same document's."""
+    """Return the cross-attention mask between two streams: a position attends to its own document."""
     query, key = batch[queries + "tokens"], batch[keys + "tokens"]
     numbers = batch.get(queries + "document_ids"), batch.get(keys + "document_ids")
     if (numbers[0] is None) != (numbers[1] is None):

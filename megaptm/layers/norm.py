@@ -12,8 +12,8 @@ from megaptm.layers.split import Dropout
 
 
 class Norm(nn.Module):
-    """[..., D] -> [..., D]: `layer` (mean and variance, scale and shift; `layer-no-shift`: scale only; `layer-fixed`:
-    neither) or `rms` (root mean square, scale only)."""
+    """Norm, [..., D] -> [..., D]: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight, no bias)
+    or `rms` (RMSNorm)."""
 
     def __init__(self, width: int, *, kind: str, eps: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Norm(nn.Module):
 
 
 class FinalNorm(Norm):
-    """The norm that closes a pre-norm stack, with the dropout that T5 puts after it."""
+    """Final norm of a pre-norm stack, followed by dropout (T5)."""
 
     def __init__(self, width: int, *, kind: str, eps: float, dropout: float) -> None:
         super().__init__(width, kind=kind, eps=eps)

@@ -1,6 +1,6 @@
-"""What the layers of a stack remember of the rows before (arXiv:1901.02860, 3.2): no gradient goes there."""
+"""Recurrence cache of a stack (arXiv:1901.02860, 3.2). No gradient flows into it."""
 
-# M places that are remembered, S places of a row, B batch, D width
+# M positions of the cache, S sequence, B batch, D width
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from torch import Tensor
 
 
 class Past:
-    """What each layer read in earlier rows, which it attends to besides the row at hand; to be filled and moved on."""
+    """Recurrence cache: inputs of each layer in earlier sequences, to which it attends besides the current sequence."""
 
     def __init__(
         self, states: dict[int, Tensor], filled: Tensor, *, farthest: int | None = None, same_length: bool = False
     ) -> None:
-        """`states`: layer -> [M, B, D]; `filled` int64 [B]: how many of the last M there are, the others are not seen.
+        """`states`: layer -> [M, B, D]. `filled` int64 [B]: number of valid positions at the end of the cache.
 
-        Distances above `farthest` are taken for it; with `same_length` each place sees as many keys, M. Both are for
-        evaluation (the released code's `clamp_len` and `same_length`).
+        Distances above `farthest` are clamped to it. With `same_length` each query attends to M keys. Both are for
+        evaluation (`clamp_len` and `same_length` of the released code).
         """
         self.states, self.filled, self.farthest, self.same_length = states, filled, farthest, same_length
         self.seen: dict[int, Tensor] = {}
-        """Layer -> what it read of the row at hand, or of as much of it as is remembered, [S, B, D]."""
+        """Layer -> its input in the current sequence, or the part of it that enters the cache, [S, B, D]."""
 
     @classmethod
     def empty(
         cls, layers: Iterable[int], shape: tuple[int, int, int], *, like: Tensor, farthest: int | None = None
     ) -> Past:
-        """Nothing is remembered; `shape` is (M, B, D)."""
+        """Return an empty cache; `shape` is (M, B, D)."""
         states = {layer: like.new_zeros(shape) for layer in layers}
         filled = torch.zeros(shape[1], dtype=torch.int64, device=like.device)
         return cls(states, filled, farthest=farthest)
 
     @property
     def length(self) -> int:
-        """M"""
+        """Length M of the cache."""
         return next(iter(self.states.values())).shape[0]
 
     def begin(self, begins_B: Tensor) -> None:
-        """Of rows that follow none, nothing is remembered."""
+        """Clear the cache of sequences that continue no other."""
         self.filled = self.filled.masked_fill(begins_B.bool(), 0)
 
     def moved_on(self) -> Past:
-        """The same after the row at hand."""
+        """Return the cache after the current sequence."""
         length, places = self.length, len(next(iter(self.seen.values())))
         states = {
             layer: torch.cat([before[places:], self.seen[layer][-length:]]) for layer, before in self.states.items()

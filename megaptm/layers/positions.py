@@ -1,4 +1,4 @@
-"""Positions that are no learned table at the input: sines added there, or what acts on scores, queries and keys."""
+"""Position encodings that are computed: sinusoids, score biases and rotations."""
 
 # D width, Q query positions, K key positions, L distances, H heads; S sequence, B batch, F features of a head
 
@@ -15,21 +15,22 @@ from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 ROUNDING = 1e-9
-"""More than logarithms in float64 are off by, and less than any of them is from a border that it is not on: where bins
-of distances begin must not depend on how a device rounds."""
+"""Larger than the rounding error of float64 logarithms, and smaller than the distance of any of them to a bucket
+border. Bucket borders must not depend on the device's rounding."""
 
 
 def sinusoid(places_SB: Tensor, *, width: int) -> Tensor:
-    """[S, B, D], float64: features 2i, 2i + 1 are sine and cosine of place / 10000^(2i/D) (arXiv:1706.03762, 3.5)."""
+    """Return [S, B, D], float64: features 2i and 2i + 1 are sine and cosine of position / 10000^(2i/D)
+    (arXiv:1706.03762, 3.5)."""
     exponents = torch.arange(0, width, 2, device=places_SB.device, dtype=torch.float64) / width
     angles = places_SB[..., None] * 10_000.0**-exponents
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)
 
 
 def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.device | None = None) -> Tensor:
-    """The bucket of each distance, [Q, K]: one each for near keys, logarithmic bins for far ones.
+    """Return the bucket of each distance, [Q, K]: one per small distance, logarithmic bins for large ones.
 
-    Two directions share the buckets half and half; in a causal stack all of them look back.
+    Bidirectional stacks use half of the buckets for each direction; causal stacks use all for the past.
     """
     distance = torch.arange(keys, device=device)[None, :] - torch.arange(queries, device=device)[:, None]
     side = BIAS_BUCKETS // 2 if bidirectional else BIAS_BUCKETS
@@ -42,8 +43,8 @@ def bias_buckets(queries: int, keys: int, *, bidirectional: bool, device: torch.
 
 
 def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool) -> Tensor:
-    """The learned bias on the scores, [1, H, Q, K]; H are the heads that the table holds here."""
-    # All distances there are: the last query's, from the first key on, and then the first query's.
+    """Return the learned bias of the scores, [1, H, Q, K], for the H heads of the table on this rank."""
+    # All distances: from the last query to each key, then from the first query to each later key.
     backward, forward = (
         bias_buckets(*shape, bidirectional=bidirectional, device=table.weight.device).flatten()
         for shape in ((queries, 1), (1, keys))
@@ -54,8 +55,11 @@ def score_bias(table: HeadTable, queries: int, keys: int, *, bidirectional: bool
 
 
 class _ByDistance(torch.autograd.Function):
-    """[H, L] -> [H, Q, K]: L = Q + K - 1 distances from the last query to the first key up. The gradient of a distance
-    is summed along its diagonal in passes over memory; a lookup would add up Q x K rows one by one."""
+    """Expand biases by distance, [H, L] -> [H, Q, K], with L = Q + K - 1 distances in ascending key position.
+
+    The gradient of a distance is the sum of a diagonal, computed in a few passes over memory. A lookup would add Q x K
+    rows one by one.
+    """
 
     @staticmethod
     def forward(ctx: Any, by_distance_HL: Tensor, queries: int, keys: int) -> Tensor:
@@ -66,17 +70,17 @@ class _ByDistance(torch.autograd.Function):
         d_HQK = d_outputs[0]
         heads, queries, keys = d_HQK.shape
         distances = queries + keys - 1
-        # Rows that are stored one place shorter than they are read begin one earlier each time.
+        # Reading rows with a stride that is one shorter than stored shifts each row by one position.
         stored = d_HQK.new_zeros(heads, queries, distances)
         stored.as_strided(d_HQK.shape, (queries * distances, distances - 1, 1), queries - 1).copy_(d_HQK)
         return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
 
 
 def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:
-    """Cosine and sine of the angle by which `rotate` turns each pair of features at each place, [2, S, B, 1, F/2].
+    """Return cosine and sine of the angles of `rotate`, [2, S, B, 1, F/2].
 
-    Pair i turns by place / base^(2i/F) (arXiv:2104.09864, equation 15). Float32, whatever the model's format: in
-    bfloat16, places from 257 on would share their angles.
+    Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
+    in bfloat16 positions above 256 would share angles.
     """
     exponents = torch.arange(0, features, 2, device=places_BS.device, dtype=torch.float32) / features
     angles_SBF = places_BS.t()[:, :, None].float() * base**-exponents
@@ -84,14 +88,14 @@ def rotation(places_BS: Tensor, *, features: int, base: float) -> Tensor:
 
 
 def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
-    """Queries or keys, turned as `rotation` says. Feature i is paired with i + F/2, as in GPT-NeoX and Llama."""
+    """Rotate queries or keys by the angles of `rotation`. Feature i is paired with i + F/2, as in GPT-NeoX and
+    Llama."""
     rotated: Tensor = _Rotate.apply(x_SBHF, turned)
     return rotated
 
 
 class _Rotate(torch.autograd.Function):
-    """In few passes over memory: operations read the model's format and compute in that of the angles, float32, and the
-    gradient is turned back, with nothing of the forward pass but the angles."""
+    """Rotation in few passes over memory: inputs in the model's dtype, arithmetic in float32. Saves only the angles."""
 
     @staticmethod
     def forward(ctx: Any, x_SBHF: Tensor, turned: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers: what a place knows of those before it is a state, which is handed on."""
+"""Recurrent layers and stacks."""
 
 # S sequence, B batch, D width, F features of a cell
 
@@ -23,7 +23,7 @@ SAID = {
     "lstm-both-ways": (),
     "lstm-attentive": ("visibility", "cross"),
 }
-"""Words of `Block.recurrent` -> other fields of a block that such layers read."""
+"""Kind of `Block.recurrent` -> other fields of a block that it reads."""
 
 
 MODULES: dict[str, Callable[[Brick], nn.Module]] = {
@@ -35,10 +35,10 @@ MODULES: dict[str, Callable[[Brick], nn.Module]] = {
 
 
 class ProjectedLSTM(nn.Module):
-    """An LSTM with a projection, whose cells and projections are clipped (ELMo).
+    """LSTM with a projection; cell state and projection are clipped (ELMo).
 
-    As in the released code, the forget gate leans towards keeping by 1, which no weight has; the cell is clipped before
-    the output gate sees it.
+    As in the released code, the forget gate has a constant bias of 1, and the cell state is clipped before the output
+    gate.
     """
 
     input: Linear
@@ -52,8 +52,10 @@ class ProjectedLSTM(nn.Module):
         self.cell_clip, self.projection_clip = brick.block.cell_clip, brick.block.projection_clip
 
     def forward(self, x_SBD: Tensor, before: Tensor, here_SB: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What is given at each place [S, B, D], and the state behind the last, [B, D + F]: what was given there, and
-        the cell. Where a row is not `here`, it is as it was."""
+        """Return the output at each position [S, B, D], and the last state [B, D + F]: output and cell state.
+
+        Positions outside `here` keep the state.
+        """
         given_BD, cell_BF = before.split([self.projection.out_features, self.projection.in_features], -1)
         given = []
         for place, input_BG in enumerate(self.input(x_SBD).unbind(0)):
@@ -71,7 +73,7 @@ class ProjectedLSTM(nn.Module):
 
 
 class LSTMLayer(nn.Module):
-    """A layer of CoVe's encoder or decoder, which others know to call."""
+    """Layer of CoVe's encoder or decoder."""
 
     def __init__(self, block: Block, size: Size, *, memory: int | None) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ class LSTMLayer(nn.Module):
 
 
 class RecurrentLayer(nn.Module):
-    """Each but the first also adds what it reads."""
+    """ELMo's layer. All but the first have a residual connection."""
 
     recurrent: ProjectedLSTM
 
@@ -95,17 +97,19 @@ class RecurrentLayer(nn.Module):
 
 
 class RecurrentStack(nn.ModuleDict):
-    """Some consecutive layers of a recurrent stack, under their global numbers: `0` ... `L-1`; dropout falls on what
-    each but the first reads, which the input has done, and on what the last gives."""
+    """Consecutive layers of a recurrent stack, under their global indices `0` ... `L-1`.
+
+    Dropout is applied to the input of each layer but the first, whose input already had it, and to the last output.
+    """
 
     def __init__(self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None) -> None:
-        """`memory` is the width of the stack that this one attends to."""
+        """`memory`: width of the stack that attention reads."""
         super().__init__()
         check_recurrent(block)
         _check_widths(block, size)
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
-        """Layers whose output somebody asks for."""
+        """Indices of layers whose output is requested."""
         self["dropout"] = Dropout(dropout, region="residual")
         for number in layers:
             self[str(number)] = (
@@ -123,8 +127,11 @@ class RecurrentStack(nn.ModuleDict):
         *,
         outputs: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """[S, B, D of the input] -> [S, B, D]; from what is remembered, or from nothing. Padding changes no state. Into
-        `outputs` go those of the layers that somebody reads."""
+        """Return [S, B, D] from the input [S, B, its width].
+
+        States start from the recurrence cache, or from zero. Padding does not change a state. `outputs` receives the
+        outputs of the layers in `read`.
+        """
         if self.block.recurrent == "lstm-attentive":
             assert memory is not None
             return self._decode(x, mask, memory, memory_mask)
@@ -166,14 +173,14 @@ class RecurrentStack(nn.ModuleDict):
         return cast(LSTMLayer, self[str(number)]).recurrent
 
     def _before(self, x: Tensor, past: Past | None, number: int) -> Tensor:
-        """The state of each row before its first place, [B, D + F]."""
+        """Return the initial state of each sequence, [B, D + F]."""
         if past is None:
             return x.new_zeros(x.shape[1], self.size.width + self.size.ffn)
         return past.states[number][0] * (past.filled > 0)[:, None]
 
 
 def check_recurrent(block: Block) -> None:
-    """An error where a block says something that recurrent layers do not know."""
+    """Raise `UserError` if a field has no meaning for recurrent layers."""
     said = {name: getattr(block, name) for name in ("recurrent", *SAID.get(block.recurrent, ()))}
     if block.recurrent not in SAID:
         known = ", ".join(SAID)
@@ -197,7 +204,7 @@ def check_recurrent(block: Block) -> None:
 
 
 def _check_widths(block: Block, size: Size) -> None:
-    """A stream of LSTMs without projection is what their cells give."""
+    """Raise `UserError` if the width differs from the cell outputs of LSTMs without projection."""
     if (directions := {"lstm-both-ways": 2, "lstm-attentive": 1}.get(block.recurrent)) is None:
         return
     if size.width != directions * size.ffn:

@@ -1,8 +1,8 @@
 """Relative attention (Transformer-XL, arXiv:1901.02860, 3.3; XLNet, arXiv:1906.08237): scores by content and distance,
-among a row and what is remembered of the rows before it."""
+over the sequence and the recurrence cache."""
 
-# S sequence, A places asked about, Q = S + A queries, M places remembered, K = M + S keys, B batch, H heads, D width,
-# F features of a head, L distances
+# S sequence, A target positions, Q = S + A queries, M positions of the recurrence cache, K = M + S keys, B batch, H
+# heads, D width, F features of a head, L distances
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def distance_sines(
     backward_B: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Sines and cosines of the distances from a query back to a key, the farthest first, [L, 1 or B, D].
+    """Return sines and cosines of the distances from a query back to a key, largest first, [L, 1 or B, D].
 
-    They go from M + S - 1 down to -1, or, where keys lie on both sides, to -S. Of rows that are read backward distances
-    change their sign.
+    Distances go from M + S - 1 to -1, or to -S if keys are on both sides. Sequences that are read backward have
+    distances of opposite sign.
     """
     least = length if both_sides else 1
     distances = torch.arange(remembered + length - 1, -least - 1, -1, device=device, dtype=torch.float64)[:, None]
@@ -44,10 +44,11 @@ def distance_sines(
 
 
 class RelativeAttention(nn.Module):
-    """Rows of `qkv` are ordered (head, [q, k, v], F). Of queries beside the text, at its end, there are no keys.
+    """Relative self-attention. Rows of `qkv` are ordered (head, [q, k, v], F). Queries of the query stream, at the end,
+    have no keys.
 
-    The score of a query q and a key k at a distance with the map r is (q + u) k + (q + v) r, and (q + s) e besides, e
-    one of two vectors: of a key in the query's segment, or in another.
+    The score of query q and key k at a distance with projection r is (q + u) k + (q + v) r. With segments (q + s) e is
+    added, where e is one of two vectors: same segment or different segment.
     """
 
     content_bias: HeadTable
@@ -80,8 +81,11 @@ class RelativeAttention(nn.Module):
         apart_BQK: Tensor | None = None,
         asked_BA: Tensor | None = None,
     ) -> Tensor:
-        """`mask` [B or 1, 1, Q, K]; the biases are the stack's; `apart` says which keys are of another segment;
-        `asked`: places of the queries beside the text."""
+        """Return [Q, B, D].
+
+        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart`: keys of another segment. `asked`:
+        positions of the query stream.
+        """
         assert keys is None, "keys are made of what queries are made of"
         if content_bias_FH is None or place_bias_FH is None:
             content_bias_FH, place_bias_FH = self.content_bias.weight, self.place_bias.weight
@@ -96,7 +100,7 @@ class RelativeAttention(nn.Module):
         if apart_BQK is not None:
             scores = scores + self._by_segment(q, apart_BQK)
         scores = scores * self.attend.scale
-        # Without a key to be seen, which the first of an order may be, the softmax would be of nothing.
+        # The first query of an order may have no key; its softmax would be NaN.
         blind = ~mask.any(-1, keepdim=True) if asked_BA is not None else None
         scores = scores.masked_fill(~mask if blind is None else ~(mask | blind), -math.inf)
         mixed_QBA = self.attend(q + content_bias_FH.t(), k, v, scores)
@@ -105,15 +109,18 @@ class RelativeAttention(nn.Module):
         return self.output(mixed_QBA)
 
     def _of_past(self, past_MBD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [M, B, H, F], by the weights, not by calling the map: each rank has all that is remembered,
-        and what is split over ranks would take it for a slice of the sequence."""
+        """Return keys and values of the cache, [M, B, H, F].
+
+        Uses the weights directly: each rank has the full cache, which a tensor-parallel module would treat as a part of
+        the sequence.
+        """
         weight = self.qkv.weight.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten(0, 2)
         bias = None if self.qkv.bias is None else self.qkv.bias.unflatten(0, (-1, 3, self.key_width))[:, 1:].flatten()
         k, v = F.linear(past_MBD, weight, bias).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         return k, v
 
     def _by_place(self, q_QBHF: Tensor, sines_LXD: Tensor, keys: int, asked_BA: Tensor | None) -> Tensor:
-        """[B, H, Q, K]"""
+        """Return scores by distance, [B, H, Q, K]."""
         r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
         if r_LXHF.shape[1] == 1:
             of_distances = torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
@@ -122,14 +129,14 @@ class RelativeAttention(nn.Module):
         if asked_BA is None:
             return shifted(of_distances, keys)
         of_text, of_asked = of_distances.split([len(q_QBHF) - asked_BA.shape[1], asked_BA.shape[1]], 2)
-        # A distance later for each place that the query stands earlier.
+        # The distance grows by one for each position that the query is earlier.
         first_B1A1 = (of_text.shape[2] - 1 - asked_BA)[:, None, :, None]
         rows = first_B1A1 + torch.arange(keys, device=q_QBHF.device)
         at_asked = of_asked.gather(-1, rows.expand(-1, of_asked.shape[1], -1, -1))
         return torch.cat([shifted(of_text, keys), at_asked], 2)
 
     def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
-        """[B, H, Q, K]"""
+        """Return scores by segment, [B, H, Q, K]."""
         table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
         same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
         same, other = same_or_not.unsqueeze(-1).unbind(3)
@@ -137,9 +144,10 @@ class RelativeAttention(nn.Module):
 
 
 def shifted(of_distances_BHSL: Tensor, keys: int) -> Tensor:
-    """[B, H, S, K] of scores by distance, the farthest first: each query's begin one later than the next one's.
+    """Return [B, H, S, K] from scores by distance, largest first: each query's row starts one later than the next
+    query's.
 
-    A view of the same memory: a row that is one shorter than it is stored begins one later each time.
+    A view: reading rows with a stride that is one shorter than stored shifts each row by one position.
     """
     length, distances = of_distances_BHSL.shape[2:]
     flat = of_distances_BHSL.flatten(2)[:, :, length - 1 : length - 1 + length * (distances - 1)]

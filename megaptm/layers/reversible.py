@@ -1,7 +1,7 @@
-"""Layers on two streams, each computed back from the other (arXiv:1707.04585; Reformer, arXiv:2001.04451, section 3):
-the backward pass needs what the last one gave, and nothing of those between.
+"""Reversible layers (arXiv:1707.04585; Reformer, arXiv:2001.04451, section 3). The backward pass needs only the last
+output, from which it recomputes the inputs of all layers.
 
-y1 = x1 + attention(x2) and y2 = x2 + feed-forward(y1); so x2 = y2 - feed-forward(y1) and x1 = y1 - attention(x2).
+y1 = x1 + attention(x2) and y2 = x2 + feed-forward(y1), so x2 = y2 - feed-forward(y1) and x1 = y1 - attention(x2).
 """
 
 # S sequence, B batch, D width
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """A layer, and what its attention is told besides the stream."""
+    """Layer and the arguments of its attention."""
 
     layer: Layer
     mask: Tensor | None
@@ -38,8 +38,8 @@ class LayerInputs:
 def run_reversible(
     x1_SBD: Tensor, x2_SBD: Tensor, layers: Sequence[LayerInputs], remember: Callable[[], Again]
 ) -> list[Tensor]:
-    """Both streams behind the layers. They are summed in float32, or what was rounded away could not be computed back;
-    layers get them in the model's format."""
+    """Return both residual streams after the layers. Streams are float32, because rounding errors would not be
+    invertible; layers receive the model's dtype."""
     precise = torch.promote_types(x1_SBD.dtype, torch.float32)
     y1, y2 = _Reversible.apply(x1_SBD.to(precise), x2_SBD.to(precise), layers, remember, x1_SBD.dtype)
     return [y1, y2]
@@ -64,7 +64,7 @@ class _Reversible(torch.autograd.Function):
             x2 = x2 + torch.cat([told.layer.fed(some) for some in _pieces(x1.to(dtype))])
             draws.append((before_attention, before_ffn))
             chosen.append(of_layer)
-        # Of each layer, beside how to draw the same again, a few numbers of what its attention chose.
+        # Besides the generator states, each layer saves only its hash buckets.
         ctx.save_for_backward(x1, x2, *chosen)
         ctx.layers, ctx.draws, ctx.dtype = layers, draws, dtype
         return x1, x2
@@ -88,15 +88,15 @@ class _Reversible(torch.autograd.Function):
 
 
 def _fed_again(layer: Layer, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """What the feed-forward gave, and the gradient of what it read. Gradients of its weights go to them once, whatever
-    the number of pieces: who reduces them counts."""
+    """Return the output of the feed-forward and the gradient of its input. Weight gradients are passed on once,
+    whatever the number of pieces: gradient reduction counts its calls."""
     weights = [one for part in (layer.ffn_norm, layer.ffn) for one in part.parameters() if one.requires_grad]
     sums = [torch.zeros(one.shape, dtype=sum_dtype(one.dtype), device=one.device) for one in weights]
     fed, grads = [], []
     for some, of_some in zip(_pieces(x), _pieces(grad), strict=True):
         with torch.enable_grad():
             given = some.detach().requires_grad_()
-            # A view: hooks of who watches modules cannot be on what gradients are asked of.
+            # A view: module hooks must not be attached to a tensor whose gradient is requested.
             fed.append(layer.fed(given.view_as(given)))
         first, *others = torch.autograd.grad(fed[-1], [given, *weights], of_some)
         grads.append(first)

@@ -1,12 +1,11 @@
-"""Attention that computes no more than a pattern's tiles: time and memory follow the pairs that may be seen.
+"""Attention over the tiles of a pattern: time and memory grow with the number of allowed pairs.
 
-One tile after the other, forward and backward, all rows and heads at once: the scores of one tile are all that there
-are at a time, and nothing but queries, keys and values is kept for the backward pass, which computes scores again. It
-is made of products, softmax and slices, which every device has: FlexAttention has no backward pass on CPUs, and no
-dropout anywhere.
+Tiles are computed one after the other, for all sequences and heads at once. Only the scores of one tile are in memory.
+Queries, keys and values are saved for the backward pass, which recomputes scores. Only products, softmax and slices are
+used, which run on every device: FlexAttention has no backward pass on CPUs and no dropout.
 """
 
-# S sequence, B batch, H heads, K head width, N = B x H, q queries of a tile, k its keys, G marked positions of a row
+# S sequence, B batch, H heads, K head width, N = B x H, q queries of a tile, k its keys, G global positions
 
 from __future__ import annotations
 
@@ -29,50 +28,52 @@ from megaptm.layers.mask import Mask
 
 @dataclass(frozen=True)
 class Marked:
-    """The marked positions of each row, filled up to as many as `marked_places` has."""
+    """Global positions of each sequence, padded to equal number."""
 
     places: Tensor
-    """[B, G]"""
+    """Positions [B, G]."""
     real: Tensor
-    """[B, G], False where a row is filled up."""
+    """Valid entries [B, G]; False for padding."""
 
     @classmethod
     def of(cls, marks_BS: Tensor, places_BG: Tensor | None = None) -> Marked:
-        """`places_BG`: what `marked_places` says of the marks, where somebody has asked it."""
+        """Build from marks [B, S]. `places_BG`: result of `marked_places`, if already computed."""
         places_BG = marked_places(marks_BS) if places_BG is None else places_BG
         return cls(places_BG, marks_BS.gather(1, places_BG) != 0)
 
     def take(self, x_SBHK: Tensor) -> Tensor:
-        """[G, B, H, K]: what there is at these positions."""
+        """Return x at the global positions, [G, B, H, K]."""
         rows = torch.arange(len(self.places), device=self.places.device)
         return x_SBHK[self.places.t(), rows]
 
     def put(self, x_SBHK: Tensor, given_GBHK: Tensor) -> Tensor:
-        """x with something else at these positions."""
-        # Places that rows are filled up with are others of the same row: to these goes what is there.
+        """Return x with other values at the global positions."""
+        # Padding entries point to other positions of the same sequence, which keep their values.
         put_GBHK = torch.where(self.real.t()[:, :, None, None], given_GBHK, self.take(x_SBHK))
         rows = torch.arange(len(self.places), device=self.places.device)
         return x_SBHK.index_put((self.places.t(), rows), put_GBHK)
 
     def are_seen(self, mask: Mask, query: Tensor) -> Tensor:
-        """Whether some queries [q, 1] see the marked positions, [B, 1, q, G]."""
+        """Return whether queries [q, 1] attend to the global positions, [B, 1, q, G]."""
         rows, slots = (torch.arange(number, device=self.places.device) for number in self.places.shape)
         return self.is_seen(mask, rows[:, None, None, None], query, slots)
 
     def is_seen(self, mask: Mask, batch: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        """The same of rows, queries and numbers of marked positions that broadcast."""
+        """Return whether queries attend to global positions, for broadcastable batch, query and slot indices."""
         return self.real[batch, slot] & _seen_by_all(mask, batch, query, self.places[batch, slot])
 
     def see(self, mask: Mask) -> Tensor:
-        """What the marked positions see, [B, 1, G, S]."""
+        """Return the mask of the global positions' own queries, [B, 1, G, S]."""
         rows, keys = (torch.arange(number, device=mask.device) for number in (len(self.places), mask.length[1]))
         seen = _seen_by_all(mask, rows[:, None, None, None], self.places[:, None, :, None], keys)
         return seen.expand(len(self.places), 1, self.places.shape[1], len(keys))
 
 
 def marked_places(marks_BS: Tensor) -> Tensor:
-    """[B, G]: the places of each row that are marked, and others behind them, as many as a power of two: a kernel is
-    compiled for each number of them. The host waits for a GPU to tell how many there are."""
+    """Return the marked positions of each sequence [B, G], padded with others to a power of two.
+
+    A kernel is compiled for each G. The host waits for the GPU to count them.
+    """
     marks = marks_BS != 0
     most = int(marks.sum(1).max())
     most = most and 1 << (most - 1).bit_length()
@@ -80,7 +81,7 @@ def marked_places(marks_BS: Tensor) -> Tensor:
 
 
 def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Whether it is, where the pattern does not matter."""
+    """Return the mask without the pattern."""
     seen = mask.by_content(batch, query, key)
     return seen & (key <= query) if mask.causal else seen
 
@@ -88,10 +89,10 @@ def _seen_by_all(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tenso
 def attend_by_tiles(
     q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Mask, marked: Marked | None, *, scale: float, dropout: float
 ) -> Tensor:
-    """Means of values by the softmax of scores that the mask lets be seen, [S, B, H, K]. What marked positions see is
-    another attention's work: for them this is what they would see unmarked."""
+    """Return the attention output under the mask, [S, B, H, K]. Global positions' own output is computed elsewhere;
+    here they are treated as ordinary queries."""
     extra = (None, None) if marked is None else (marked.take(k_SBHK), marked.take(v_SBHK))
-    # Drawn here, in the stream of the caller; the backward pass draws the same from it.
+    # Sampled from the caller's generator. The backward pass repeats the dropout masks from it.
     seed = seed_of_stream(q_SBHK.device) if dropout else 0
     mixed: Tensor = _ByTiles.apply(q_SBHK, k_SBHK, v_SBHK, *extra, _Work(mask, marked, scale, dropout, seed))
     return mixed
@@ -99,7 +100,7 @@ def attend_by_tiles(
 
 @dataclass(frozen=True, eq=False)
 class _Tile:
-    """A `Tile` of the pattern whose numbers of blocks are on the device."""
+    """`Tile` of the pattern with block indices on the device."""
 
     queries: slice
     keys: slice | Tensor
@@ -108,13 +109,14 @@ class _Tile:
 
 def _tiles_of(mask: Mask) -> list[_Tile]:
     assert mask.pattern is not None
-    # A dry run's tensors have no numbers: they are no one else's.
+    # Tensors of a dry run have no values, so they are cached apart.
     return _tiles_on(mask.pattern, mask.length[0], mask.device, detect_fake_mode())
 
 
 @lru_cache(maxsize=256)
 def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object) -> list[_Tile]:
-    """Numbers of blocks are copied there once: who would send them in each layer of each step waited for it."""
+    """Return tiles with block indices on the device; cached, because copies in each layer of each step would
+    synchronize."""
     return [
         _Tile(
             tile.queries,
@@ -127,7 +129,7 @@ def _tiles_on(pattern: Pattern, length: int, device: torch.device, mode: object)
 
 @dataclass(frozen=True)
 class _Work:
-    """What both passes know besides tensors that have gradients."""
+    """Inputs of the forward and backward pass that have no gradients."""
 
     mask: Mask
     marked: Marked | None
@@ -180,8 +182,8 @@ class _ByTiles(torch.autograd.Function):
 
 
 def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, Tensor, Tensor, Tensor, Tensor | None]]:
-    """Each tile, its scaled queries [N, q, K] and keys [N, k + G, K], the weights [N, q, k + G] of these, and what
-    dropout multiplies them by."""
+    """Yield each tile, its scaled queries [N, q, K] and keys [N, k + G, K], its attention weights [N, q, k + G] and
+    dropout factors."""
     q_SNK, seen = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
     for tile in _tiles_of(work.mask):
@@ -189,7 +191,7 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := seen.of(tile)) is not None:
             scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
-        weights = torch.softmax(scores, dim=2)  # it adds up in float32
+        weights = torch.softmax(scores, dim=2)  # accumulates in float32
         drop = None
         if generator is not None:
             drop = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)
@@ -198,12 +200,12 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
 
 
 def _together(x: Tensor) -> Tensor:
-    """On a CPU x without gaps, which it multiplies in a quarter of the time; a GPU's products take it as it lies."""
+    """Return contiguous x on a CPU, where products of strided tensors take four times as long. GPUs need no copy."""
     return x.contiguous() if x.device.type == "cpu" else x
 
 
 class _Seen:
-    """What is seen within a tile."""
+    """Mask within a tile."""
 
     def __init__(self, work: _Work, q_SBHK: Tensor) -> None:
         self.mask, self.marked = work.mask, work.marked
@@ -212,7 +214,7 @@ class _Seen:
         self.windows: dict[tuple[int, int, int], Tensor] = {}
 
     def of(self, tile: _Tile) -> Tensor | None:
-        """Booleans that broadcast to [B, H, q, k + G]; None where all is seen."""
+        """Return booleans that broadcast to [B, H, q, k + G]. None if nothing is masked."""
         query, key = self.places[tile.queries][:, None], self._keys(tile)
         seen = self._by_place(tile, query, key)
         key = key.clamp(max=len(self.places) - 1)
@@ -221,14 +223,14 @@ class _Seen:
             seen = allowed if seen is None else seen & allowed
         if self.marked is None or self.mask.marks is None:
             return seen
-        # What is marked is compared once, beside the tile's own keys.
+        # Global keys are compared once, beside the tile's own keys.
         unmarked = self.mask.marks[self.rows, key] == 0
         own, beside = unmarked if seen is None else seen & unmarked, self.marked.are_seen(self.mask, query)
         shape = (*own.shape[:2], len(query))
         return torch.cat([own.expand(*shape, -1), beside.expand(*shape, -1)], dim=3)
 
     def _keys(self, tile: _Tile) -> Tensor:
-        """Places that broadcast to [B, H, q, k]."""
+        """Return key positions that broadcast to [B, H, q, k]."""
         if isinstance(tile.keys, slice):
             return self.places[tile.keys]
         assert self.mask.pattern is not None
@@ -247,7 +249,7 @@ class _Seen:
             return seen if within is None else seen & within
         if tile.exact:
             return None
-        # What windows hide looks the same wherever they are.
+        # The mask of a window depends only on relative positions.
         at = (tile.queries.start - tile.keys.start, len(query), len(key))
         if at not in self.windows:
             self.windows[at] = self.mask.unmarked.by_place(zero, zero, query, key)[None, None]
@@ -255,8 +257,7 @@ class _Seen:
 
 
 class _Side:
-    """Keys, or values, of which tiles take slices or blocks, beside them those of marked positions; and, where they
-    have gradients, the sums of these, in float32."""
+    """Keys or values, with those of global positions appended, and their float32 gradients."""
 
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
         self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
@@ -270,7 +271,7 @@ class _Side:
         self.grad_NGK: Tensor | None = None
 
     def take(self, tile: _Tile) -> Tensor:
-        """[N, k + G, K]"""
+        """Return the keys or values of a tile, [N, k + G, K]."""
         if isinstance(tile.keys, slice):
             x_NkK = self.x_NSK[:, tile.keys]
         else:
@@ -279,8 +280,8 @@ class _Side:
         return x_NkK if self.x_NGK is None else torch.cat([x_NkK, self.x_NGK], dim=1)
 
     def add(self, tile: _Tile, grad_NkK: Tensor) -> None:
-        """To the gradients of what `take` gave."""
-        # As many may be some of the row's keys with marked ones behind them, or blocks in another order.
+        """Add to the gradients of what `take` returned."""
+        # Equal shapes do not suffice: blocks may be in another order, or global keys may be appended.
         whole = self.x_NGK is None and isinstance(tile.keys, slice) and grad_NkK.shape == self.x_NSK.shape
         if self.grad_NSK is None and whole:
             self.grad_NSK = grad_NkK
@@ -313,7 +314,7 @@ class _Side:
         return torch.zeros(x.shape, dtype=sum_dtype(x.dtype), device=x.device)
 
     def _blocks(self, keys: Tensor) -> Tensor:
-        """[N x blocks], numbers of blocks among those of all rows and heads."""
+        """Return block indices [N x blocks] among the blocks of all sequences and heads."""
         each = self.x_NSK.shape[1] // self.block
         first = torch.arange(len(self.x_NSK), device=keys.device) * each
         return (first.view(-1, len(keys), 1) + keys).flatten()

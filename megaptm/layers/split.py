@@ -1,14 +1,13 @@
-"""Modules that say how their weight may be split over ranks, and know nothing of ranks.
+"""Modules whose `split` attribute names how their weight may be divided over tensor ranks.
 
-`parallel` reads `split` and puts megatron-core's module in the place of ours; on one device these are what they look
-like.
+`parallel` reads `split` and replaces the module by megatron-core's. On one device they are ordinary modules.
 
-    columns      output features are divided (a head, or a slice of the feed-forward, is whole on one rank)
-    rows         input features are divided; the outputs are summed over ranks
-    shared       all is the same on every rank, and each uses what it gives in a way of its own
+    columns      output features are divided (a head, or a slice of the feed-forward, is complete on one rank)
+    rows         input features are divided; outputs are summed over ranks
+    shared       replicated, but each rank uses the output differently: gradients are summed
     vocabulary   rows of the token table are divided
-    heads        the last axis counts heads
-    none         all is the same on every rank, and so is what is made of it
+    heads        the last axis, which counts heads, is divided
+    none         replicated, with equal outputs and gradients on every rank
 """
 
 # S sequence, B batch, D width
@@ -28,7 +27,7 @@ from megaptm.layers.product import linear
 
 
 class Linear(nn.Linear):
-    """A linear map [..., in] -> [..., out]; `split` is `columns`, `rows`, `shared` or `none`."""
+    """Linear layer, [..., in] -> [..., out]; `split` is `columns`, `rows`, `shared` or `none`."""
 
     matrices, turn = 1, 1
 
@@ -38,20 +37,20 @@ class Linear(nn.Linear):
 
     @classmethod
     def of(cls, map_: Map) -> Linear:
-        """The map of a brick."""
+        """Build the layer that a brick describes."""
         linear = cls(map_.inputs, map_.outputs, bias=map_.bias, split=map_.split)
         linear.matrices, linear.turn = map_.matrices, map_.turn
         return linear
 
     def reset_parameters(self) -> None:
-        """Nothing: values come from `models.initial`, a function of the seed and the parameter's name."""
+        """Do nothing: `models.initial` computes initial values from the seed and the parameter's name."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):
-    """A table [rows, D] looked up by id; `split` is `vocabulary` or `none`."""
+    """Embedding table [rows, D]; `split` is `vocabulary` or `none`."""
 
     def __init__(self, rows: int, width: int, *, split: str = "none") -> None:
         super().__init__()
@@ -64,7 +63,7 @@ class Embedding(nn.Module):
 
 
 class HeadTable(nn.Module):
-    """A learned number per bucket and head, [buckets, heads]; always split over heads."""
+    """Learned bias per distance bucket and head, [buckets, heads]; always split over heads."""
 
     split = "heads"
 
@@ -78,7 +77,7 @@ class HeadTable(nn.Module):
 
 
 class VocabularyBias(nn.Module):
-    """A learned number per row of the token table, added to its logit; split as the table is."""
+    """Learned bias of logits, one per row of the token table; split as the table."""
 
     split = "vocabulary"
 
@@ -88,7 +87,7 @@ class VocabularyBias(nn.Module):
 
 
 class HeadBias(nn.Module):
-    """A learned number per feature of each head, apart from the map that it is added to; always split over heads."""
+    """Learned bias of head features, separate from its projection; always split over heads."""
 
     split = "columns"
 
@@ -98,11 +97,11 @@ class HeadBias(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout that draws from `stream`.
+    """Dropout with the random generator of `stream`.
 
-    `region` says where it stands: `heads` (on attention weights, or inside the feed-forward: ranks hold different heads
-    or features and must draw differently), `residual` (on the residual stream: the same numbers on every tensor rank,
-    or different ones where the sequence is split) or `replicated` (always the same on every tensor rank).
+    `region` is `heads` (attention weights, or inside the feed-forward: tensor ranks hold different heads or features,
+    so masks differ), `residual` (residual stream: equal masks on all tensor ranks, unless the sequence is split) or
+    `replicated` (equal masks on all tensor ranks).
     """
 
     def __init__(self, rate: float, *, region: str = "residual") -> None:
@@ -115,7 +114,7 @@ class Dropout(nn.Module):
         return self.training and self.rate > 0.0
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Within it random numbers are those of the stream; where none are drawn it is left alone."""
+        """Return a context that samples from the stream's generator, which does not advance if dropout is off."""
         return self.stream() if self.draws else nullcontext()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Attention of a window, where what sees all does so by queries, keys and values of its own (Longformer,
-arXiv:2004.05150, section 3.2)."""
+"""Window attention in which global tokens have queries, keys and values of their own (Longformer, arXiv:2004.05150,
+section 3.2)."""
 
 # S sequence, B batch, H heads, K head width, D width
 
@@ -13,8 +13,8 @@ from megaptm.layers.split import Linear
 
 
 class WindowAttention(SelfAttention):
-    """Self-attention with a second map, for the rows of tokens that a batch marks. Others see these, too, by the keys
-    and values that all have."""
+    """Self-attention with a second projection for global tokens. Other tokens attend to global tokens by the ordinary
+    keys and values."""
 
     attend: PatternAttend
     global_qkv: Linear
@@ -32,7 +32,7 @@ class WindowAttention(SelfAttention):
         past: None = None,
         places_BG: Tensor | None = None,
     ) -> Tensor:
-        """`mask`: the numbers of a batch (`Mask.numbers`)."""
+        """Return [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
         q, k, v = self._placed(*self._project(x_SBD, keys), position_state)
         of_marked = None
         if self.attend.marks(mask):

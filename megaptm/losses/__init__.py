@@ -1,1 +1,1 @@
-"""What a head's output costs."""
+"""Losses: token cross-entropy, sampled softmax, soft targets, contrastive loss, optimal transport."""

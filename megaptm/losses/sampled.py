@@ -1,6 +1,6 @@
-"""Cross-entropy against some words that stand for all others (sampled softmax, arXiv:1412.2007, section 3.1)."""
+"""Cross-entropy against negative samples (sampled softmax, arXiv:1412.2007, section 3.1)."""
 
-# N rows, D width, K words that are drawn
+# N samples, D width, K negative samples
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from megaptm.batch import IGNORED
 
 @dataclass(frozen=True)
 class DrawnWords:
-    """Different words, drawn by rank: the word of rank r, from 0, as often as log((r + 2) / (r + 1)), so that ids must
-    be sorted by how often words come."""
+    """Distinct negative samples of a log-uniform distribution: id r has probability proportional to log((r + 2) / (r +
+    1)). Ids must be sorted by frequency."""
 
     ids: np.ndarray
-    """int64 [K]"""
+    """Sampled ids, int64 [K]."""
     tries: int
-    """How often was drawn until there were K different ones."""
+    """Number of trials until K distinct ids were sampled."""
     vocabulary: int
 
     def log_expected(self, ids: Tensor) -> Tensor:
-        """The logarithm of how often a word is expected among as many tries, once at most."""
+        """Return the logarithm of the probability that an id is sampled in `tries` trials."""
         share = ((ids.double() + 2) / (ids.double() + 1)).log() / math.log(self.vocabulary + 1)
         return (-torch.expm1(self.tries * torch.log1p(-share))).log().float()
 
 
 def draw_negatives(number: int, vocabulary: int, *, key: str) -> DrawnWords:
-    """So many, by a generator that the key says."""
+    """Sample distinct ids with a generator seeded by `key`."""
     digest = hashlib.sha256(key.encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     drawn, first = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -54,9 +54,11 @@ def sampled_cross_entropy(
     ids_K: Tensor,
     negatives: DrawnWords,
 ) -> Tensor:
-    """The float32 sum over the rows whose label is not `IGNORED`. `right`: of each row's label the vector [N, D] and
-    the bias [N]; `drawn`: of what is drawn, [K, D] and [K]. A word that is drawn and right is not held against
-    itself."""
+    """Return the float32 sum of losses over samples whose label is not `IGNORED`.
+
+    `right`: vectors [N, D] and biases [N] of the labels. `drawn`: vectors [K, D] and biases [K] of the negative
+    samples. A negative that equals the label is masked.
+    """
     labels, counted_N = labels_N.clamp(min=0), labels_N != IGNORED
     right_N = (hidden_ND * right[0]).sum(-1) + right[1]
     right_N = right_N.float() - negatives.log_expected(labels)

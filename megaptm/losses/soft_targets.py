@@ -1,6 +1,7 @@
-"""Cross-entropy with what a teacher says of each word, at a temperature, without ever holding all logits of either."""
+"""Cross-entropy and KL divergence to a teacher's token distribution at a temperature, without materializing all
+logits."""
 
-# N rows, D width, V vocabulary (of this rank), C rows of a chunk
+# N samples, D width, V vocabulary (of this rank), C samples of a chunk
 
 from __future__ import annotations
 
@@ -19,44 +20,44 @@ from megaptm.losses.token import drops_unasked
 
 
 class Projected(NamedTuple):
-    """What a head projects on the vocabulary: its logits are `hidden @ weight.T + bias`."""
+    """Input of a vocabulary projection; logits are `hidden @ weight.T + bias`."""
 
     hidden: Tensor
-    """[N, D]"""
+    """Hidden states [N, D]."""
     weight: Tensor
-    """[V, D]"""
+    """Projection [V, D]."""
     bias: Tensor | None
-    """[V]"""
+    """Bias [V]."""
 
     def of(self, rows: Any) -> Projected:
-        """Of some rows."""
+        """Return a subset of the samples."""
         return self._replace(hidden=self.hidden[rows])
 
     def logits(self) -> Tensor:
-        """[N, V]"""
+        """Return logits [N, V]."""
         return linear(*self)
 
 
 class LargestLogits(NamedTuple):
-    """Of each row the logits of its likeliest words; all others are of no word that is said."""
+    """Largest logits of each sample. All other tokens have probability zero."""
 
     ids: Tensor
-    """int64 [N, K], of the whole vocabulary"""
+    """Ids in the full vocabulary, int64 [N, K]."""
     values: Tensor
-    """[N, K]"""
+    """Logits [N, K]."""
     first: int
-    """Of the words that are here."""
+    """First vocabulary id of this rank."""
     words: int
-    """That are here."""
+    """Number of vocabulary ids of this rank."""
 
     def of(self, rows: Any) -> LargestLogits:
-        """Of some rows."""
+        """Return a subset of the samples."""
         return self._replace(ids=self.ids[rows], values=self.values[rows])
 
     def logits(self) -> Tensor:
-        """float32 [N, V]: minus infinity where none is known."""
+        """Return logits, float32 [N, V]; minus infinity for unknown ones."""
         here = (self.ids >= self.first) & (self.ids < self.first + self.words)
-        # What is elsewhere goes into a column of its own, which is left out.
+        # Ids of other ranks go into an extra column, which is dropped.
         columns = torch.where(here, self.ids - self.first, self.words)
         wide = self.values.new_full((len(self.ids), self.words + 1), -torch.inf, dtype=torch.float32)
         return wide.scatter_(1, columns, self.values.float())[:, : self.words]
@@ -64,15 +65,15 @@ class LargestLogits(NamedTuple):
 
 @dataclass(frozen=True)
 class VocabularyRanks:
-    """Who holds the words: alone, or each rank a slice of them."""
+    """Partition of the vocabulary over tensor ranks."""
 
     rank: int = 0
     sum: Callable[[Tensor], None] | None = None
-    """Over ranks, in place; None: there is one."""
+    """Sum over ranks, in place. None: a single rank."""
     largest: Callable[[Tensor], None] | None = None
 
     def normalizer(self, scores_CV: Tensor) -> Tensor:
-        """The logarithm [C, 1] of the sum of all exponentials."""
+        """Return the log-sum-exp over the full vocabulary, [C, 1]."""
         if self.sum is None or self.largest is None:
             return scores_CV.logsumexp(-1, keepdim=True)
         largest_C1 = scores_CV.amax(-1, keepdim=True)
@@ -83,19 +84,19 @@ class VocabularyRanks:
 
 
 class SoftTargetLoss(nn.Module):
-    """Summed over rows: the divergence of the student's words from the teacher's times the squared temperature (`kl`;
-    Sanh et al., 2019), or their cross-entropy over the number of words (`cross-entropy`; the released code of
-    TinyBERT)."""
+    """Loss between the token distributions of student and teacher, summed over samples: KL divergence times the squared
+    temperature (`kl`; Sanh et al., 2019), or cross-entropy divided by the vocabulary size (`cross-entropy`; released
+    code of TinyBERT)."""
 
     def __init__(self, vocabulary: int, *, temperature: float, soft: str) -> None:
         super().__init__()
         self.vocabulary, self.temperature, self.soft = vocabulary, temperature, soft
         self.ranks = VocabularyRanks()
-        """`parallel` says otherwise where words are divided."""
+        """Replaced by `parallel` if the vocabulary is split over ranks."""
 
     def forward(self, student: Projected, teacher: Projected | LargestLogits, asked_N: Tensor) -> Tensor:
-        """The float32 sum over the rows that are asked; gradients are the student's alone. Of a teacher of whom the
-        largest logits are known, what it says of these words is taken for all that it says."""
+        """Return the float32 sum over target samples. Gradients flow to the student only. Largest logits of a teacher
+        are treated as its complete distribution."""
         if drops_unasked(student.hidden):
             rows = asked_N.nonzero().squeeze(1)
             student, teacher, asked_N = student.of(rows), teacher.of(rows), asked_N[rows]
@@ -103,7 +104,8 @@ class SoftTargetLoss(nn.Module):
         return loss
 
     def chunk(self, student_CV: Tensor, teacher_CV: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each row [C, 1], summed over the words that are here, and its gradient for the logits [C, V]."""
+        """Return the loss of each sample [C, 1], summed over this rank's vocabulary, and its gradient with respect to
+        logits [C, V]."""
         real = max(0, self.vocabulary - self.ranks.rank * student_CV.shape[1])
         scores = []
         for logits_CV in (student_CV, teacher_CV):
@@ -113,13 +115,13 @@ class SoftTargetLoss(nn.Module):
         ours_CV, theirs_CV = scores
         said_CV = theirs_CV.exp()
         gradient_CV = ours_CV.exp() - said_CV
-        # Zero times infinity is no number.
+        # Zero times infinity is NaN.
         theirs_CV.clamp_(min=torch.finfo(torch.float32).min)
-        # Words that pad the table are said by nobody; their logarithms are no numbers.
+        # Padding rows of the table have no probability, and their logarithms are not finite.
         ours_CV, theirs_CV, said_CV = (one[:, :real] for one in (ours_CV, theirs_CV, said_CV))
         if self.soft == "kl":
-            # What both say of all words is 1; the difference of the two sums, zero but for rounding, is taken off, so
-            # that each term is zero or more, and a small divergence is no difference of large numbers.
+            # Subtracting the difference of both probability sums, which is zero up to rounding, makes each term
+            # non-negative. A small divergence is then not a difference of large numbers.
             terms_CV, scale = said_CV * (theirs_CV - ours_CV) + gradient_CV[:, :real], self.temperature**2
         else:
             terms_CV, scale = -said_CV * ours_CV, 1 / self.vocabulary
@@ -128,7 +130,7 @@ class SoftTargetLoss(nn.Module):
 
 
 def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: float, soft: str) -> Tensor:
-    """[N]: the same of few classes, whose logits are all at hand."""
+    """Return the loss of each sample for a few classes, [N]."""
     ours_NC, theirs_NC = ((logits.float() / temperature).log_softmax(-1) for logits in (student_NC, teacher_NC))
     if soft == "kl":
         return (theirs_NC.exp() * (theirs_NC - ours_NC)).sum(-1) * temperature**2
@@ -136,7 +138,7 @@ def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: floa
 
 
 class _SoftTargets(torch.autograd.Function):
-    """Takes the gradient while a chunk's logits are at hand, as `losses.token` does; `backward` only scales it."""
+    """Compute the gradient while a chunk's logits are in memory, as in `losses.token`; `backward` only scales it."""
 
     @staticmethod
     def forward(
@@ -172,7 +174,7 @@ class _SoftTargets(torch.autograd.Function):
             total_ranks(d_hidden)
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
-        # Of a table in slices megatron-core's modules take the gradient, and not the engine's sum.
+        # For a split table megatron-core's modules take the gradient instead of the engine's buffer.
         ctx.kept = gradient_sum_of(weight_VD) if total_ranks is None else None
         return loss
 

@@ -1,6 +1,6 @@
-"""Projection on the vocabulary and cross-entropy, in one, without ever holding all logits."""
+"""Vocabulary projection and cross-entropy in one function, without materializing all logits."""
 
-# N rows, D width, V padded vocabulary, C rows of a chunk
+# N samples, D width, V padded vocabulary, C samples of a chunk
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from megaptm.layers.product import linear, matmul, widens
 from megaptm.layers.table_gradient import TableGradient, scaled
 
 ROWS_DRAWN = 256
-"""Rows whose tokens are drawn at once: at vocabulary 30,522 they hold 100 MB."""
+"""Samples whose tokens are sampled at once: 100 MB at vocabulary 30,522 and fp32."""
 
 
 class TokenLoss(nn.Module):
-    """Summed cross-entropy of `hidden @ weight.T + bias` against labels; rows of the table above `vocabulary` are void.
+    """Summed cross-entropy of `hidden @ weight.T + bias`; rows of the table above `vocabulary` are excluded.
 
-    One module holds projection and loss, because they are split over ranks together.
+    Projection and loss are one module, because they are split over ranks together.
     """
 
     def __init__(self, vocabulary: int, *, z_loss: float = 0.0, label_smoothing: float = 0.0) -> None:
-        """In training only. `z_loss`: so much of the squared logarithm of the normalizer is added for each row;
-        `label_smoothing`: so much of the probability is asked of all tokens alike."""
+        """`z_loss`: weight of the squared log-normalizer. `label_smoothing`: probability mass spread evenly over the
+        vocabulary. Both apply in training only."""
         super().__init__()
         self.vocabulary, self.z_loss, self.label_smoothing = vocabulary, z_loss, label_smoothing
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
-        """The float32 sum over the rows whose label is not `IGNORED`."""
+        """Return the float32 sum over samples whose label is not `IGNORED`."""
         if drops_unasked(hidden_ND):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
@@ -45,7 +45,7 @@ class TokenLoss(nn.Module):
 
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
-        """A token of each row, [N], drawn from its softmax by a number from 0 to below 1 (inverse transform)."""
+        """Sample a token for each hidden state, [N], by inverse transform of a number in [0, 1)."""
         drawn = []
         for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
             logits_CV = self.logits(hidden_CD, weight_VD, bias_V).float()
@@ -53,44 +53,43 @@ class TokenLoss(nn.Module):
         return torch.cat(drawn)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """[..., D] -> [..., vocabulary]"""
+        """Return logits, [..., D] -> [..., vocabulary]."""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
         return linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
 class WholeTokenLoss(TokenLoss):
-    """The same where tensor ranks each have the whole table, and compute the same."""
+    """Token loss for a table that is replicated on tensor ranks."""
 
 
 def drops_unasked(hidden_ND: Tensor) -> bool:
-    """Whether rows that ask nothing are dropped before the product.
+    """Whether samples without a label are dropped before the product.
 
-    Not on an accelerator, which would have to stop and tell the host how many are left; there they cost a product and
-    count for nothing.
+    Not on GPUs, where counting them would synchronize with the host; there they are computed and multiplied by zero.
     """
     return hidden_ND.device.type == "cpu"
 
 
 def summed_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
-    """Sums over the tokens up to each, [C, V], of its probability as a multiple of 2^-34 of the largest one's.
+    """Return cumulative sums over the vocabulary, [C, V], of probabilities in units of 2^-34 of the largest one.
 
-    In int64, for sums that no order of adding changes, on GPUs too: torch has no such sum of floats there. Exact as
-    float64 as well, for less than 2^19 tokens.
+    int64 sums do not depend on the order of addition, unlike float sums on GPUs. Exact also as float64 for fewer than
+    2^19 tokens.
     """
     return ((logits_CV - largest_C1).exp() * 2.0**34).round().long().cumsum(-1)
 
 
 def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
-    """The token of each row [C] whose share of the whole, the last sum, a number from 0 to below 1 falls into."""
+    """Return the token [C] whose share of the cumulative sum contains a number in [0, 1)."""
     places_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
-    # Of numbers that are none, as where a run has diverged, any token: whoever looks at the loss says so.
+    # NaN in a diverged run gives an arbitrary token. The loss reports the divergence.
     return torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Takes the gradient while a chunk's probabilities are at hand; `backward` only scales it.
+    """Compute the gradient while a chunk's probabilities are in memory; `backward` only scales it.
 
-    Memory is one chunk of logits and the gradients themselves; plain cross-entropy holds N x V numbers three times.
+    Memory is one chunk of logits plus the gradients; plain cross-entropy holds N x V values three times.
     """
 
     @staticmethod
@@ -108,7 +107,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
         of_hidden = hidden_ND.dtype
-        if widens(hidden_ND):  # here, or each chunk's product would widen the table again
+        if widens(hidden_ND):  # once here, instead of widening the table for each chunk
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
@@ -121,8 +120,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             logits_CV = linear(hidden_CD, weight_VD, bias_V)
             logits_CV[:, vocabulary:] = float("-inf")
             d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
-            # The sum under the softmax from its largest term, which is at least 1/V: no second pass of logarithms, and
-            # no logarithm of a probability that has become zero.
+            # The normalizer follows from the largest probability, which is at least 1/V: no second pass of
+            # exponentials, and no logarithm of a probability that underflowed.
             largest_C1, at_C1 = logits_CV.max(-1, keepdim=True)
             normalizer_C1 = largest_C1.float() - d_CV.gather(1, at_C1).log()
             terms_C1 = normalizer_C1 - (1 - smoothing) * logits_CV.gather(1, labels_C1).float()
@@ -134,7 +133,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             loss += (terms_C1 * counted_C1).sum()
             if not wants_gradient:
                 continue
-            # Of the logits: probabilities, less those asked. In place, each pass over C x V numbers counts.
+            # Gradient of the logits: probabilities minus targets. In place, because each pass over C x V values costs
+            # time.
             if z_loss:
                 d_CV.mul_(1 + 2 * z_loss * normalizer_C1)
             d_CV.scatter_add_(1, labels_C1, d_CV.new_full((), smoothing - 1.0).expand(len(labels_C1), 1))
@@ -142,7 +142,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
                 d_CV[:, :vocabulary] -= smoothing / vocabulary
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
-            # Rows that are not counted are taken out on the narrow side of each product.
+            # Samples without a label are masked on the narrow side of each product.
             torch.mul(matmul(d_CV, weight_VD), counted_C1, out=d_hidden[rows])
             d_weight.add(d_CV, hidden_CD * counted_C1)
             if d_bias is not None:
