@@ -1,7 +1,7 @@
-"""Adaptive input and softmax: tables by frequency, which embed tokens and tell the next one.
+"""Adaptive input and softmax: embedding and output tables in clusters by frequency (arXiv:1809.10853).
 
-Tensor ranks each have all of it, and compute the same. No row is picked out for its cluster: an accelerator would stop
-to tell the host how many there are; on the CPU rows that ask for no word of a cluster are not projected on it.
+Tensor ranks hold full copies and compute the same. On accelerators all rows are projected on every cluster, because
+counting rows would synchronize with the host. On CPUs rows without a label in a cluster are dropped.
 """
 
 # S sequence, B batch, D width, N rows, V vocabulary
@@ -22,7 +22,7 @@ from megaptm.spec import ModelSpec
 
 
 class Table(nn.Module):
-    """Rows of a cluster, whole on each rank. Its gradients come from several sides, so none goes past autograd."""
+    """Table of a cluster, replicated on ranks. Several gradients reach it, so none bypasses autograd."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Table(nn.Module):
 
 
 class RowBias(nn.Module):
-    """A number for each row."""
+    """Bias with one value per row."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -38,23 +38,23 @@ class RowBias(nn.Module):
 
 
 class AdaptiveTokens(nn.Module):
-    """The clusters' `tables`, and `maps` from them to the stream."""
+    """Adaptive input: `tables` of clusters and their projections to the stream (`maps`)."""
 
     def __init__(self, spec: ModelSpec, *, embeds: bool) -> None:
-        """Where it does not embed, an output that is tied to it reads it."""
+        """`embeds`: whether this chunk embeds tokens, besides serving a tied output."""
         super().__init__()
         check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
         self.tables = nn.ModuleList(Table(one.rows, one.width) for one in self.clusters)
         maps = cluster_maps(spec)
         self.shared_map = len(maps) == 1
-        # The softmax has a map of its own in the place of the first.
+        # The softmax has its own projection instead of the first.
         skipped = 0 if embeds or self.shared_map else 1
         self.maps = nn.ModuleDict({str(n): Linear.of(one) for n, one in enumerate(maps) if n >= skipped})
 
     @property
     def weight(self) -> Tensor:
-        """Of the most frequent words."""
+        """Table of the first cluster."""
         return self.table(0)
 
     def table(self, cluster: int) -> Tensor:
@@ -63,7 +63,7 @@ class AdaptiveTokens(nn.Module):
         return weight
 
     def map(self, cluster: int) -> Tensor | None:
-        """[D, width of the cluster], where there is one."""
+        """Return the projection [D, width of the cluster], if there is one."""
         if not len(self.maps):
             return None
         weight = self.maps["0" if self.shared_map else str(cluster)].weight
@@ -71,7 +71,7 @@ class AdaptiveTokens(nn.Module):
         return weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[...] -> [..., D]"""
+        """Return [..., D] from ids [...]."""
         total: Tensor | None = None
         for number, one in enumerate(self.clusters):
             inside = (ids >= one.first) & (ids < one.first + one.rows)
@@ -85,7 +85,7 @@ class AdaptiveTokens(nn.Module):
 
 
 class AdaptiveHead(nn.Module):
-    """The next token: one of the most frequent words, or a cluster, and then a word of it."""
+    """Adaptive softmax: a frequent token or a cluster, then a token of the cluster."""
 
     narrow: Linear | None
 
@@ -116,7 +116,7 @@ class AdaptiveHead(nn.Module):
         return total, asked.sum().float()
 
     def logits(self, x_SBD: Tensor, tied: AdaptiveTokens) -> Tensor:
-        """Log-probabilities [B, S, V]."""
+        """Return log-probabilities [B, S, V]."""
         x_BSD = x_SBD.transpose(0, 1)
         first = self.clusters[0].rows
         head = self._said(0, x_BSD, tied)
@@ -130,8 +130,8 @@ class AdaptiveHead(nn.Module):
         return F.linear(hidden, weight, bias).log_softmax(-1)
 
     def _of(self, number: int, x: Tensor, tied: AdaptiveTokens) -> tuple[Tensor, Tensor, Tensor]:
-        """What is projected on which table, with which bias, in the softmax of a cluster; clusters are rows of the
-        first, behind its words."""
+        """Return input, table and bias of a cluster's softmax. Clusters are rows of the first table, after its
+        tokens."""
         bias = self.word_bias[number].bias
         assert isinstance(bias, Tensor)
         if number == 0:
@@ -139,11 +139,12 @@ class AdaptiveHead(nn.Module):
             weight = torch.cat([tied.table(0), self.cluster.weight])
             return hidden, weight, torch.cat([bias, self.cluster_bias.bias])
         to_stream, table = tied.map(number), tied.table(number)
-        # Not the parameter itself: the loss would add to its gradient past autograd, which has another part of it.
+        # A view of the parameter: the loss would otherwise add its gradient to the engine's buffer, bypassing autograd,
+        # which has another part of it.
         return x if to_stream is None else F.linear(x, to_stream.t()), table.view_as(table), bias
 
 
 def check_adaptive(spec: ModelSpec) -> None:
-    """An error where a family has what clusters do not go with."""
+    """Raise `UserError` if the family has components that adaptive clusters do not support."""
     for mistake in cluster_mistakes(spec):
         raise UserError(f"{spec.name}: {mistake}")

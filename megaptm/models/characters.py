@@ -1,6 +1,6 @@
-"""Words made of their characters (ELMo)."""
+"""Character-based word embeddings (ELMo)."""
 
-# N words, C characters of a word, K characters that a filter reads, W width of a character, F filters, D width
+# N words, C characters of a word, K width of a filter, W width of a character embedding, F filters, D width
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from megaptm.spec import ModelSpec
 
 
 class Highway(nn.Module):
-    """Some of a new value, and as much less of the old (arXiv:1505.00387). In the released code the gate that is called
-    `carry` is that of the new value."""
+    """Highway layer (arXiv:1505.00387). `carry` is the gate of the new value, as in the released code."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -31,8 +30,7 @@ class Highway(nn.Module):
 
 
 class CharacterWords(nn.Module):
-    """Vectors of characters, filters of several widths over them, the largest answer of each, highway layers, a map to
-    the stream."""
+    """Character embeddings, convolutions with max-pooling, highway layers and a projection to the stream."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -49,7 +47,7 @@ class CharacterWords(nn.Module):
         self.out = Linear.of(out)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """[..., C] -> [..., D]"""
+        """Return [..., D] from character ids [..., C]."""
         x_NWC = self.characters(ids.long().flatten(0, -2)).transpose(1, 2)
         said = [
             F.conv1d(x_NWC, filters.weight.unflatten(1, (width, -1)).transpose(1, 2), filters.bias).amax(-1)

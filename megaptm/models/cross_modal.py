@@ -1,6 +1,6 @@
-"""Images and texts in the one space of a stack that reads both (UNIMO, arXiv:2012.15409, section 2.1)."""
+"""Cross-modal contrastive head of a stack that reads images and texts (UNIMO, arXiv:2012.15409, section 2.1)."""
 
-# S places of a row, B batch, D width, J images of a row, K texts of it, N rows of the whole batch, R some of them
+# S sequence, B batch, D width, J images and K texts of a sample, N samples of the global batch, R some of them
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.places import at_places
 
 TEMPERATURE = 0.1
-"""What cosines are divided by. The paper has one, and does not say it."""
+"""Divisor of cosines. The paper does not publish its value."""
 
 
 class CrossModalHead(ContrastHead):
-    """CMCL. An image's vector is what is said where the whole of it stands, by `image_places`; a text's what is said
-    where it begins, by `text_places`. None sees another: a row's texts and its images are documents of their own.
+    """CMCL. The vector of an image is the hidden state at its position in `image_places`; that of a text, the hidden
+    state at its first position (`text_places`). Images and texts of a sample are separate documents: they do not attend
+    to each other.
 
-    A row's features are its images' vectors and its texts', each of length 1, and which of both there are.
+    Features of a sample are the normalized vectors of its images and texts, and flags for which exist.
     """
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, (D + 1) (J + K)]; of rows that do not say where texts and images begin, a text begins at the first place,
-        and an image behind the texts' places."""
+        """Return [B, (D + 1) (J + K)]. Without given positions a text starts at position 0, and an image after the text
+        positions."""
         (x_SBD,) = streams_SBD
         x_BSD = x_SBD.transpose(0, 1)
         places = x_BSD.shape[1]
@@ -36,7 +37,7 @@ class CrossModalHead(ContrastHead):
         return torch.cat([images, texts, seen_BJ, said_BK], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """[R]; an answer is how many of a row's texts say what its image shows."""
+        """Return [R]. The label of a sample is its number of positive texts."""
         counts = (COMPARED_IMAGES, COMPARED_TEXTS)
         width = features_NF.shape[1] // sum(counts) - 1
         images, texts, seen_NJ, said_NK = features_NF.split([width * counts[0], width * counts[1], *counts], dim=-1)
@@ -52,8 +53,8 @@ class CrossModalHead(ContrastHead):
 
 
 def _vectors(x_BSD: Tensor, places_BK: Tensor | None, most: int, *, first: int) -> tuple[Tensor, Tensor]:
-    """[B, K D], what is said at places, of length 1, and zeros where a row has fewer than `most`; and [B, K], 1 where
-    it has one. Of rows that do not say where there is one, at `first`."""
+    """Return normalized vectors [B, K D], zero where a sample has fewer than `most`, and flags [B, K]. Without given
+    positions there is one, at `first`."""
     if places_BK is None:
         places_BK = torch.full((len(x_BSD), most), IGNORED, device=x_BSD.device)
         places_BK[:, 0] = first

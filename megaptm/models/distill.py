@@ -1,4 +1,4 @@
-"""What a student is asked of its teacher, which reads the same batch: losses at named places of the two models."""
+"""Distillation losses between student and teacher on the same batch."""
 
 # S sequence, B batch, D width, H heads, V vocabulary
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class States(NamedTuple):
-    """What a model said of a batch, [S, B, D] each, as ranks hold it."""
+    """Outputs of a model, [S, B, D] each, as ranks hold them."""
 
     streams: Mapping[str, Tensor]
-    """Stack -> what it gives."""
+    """Stack -> its output."""
     inner: Mapping[Reading, Tensor]
-    """What single layers give."""
+    """Outputs of single layers."""
 
 
 class StudentAndTeacher(NamedTuple):
-    """A batch, and what a student and its teacher say of it."""
+    """Batch, and the outputs of student and teacher."""
 
     student: Model
     student_states: States
@@ -43,14 +43,14 @@ class StudentAndTeacher(NamedTuple):
     batch: dict[str, Tensor]
 
     def ends(self, stack: str) -> tuple[Tensor, Tensor]:
-        """What the stack of either gives, gathered."""
+        """Return the gathered stack outputs of student and teacher."""
         return (
             self.student.gather_sequence(self.student_states.streams[stack]),
             self.teacher.gather_sequence(self.teacher_states.streams[stack]),
         )
 
     def states(self, stack: str, mine: int, layer: int) -> tuple[Tensor, Tensor]:
-        """What a layer of the student and one of the teacher give, gathered."""
+        """Return the gathered outputs of a student layer and a teacher layer."""
         return (
             self.student.gather_sequence(self.student_states.inner[Reading(stack, mine)]),
             self.teacher.gather_sequence(self.teacher_states.inner[Reading(stack, layer)]),
@@ -58,23 +58,24 @@ class StudentAndTeacher(NamedTuple):
 
 
 class DistillationLosses(nn.Module):
-    """Losses of a student that hears its teacher, each a sum over places; and the maps to the teacher's width.
+    """Distillation losses, each summed over positions, and projections to the teacher's width.
 
-    `logits`: see `SoftTargetLoss`; `answers`: the same of classes of rows. `cosine`: one less the cosine of the states
-    that the last stack gives (Sanh et al., 2019). `embeddings`, `hidden`: the mean square of what states lack to the
-    teacher's; `scores`: the same of attention's, over heads and keys (Jiao et al., 2020, section 3.1); each summed over
-    layers.
+    - `logits`: see `SoftTargetLoss`; `answers`: the same for sequence classes.
+    - `cosine`: one minus the cosine of the last hidden states (Sanh et al., 2019).
+    - `embeddings`, `hidden`: mean squared error of hidden states, summed over layers.
+    - `scores`: mean squared error of attention scores over heads and keys, summed over layers (Jiao et al., 2020,
+      section 3.1).
     """
 
     def __init__(self, spec: ModelSpec, wanted: Distillation) -> None:
         super().__init__()
         self.spec, self.wanted = spec, wanted
         self.sum_over_heads: Callable[[Tensor], Tensor] = same
-        """Of what heads say, whose ranks each have some."""
+        """Hook that sums over the heads of all tensor ranks."""
         self.last = next(reversed(spec.family.stacks))
         hooks = [hook for hook in ("embeddings", "hidden") if wanted.asks(hook) and wanted.projection != "none"]
         self.maps = {hook: hook if wanted.projection == "by-kind" else "shared" for hook in hooks}
-        """Hook -> the map of its states."""
+        """Hook -> projection of its states."""
         inputs, outputs = spec.size_of(self.last).width, wanted.teacher.size_of(self.last).width
         for name in dict.fromkeys(self.maps.values()):
             self.add_module(name, Linear(inputs, outputs, bias=True))
@@ -85,7 +86,7 @@ class DistillationLosses(nn.Module):
             self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.soft)
 
     def losses(self, student: Model, said: States, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
-        """Name of a loss -> its sum, and the places that it is of. Without a teacher the batch has its largest logits,
+        """Return loss name -> (sum, number of positions). Without a teacher the batch has its largest logits,
         `teacher_ids` and `teacher_logits` [B, S, K]."""
         if teacher is None:
             name = f"{LOSS}logits"
@@ -105,7 +106,7 @@ class DistillationLosses(nn.Module):
         return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
 
     def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
-        """How many places a loss is of."""
+        """Return the number of positions of a loss."""
         hook = name.removeprefix(LOSS)
         if hook == "logits":
             return self._asked(batch).sum()
@@ -170,30 +171,30 @@ class DistillationLosses(nn.Module):
                 yield self.sum_over_heads(self._over_places(apart_BS.t(), stack, batch))
 
     def apart(self, hook: str, ours_SBD: Tensor, theirs_SBD: Tensor) -> Tensor:
-        """[S, B]: the mean square of what the states, mapped, lack to the teacher's."""
+        """Return the mean squared error of projected student states, [S, B]."""
         if hook in self.maps:
             ours_SBD = cast(Linear, self._modules[self.maps[hook]])(ours_SBD)
         return (ours_SBD.float() - theirs_SBD.float()).square().mean(-1)
 
     def _over_places(self, of_places_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
-        """The sum over places that are no padding."""
+        """Return the sum over positions that are not padding."""
         real_SB = real_places(batch, self.spec.family.prefixes[stack]).t()
         return torch.where(real_SB, of_places_SB, 0.0).sum()
 
     def _asked(self, batch: dict[str, Tensor]) -> Tensor:
-        """[B, S]: the places whose words are compared."""
+        """Return the positions whose logits are compared, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
         return compared_places(batch, prefix, self.wanted.places)
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
-    """[B, S]: which places of a stream are no padding."""
+    """Return the positions of a stream that are not padding, [B, S]."""
     documents = batch.get(f"{prefix}document_ids")
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
 
 
 def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Tensor:
-    """[B, S]: the places whose words are compared: `all` that are no padding, or those that are `asked` about."""
+    """Return the positions whose logits are compared, [B, S]: `all` but padding, or `asked` target positions."""
     real_BS = real_places(batch, prefix)
     if places == "all":
         return real_BS
@@ -206,18 +207,18 @@ def compared_places(batch: Mapping[str, Tensor], prefix: str, places: str) -> Te
 
 
 def head_projection(model: Model, head: str, states: States) -> Projected:
-    """What a head projects on the vocabulary, rows in the order (S, B)."""
+    """Return the vocabulary projection of a head, positions in order (S, B)."""
     assert model.head is not None
     return cast(LanguageHead | MaskedHead, model.head[head]).projected(_stream(model, head, states), model.table)
 
 
 def _classes(model: Model, head: str, states: States) -> Tensor:
-    """[B, C]: what a head says of each row."""
+    """Return the class logits of a head, [B, C]."""
     assert model.head is not None
     return cast(RowClassHead, model.head[head]).logits(_stream(model, head, states), tied=None)
 
 
 def _stream(model: Model, head: str, states: States) -> Tensor:
-    """What a head reads, gathered."""
+    """Return the gathered input of a head."""
     reading = model.spec.readings(head)[0]
     return model.gather_sequence(states.inner[reading] if reading in states.inner else states.streams[reading.stack])

@@ -1,6 +1,6 @@
-"""Tokens drawn from what a head says, for a stack that reads them in the place of what was hidden (ELECTRA)."""
+"""Sampling of replacement tokens from a head's logits (ELECTRA)."""
 
-# S sequence, B batch, D width, A asked positions a row
+# S sequence, B batch, D width, A target positions of a sample
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 
 DRAWS = "draws"
-"""The batch's field [B, A] of numbers from 0 to below 1 by which tokens are drawn, the same in any layout."""
+"""Batch field [B, A] of uniform numbers in [0, 1) for sampling, equal in any layout."""
 REPLACED = "replaced"
-"""The batch's field [B, S] that asks at which places a token was replaced; the answer is known once it is drawn."""
+"""Batch field [B, S] of replaced-token labels, which are known after sampling."""
 
 
 class DrawingHead(Protocol):
-    """A head that can be drawn from."""
+    """Interface of heads that sample tokens."""
 
     def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
-        """[B, A]: a token for each place that it is asked about."""
+        """Return a sampled token for each target position, [B, A]."""
         ...
 
 
 def draw_tokens(
     head: DrawingHead, x_SBD: Tensor, batch: dict[str, Tensor], tokens_BS: Tensor, tied: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The text with a token drawn at each place that is asked about, [B, S], and whether it is another than was there.
+    """Return tokens [B, S] with samples at target positions, and whether each differs from the original.
 
-    A token that is drawn as it was counts as original (arXiv:2003.10555, section 2). Where the batch has no numbers to
-    draw by, nothing is drawn.
+    A sampled token that equals the original counts as original (arXiv:2003.10555, section 2). Without uniform numbers
+    in the batch nothing is sampled.
     """
     if DRAWS not in batch:
         return tokens_BS, torch.zeros_like(tokens_BS, dtype=torch.bool)
     labels_BA = batch["labels"]
     drawn_BA = head.draw(x_SBD, batch, tied)
-    # What is not asked is written behind the text, where nobody reads it.
+    # Samples at ignored positions go to an extra column, which is dropped.
     behind = tokens_BS.shape[1]
     at_BA = torch.where(labels_BA == IGNORED, behind, batch["masked_positions"])
     wide = torch.nn.functional.pad(tokens_BS, (0, 1)).scatter(1, at_BA, drawn_BA)

@@ -1,4 +1,4 @@
-"""From ids to the stream: the sum of the input tables."""
+"""Input embedding: the sum of embedding tables."""
 
 # S sequence, B batch, D width
 
@@ -27,19 +27,18 @@ DRAWN_TABLES = ("shared", "gradient-disentangled")
 
 
 class Embed(nn.Module):
-    """Tokens or patches, segments and tasks, as the family's `inputs` say, and positions (learned, axial, sines); then
-    norm (BERT) and dropout; and a map to the width of the stream, where tables are not as wide (ALBERT).
+    """Input embedding: tokens or patches, segments and tasks (`Family.inputs`) plus positions; then norm (BERT),
+    dropout, and a projection if tables are narrower than the stack (ALBERT).
 
-    A stack whose token table is gradient-disentangled from another's adds a difference of its own to what is
-    there. Without stacks it is just the token table that a tied output projection reads, under the same name; and, if
-    it `regresses`, the map of regions' features.
+    A gradient-disentangled stack adds a difference table of its own. Without stacks this module is only the token table
+    of a tied output projection, under the same name, and with `regresses` the projection of region features.
     """
 
     segment: Embedding | None
     task: Embedding | None
 
     def __init__(self, spec: ModelSpec, stacks: Collection[str], *, regresses: bool = False) -> None:
-        """`stacks`: those whose text is embedded here."""
+        """`stacks`: stacks that this chunk embeds."""
         super().__init__()
         family, width = spec.family, spec.size.table_width
         if unknown := set(family.inputs) - set(INPUTS):
@@ -63,7 +62,7 @@ class Embed(nn.Module):
             _check_characters(spec)
             self.token = CharacterWords(spec)
         elif spec.size.cutoffs:
-            # What it gives is as wide as the stream.
+            # Adaptive tables project to the stream's width.
             self.token = AdaptiveTokens(spec, embeds=bool(stacks))
             self.scale = spec.width**0.5 if family.embedding_scale == "sqrt-width" else 1.0
         else:
@@ -109,9 +108,12 @@ class Embed(nn.Module):
                 self.add_module(self.widenings[name], Linear.of(map_))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
-        """[S, B, D], with queries behind the text where the stack has such, from the stack's `tokens`,
-        `positions` (absent: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C], `patches` [B, S - 1, pixels],
-        and `task_ids` [B] (absent: 0); `region_features` [B, R, F] and `region_boxes` [B, R, 7] of what is behind."""
+        """Return [S, B, D]; queries of a query stream follow the text.
+
+        Reads the stack's `tokens`, `positions` (None: 0, 1, 2 ...) and `segments` [B, S], `characters` [B, S, C],
+        `patches` [B, S - 1, pixels], `task_ids` [B] (None: 0), `region_features` [B, R, F] and `region_boxes` [B, R,
+        7].
+        """
         prefix, own = self.prefixes[stack], self.tables[stack]
         regions: dict[str, Tensor] = {}
         segments = None if self.segment is None else self.segment(batch[prefix + "segments"].t())
@@ -145,27 +147,26 @@ class Embed(nn.Module):
             x = torch.cat([x, self.region(features, boxes, kinds_RB, behind)])
         asked = batch.get(f"{prefix}masked_positions")
         if (query := self._modules.get(f"{own}query")) is not None and asked is not None:
-            # Queries beside the text begin alike: their places are all that they know.
+            # All queries of the query stream start equal; only positions distinguish them.
             x = torch.cat([x, query(torch.zeros_like(asked.t()))])
         x = self.dropout(scatter_sequence(x))
         widen = self._modules.get(self.widenings[stack])
         return x if widen is None else widen(x)
 
     def _positions(self, given_BS: Tensor | None, ids_SB: Tensor, table: nn.Module) -> Tensor:
-        """Rows of the table, [S, B] or, where none are given, [S, 1]."""
+        """Return row indices of the position table, [S, B], or [S, 1] without given positions."""
         rows = cast(Embedding, table).rows - self.first_position
         if given_BS is None and len(ids_SB) > rows:
             raise UserError(f"A sequence of {len(ids_SB)} has no learned positions; the model has {rows}.")
         return self._places(given_BS, ids_SB) + self.first_position
 
     def _places(self, given_BS: Tensor | None, ids_SB: Tensor) -> Tensor:
-        """Of each token in its text, [S, B] or, where none are given, [S, 1]."""
+        """Return the position of each token, [S, B], or [S, 1] without given positions."""
         return torch.arange(len(ids_SB), device=ids_SB.device)[:, None] if given_BS is None else given_BS.t()
 
 
 class AxialPositions(nn.Module):
-    """Places in a rectangle, row after row: some features tell the row, the others the column (arXiv:2001.04451,
-    section 2)."""
+    """Axial position embedding: concatenated row and column embeddings of a grid (arXiv:2001.04451, section 2)."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class AxialPositions(nn.Module):
         self.row, self.column = Embedding(rows, widths[0]), Embedding(self.columns, widths[1])
 
     def forward(self, places: Tensor) -> Tensor:
-        """[..., D]"""
+        """Return [..., D]."""
         known = self.row.rows * self.columns
         if len(places) > known:
             raise UserError(f"A sequence of {len(places)} has no axial positions; the model has {known}.")
@@ -207,14 +208,14 @@ def _check_regions(spec: ModelSpec) -> None:
 
 def _check_images(spec: ModelSpec) -> None:
     family = spec.family
-    apart = len(family.stacks) > 1 and not family.tied  # tokens are what other stacks read
+    apart = len(family.stacks) > 1 and not family.tied  # other stacks read tokens
     named = ["words made of characters (inputs)"] if family.reads_characters else _beside_tokens(spec)
     if named and not (apart and named == [BESIDE]):
         raise UserError(f"{spec.name} reads images, which do not go with {named[0]}: change either.")
 
 
 def _beside_tokens(spec: ModelSpec) -> list[str]:
-    """What a family has that goes with a table of tokens alone."""
+    """Return properties of the family that need a token table."""
     family = spec.family
     wrong = {
         BESIDE: "token" in family.inputs,

@@ -1,6 +1,6 @@
-"""What every layer of a model of two directions says of texts, and their weighted sum (ELMo)."""
+"""Outputs of every layer of a bidirectional language model, and their weighted sum (ELMo)."""
 
-# L layers, S words of a text, B texts, C characters of a word, D width, I and O features that a task reads and says
+# L layers, S words of a text, B texts, C characters of a word, D width, I and O input and output width of a task model
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORWARDS, BACKWARDS = "forwards", "backwards"
 
 
 def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
-    """[B, S, ...] with each text from its end, and what is behind it where it was."""
+    """Reverse each text of [B, S, ...]; padding stays in place."""
     places_S = torch.arange(field_BS.shape[1], device=field_BS.device)
     lengths_B1 = lengths_B[:, None]
     from_BS = torch.where(places_S < lengths_B1, lengths_B1 - 1 - places_S, places_S)
@@ -28,8 +28,8 @@ def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
 def every_layer(
     model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, pasts: Mapping[str, Past] = NOTHING_PAST
 ) -> Tensor:
-    """[L + 1, B, S, 2 D]: words by their characters, twice, then both directions of each layer beside each other; of
-    places behind a text nothing is said. `pasts`: what is remembered of texts before, as `Model.forward` has it."""
+    """Return [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of each layer, concatenated. Values at
+    padding are undefined. `pasts` as in `Model.forward`."""
     places_S = torch.arange(characters_BSC.shape[1], device=characters_BSC.device)
     document_ids = (places_S < lengths_B[:, None]).long()
     batch: dict[str, Tensor] = {}
@@ -48,9 +48,12 @@ def every_layer(
 
 
 class ScalarMix(nn.Module):
-    """The sum of layers by weights that add up to 1, times a number (arXiv:1802.05365, 3.2); to be learned with what
-    reads it. `norm`: each layer first gets the mean 0 and the variance 1 over all that texts say in it; `dropout` is on
-    the sum, where the paper has half for most tasks (3.3 and its appendix)."""
+    """Weighted sum of layers with softmax weights, times a scale (arXiv:1802.05365, 3.2). It is trained with the task
+    model.
+
+    `norm`: normalize each layer over all words first. `dropout`: applied to the sum; the paper uses 0.5 for most tasks
+    (3.3 and its appendix).
+    """
 
     def __init__(self, layers: int, *, norm: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
@@ -58,14 +61,14 @@ class ScalarMix(nn.Module):
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
     def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """[B, S, D], where `here_BS` says which places are of a text."""
+        """Return [B, S, D]. `here_BS`: positions that are not padding."""
         if self.norm:
             layers_LBSD = torch.stack([_normed(one_BSD, here_BS) for one_BSD in layers_LBSD])
         mixed_BSD: Tensor = self.dropout(self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD))
         return mixed_BSD
 
     def penalty(self, strength: float) -> Tensor:
-        """What is added to a loss to keep the weights together, and the mix near the mean of the layers."""
+        """Return the L2 penalty that keeps the weights near equal."""
         return strength * self.weights.square().sum()
 
 
@@ -73,8 +76,8 @@ PLACES = ("input", "output")
 
 
 class TaskWithLayers(nn.Module):
-    """A task's model with a mix of layers beside what it reads, beside what it says, or beside both, each mix with
-    weights of its own (arXiv:1802.05365, 3.3). The layers get no gradient where they were made without."""
+    """Task model with a layer mix concatenated to its input, its output or both, each with weights of its own
+    (arXiv:1802.05365, 3.3)."""
 
     def __init__(
         self,
@@ -85,8 +88,8 @@ class TaskWithLayers(nn.Module):
         norm: bool = False,
         dropout: float = 0.0,
     ) -> None:
-        """`task` maps [B, S, I + D] with a mix at the input, and [B, S, I] without, to [B, S, O]; a `UserError` where
-        `at` is none of `PLACES`, or no place."""
+        """`task` maps [B, S, I + D] (mix at the input) or [B, S, I] to [B, S, O]. Raises `UserError` if `at` is empty
+        or not in `PLACES`."""
         super().__init__()
         if not at or not {*at} <= {*PLACES}:
             raise UserError(f"at is {', '.join(at) or 'empty'}: a mix of layers is at the input, the output, or both.")
@@ -94,7 +97,7 @@ class TaskWithLayers(nn.Module):
         self.mixes = nn.ModuleDict({place: ScalarMix(layers, norm=norm, dropout=dropout) for place in at})
 
     def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """[B, S, O + D] with a mix at the output, and [B, S, O] without; `here_BS` as `ScalarMix` has it."""
+        """Return [B, S, O + D] with a mix at the output, otherwise [B, S, O]. `here_BS` as in `ScalarMix`."""
         said_BSO = self.task(self._beside("input", x_BSI, layers_LBSD, here_BS))
         return self._beside("output", said_BSO, layers_LBSD, here_BS)
 
@@ -104,12 +107,12 @@ class TaskWithLayers(nn.Module):
         return torch.cat([x_BSI, self.mixes[place](layers_LBSD, here_BS)], -1)
 
     def penalty(self, strength: float) -> Tensor:
-        """That of all mixes."""
+        """Return the sum of the penalties of all mixes."""
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
 def _normed(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
-    """Of a layer, by the mean and variance of all that it says of words (arXiv:1802.05365, 3.2)."""
+    """Normalize a layer by mean and variance over all words (arXiv:1802.05365, 3.2)."""
     here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
     count = here_BS1.sum() * x_BSD.shape[-1]
     mean = (x_BSD * here_BS1).sum() / count

@@ -1,6 +1,6 @@
-"""What reads the last layer. A head gives logits, and a summed loss with the number of labels it counts."""
+"""Heads. Each has logits, and a summed loss with its number of labels."""
 
-# S sequence, B batch, D width, A asked positions a row, V vocabulary
+# S sequence, B batch, D width, A target positions of a sample, V vocabulary
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from megaptm.spec import ModelSpec
 
 
 class LanguageHead(nn.Module):
-    """Next token: the stream times the token table, or times a table of its own where the family is not tied."""
+    """Next-token head: projection on the tied token table, or on a table of its own."""
 
     table: Embedding | None
     narrow: Linear | None
@@ -83,11 +83,11 @@ class LanguageHead(nn.Module):
         return loss, count_labels(labels_SB)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, V]"""
+        """Return logits [B, S, V]."""
         return self.project.logits(self._read(x_SBD).transpose(0, 1), self._weight(tied), self._bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Of all places, rows in the order (S, B)."""
+        """Return the projection of all positions in order (S, B)."""
         return Projected(self._read(x_SBD).flatten(0, 1), self._weight(tied), self._bias)
 
     @property
@@ -104,11 +104,12 @@ class LanguageHead(nn.Module):
 
 
 class BidirectionalHead(nn.Module):
-    """The next token of a text and of one that is read from its end: one table and one bias for both. A loss is half of
-    each direction's, of which the batch asks as many answers.
+    """Next-token head of forward and backward language models (ELMo): one table and one bias for both. The loss is the
+    mean of both directions, which have equal numbers of labels.
 
-    In training words that are drawn may stand for all others, the same for all rows of a step, and others for each
-    direction."""
+    In training a sampled softmax may be used, with the same negatives for all samples of a step, different in each
+    direction.
+    """
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -120,7 +121,7 @@ class BidirectionalHead(nn.Module):
                 "they are drawn: lower it, or say 0, and all are compared."
             )
         self.negatives: list[tuple[DrawnWords, Tensor]] = []
-        """Of each direction, and their ids where the model is."""
+        """Negatives of each direction, and their ids on the model's device."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
@@ -135,7 +136,7 @@ class BidirectionalHead(nn.Module):
         return torch.stack(losses).mean(), count_labels(labels[0])
 
     def draw(self, *, seed: int, step: int) -> None:
-        """The words that stand for all others in a step: a function of the seed and the step."""
+        """Sample the negatives of a step, a function of seed and step."""
         drawn = [
             draw_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
             for prefix in self.prefixes
@@ -147,20 +148,21 @@ class BidirectionalHead(nn.Module):
         if not (self.training and self.number):
             return self.project(x_ND, self.table.weight, self.vocabulary.bias, labels_N)
         negatives, ids_K = self.negatives[direction]
-        # One lookup for both: its gradient goes past autograd to the engine's sum.
+        # One lookup for labels and negatives: its gradient bypasses autograd and goes to the engine's buffer.
         both = torch.cat([labels_N.clamp(min=0), ids_K])
         rows, biases = self.table(both), self.vocabulary.bias[both]
         right, drawn = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
         return sampled_cross_entropy(x_ND, labels_N, right=right, drawn=drawn, ids_K=ids_K, negatives=negatives)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, 2, S, V]"""
+        """Return logits [B, 2, S, V]."""
         x_B2SD = torch.stack([x_SBD.transpose(0, 1) for x_SBD in streams_SBD], 1)
         return self.project.logits(x_B2SD, self.table.weight, self.vocabulary.bias)
 
 
 class MaskedHead(nn.Module):
-    """Masked tokens, as in BERT: a transform of its own, then the token table and a bias; read where asked only."""
+    """Masked-language-model head as in BERT: transform, norm, tied token table and bias. Reads target positions
+    only."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -180,19 +182,19 @@ class MaskedHead(nn.Module):
         return self.project(x, tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
-        """[B, A]: a token for each place that is asked about, by the batch's numbers."""
+        """Sample a token for each target position with the batch's uniform numbers, [B, A]."""
         assert tied is not None
         draws_BA = batch[DRAWS]
         x = self._read(asked_places(x_SBD, batch, DRAWS)).flatten(0, 1)
         return self.project.draw(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, V], for every position."""
+        """Return logits at every position, [B, S, V]."""
         assert tied is not None
         return self.project.logits(self._read(x_SBD.transpose(0, 1)), tied, self.vocabulary.bias)
 
     def projected(self, x_SBD: Tensor, tied: Tensor | None) -> Projected:
-        """Of all places, rows in the order (S, B)."""
+        """Return the projection of all positions in order (S, B)."""
         assert tied is not None
         return Projected(self._read(x_SBD).flatten(0, 1), tied, self.vocabulary.bias)
 
@@ -201,8 +203,8 @@ class MaskedHead(nn.Module):
 
 
 class PermutationHead(nn.Module):
-    """Words that are asked in an order, as in XLNet: what the queries beside the text say, which are at its end; or the
-    text, where the batch does not say which places are asked."""
+    """Permutation-language-model head as in XLNet. Reads the query stream, at the end of the sequence, or the content
+    stream if the batch has no target positions."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -221,13 +223,14 @@ class PermutationHead(nn.Module):
         return self.project(x, tied, self.vocabulary.bias, labels_BA.reshape(-1)), count_labels(labels_BA)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, V]: of all that it is given."""
+        """Return logits [B, S, V] of all given positions."""
         assert tied is not None
         return self.project.logits(x_SBD.transpose(0, 1), tied, self.vocabulary.bias)
 
 
 class SpanBoundaryHead(nn.Module):
-    """Tokens of a masked span, as in SpanBERT: by what is said of the two places around it, and their place in it."""
+    """Span boundary head as in SpanBERT: predicts tokens of a masked span from the two positions around it and the
+    offset in the span."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -251,7 +254,7 @@ class SpanBoundaryHead(nn.Module):
         return self.project(read.flatten(0, 1), tied, self.vocabulary.bias, labels.reshape(-1)), count_labels(labels)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, V]: of each place as a span by itself, between its neighbors."""
+        """Return logits [B, S, V] of each position as a span of length 1 between its neighbors."""
         x_BSD = x_SBD.transpose(0, 1)
         left, right = torch.cat([x_BSD[:, :1], x_BSD[:, :-1]], 1), torch.cat([x_BSD[:, 1:], x_BSD[:, -1:]], 1)
         assert tied is not None
@@ -265,7 +268,7 @@ class SpanBoundaryHead(nn.Module):
 
 
 class ReplacedHead(nn.Module):
-    """Whether each token was replaced (ELECTRA, arXiv:2003.10555, section 2)."""
+    """Replaced-token-detection head (ELECTRA, arXiv:2003.10555, section 2)."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -281,12 +284,12 @@ class ReplacedHead(nn.Module):
         return (losses_BS * (answers_BS != IGNORED)).sum(), count_labels(answers_BS)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S]"""
+        """Return logits [B, S]."""
         return self.classify(self.activation(self.transform(x_SBD)))[:, :, 0].t()
 
 
 class TokenClassHead(nn.Module):
-    """A question about each token, answered by one of a few classes (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+    """Token classification head (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -297,12 +300,12 @@ class TokenClassHead(nn.Module):
         return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, classes]"""
+        """Return logits [B, S, classes]."""
         return self.classify(x_SBD).transpose(0, 1)
 
 
 class RowClassHead(nn.Module):
-    """A question about a row of texts, two classes about a pair. Reads the first position through BERT's pooler."""
+    """Sequence classification head on the pooled first position, as in BERT."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -313,25 +316,25 @@ class RowClassHead(nn.Module):
         return class_loss(self.logits(x_SBD, tied), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, classes]"""
+        """Return logits [B, classes]."""
         return self.classify(torch.tanh(self.pooler(x_SBD[0])))
 
 
 class Head(Protocol):
-    """What a model asks of a head."""
+    """Interface of heads."""
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Of a stream for each stack that it reads; `tied` is the token table, where the output is tied to it, or the
-        map of regions' features."""
+        """Return the loss. One stream for each stack that the head reads. `tied`: the tied token table, or the
+        projection of region features."""
         ...
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """What it says of the same."""
+        """Return the logits of the same streams."""
         ...
 
 
 def language_head(spec: ModelSpec, brick: HeadBrick) -> nn.Module:
-    """The head for the next token, of one table or of clusters."""
+    """Return the next-token head, with one table or adaptive clusters."""
     return AdaptiveHead(spec, brick) if spec.size.cutoffs else LanguageHead(spec, brick)
 
 
@@ -354,11 +357,11 @@ MODULES: dict[type[HeadBrick], Callable[[ModelSpec, HeadBrick], nn.Module]] = {
     CrossModalHeadBrick: CrossModalHead,
     InfoMaxHeadBrick: InfoMaxHead,
 }
-"""Of bricks of the kind that say no module of their own."""
+"""Modules of brick classes that name no module of their own."""
 
 
 def build_heads(spec: ModelSpec, names: Collection[str]) -> nn.ModuleDict:
-    """Some of the family's heads under their names, which are also the names of their losses."""
+    """Build heads of the family by name. Losses have the names of their heads."""
     bricks = {name: brick for name, brick in heads(spec).items() if name in names}
     return nn.ModuleDict({name: _module(brick)(spec, brick) for name, brick in bricks.items()})
 
@@ -370,7 +373,7 @@ def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
 
 
 def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
-    """The nonlinearity of the last layer that a head reads, for its own."""
+    """Return the activation of the last layer that a head reads."""
     act = brick.block.at(brick.size.layers - 1).ffn
     assert isinstance(act, str), "`at` a layer there is one word"
     if act in GATES:

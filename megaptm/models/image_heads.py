@@ -1,6 +1,6 @@
-"""What is asked of an image by itself: its label, and the colors of hidden patches (ViT, arXiv:2010.11929)."""
+"""Image heads: label, and mean color of masked patches (ViT, arXiv:2010.11929)."""
 
-# S places of a row, B batch, A places asked, V labels
+# S sequence, B batch, A target positions, V labels
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaptm.spec import ModelSpec
 
 
 class ImageLabelHead(nn.Module):
-    """Which label an image has: what is said at its own place, the first, times a table of labels."""
+    """Image classification head on the class token."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class ImageLabelHead(nn.Module):
         return self.project(x_SBD[0], self.table.weight, self.vocabulary.bias, labels_B), count_labels(labels_B)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, V]"""
+        """Return logits [B, V]."""
         return self.project.logits(x_SBD[0], self.table.weight, self.vocabulary.bias)
 
 
 class MaskedPatchHead(nn.Module):
-    """The mean color of patches that were hidden; read where asked only."""
+    """Masked patch head: predicts the mean color of masked patches. Reads target positions only."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -44,5 +44,5 @@ class MaskedPatchHead(nn.Module):
         return class_loss(self.classify(asked_places(x_SBD, batch, self.answers)), batch[self.answers])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, colors], for every place."""
+        """Return logits at every position, [B, S, colors]."""
         return self.classify(x_SBD.transpose(0, 1))

@@ -1,6 +1,6 @@
-"""Images and texts in one space (CLIP, arXiv:2103.00020)."""
+"""Contrastive head of images and texts (CLIP, arXiv:2103.00020)."""
 
-# S places of a row, B batch, D width, E features of a side, N rows of the whole batch, R some of them
+# S sequence, B batch, D width, E features of a side, N samples of the global batch, R some of them
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.spec import ModelSpec
 
 LARGEST = math.log(100)
-"""Of the logarithm of what cosines are multiplied by (arXiv:2103.00020, 2.5)."""
+"""Maximum of the log temperature (arXiv:2103.00020, 2.5)."""
 
 
 class ImageTextHead(ContrastHead):
-    """What is said at an image's own place, the first, and at the end of a text, where a causal stack has read all of
-    it; the mean of the two cross-entropies of the N x N cosines, times the exponential of a number that is learned.
+    """CLIP's head: mean of the cross-entropies of the N x N cosines in both directions, times a learned temperature.
 
-    A row's features are its image's, its text's, each of length 1, and that exponential.
+    Reads an image at its class token, and a text at its end token. Features of a sample are the normalized vectors of
+    image and text, and the temperature.
     """
 
     in_float32 = ("scale",)
-    """Parameters that are never in bfloat16: there 1 / 0.07 would change by 1.6 percent, or not at all."""
+    """Parameters that stay float32: in bfloat16 1 / 0.07 could change only by 1.6 percent, or not at all."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
@@ -41,7 +41,7 @@ class ImageTextHead(ContrastHead):
         self.scale = nn.Parameter(torch.empty(1))
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, 2 E + 1]; of a batch that does not say where texts end, they end at the last place."""
+        """Return [B, 2 E + 1]. Without given end positions texts end at the last position."""
         image_SBD, text_SBD = streams_SBD
         rows = torch.arange(text_SBD.shape[1], device=text_SBD.device)
         end_B = batch[self.answers].clamp(min=0) if self.answers in batch else torch.full_like(rows, len(text_SBD) - 1)
@@ -50,8 +50,8 @@ class ImageTextHead(ContrastHead):
         return torch.cat([*(F.normalize(side.float(), dim=-1) for side in sides), scale.expand(len(rows), 1)], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """[R]; a row without a text is compared with none, and none with it. Of many rows what they say of all is
-        computed again in the backward pass, `ROWS_COMPARED` at a time."""
+        """Return [R]. Samples without a text are excluded. Scores of many samples are recomputed in the backward pass,
+        `ROWS_COMPARED` at a time."""
         rows = range(*own.indices(len(features_NF)))
         if len(rows) <= ROWS_COMPARED:
             return self._compared(features_NF, answers_N, own)
@@ -62,7 +62,7 @@ class ImageTextHead(ContrastHead):
     def _compared(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         width = features_NF.shape[1] // 2
         images_NE, texts_NE, scale_N1 = features_NF.split([width, width, 1], dim=-1)
-        # The same of each row: the mean's gradient is the whole one's share for each.
+        # Equal in each sample: the gradient of the mean distributes the total evenly.
         scale, asked_N = scale_N1.mean(), answers_N != IGNORED
         right_R = torch.arange(len(features_NF), device=features_NF.device)[own]
         right_R = torch.where(asked_N[own], right_R, IGNORED)
@@ -74,8 +74,8 @@ class ImageTextHead(ContrastHead):
 
 
 class _Bounded(torch.autograd.Function):
-    """A number, at most `LARGEST`. At the bound it may learn to become less: gradients that would raise it further are
-    left out. That of each row has the same sign, so no layout changes what is left out."""
+    """Clamp to at most `LARGEST`. At the bound gradients that would increase the value are dropped. Every sample's
+    gradient has the same sign, so the layout does not change what is dropped."""
 
     @staticmethod
     def forward(ctx: Any, number: Tensor) -> Tensor:

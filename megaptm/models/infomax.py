@@ -1,6 +1,6 @@
-"""A text and an n-gram of it in one space (InfoWord, arXiv:1910.08350, section 4)."""
+"""Contrastive head of a text and an n-gram of it (InfoWord, arXiv:1910.08350, section 4)."""
 
-# S places of a row, B batch, D width, N rows of the whole batch, R some of them
+# S sequence, B batch, D width, N samples of the global batch, R some of them
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from megaptm.models.places import at_places
 from megaptm.spec import ModelSpec
 
 TEMPERATURE = 0.1
-"""What cosines are divided by."""
+"""Divisor of cosines."""
 
 
 class InfoMaxHead(ContrastHead):
-    """InfoNCE of a text, by its first place, among the n-grams of the batch, each by its own first place.
+    """InfoNCE between the first position of a text and the first positions of all n-grams of the batch.
 
-    The paper multiplies what the encoder says as it is; here both sides go through one map and have length 1, so that
-    scores do not grow with the width, as in CLIP. A row's features are its text's vector and its n-gram's.
+    The paper multiplies hidden states directly. Here both sides are projected and normalized, so that scores do not
+    grow with the width, as in CLIP. Features of a sample are its text vector and its n-gram vector.
     """
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
@@ -32,7 +32,7 @@ class InfoMaxHead(ContrastHead):
         self.project = Linear.of(brick.maps["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, 2 D]; of rows that do not say where an n-gram begins, its vector is the text's."""
+        """Return [B, 2 D]. Without a given n-gram its vector is the text's."""
         (x_SBD,) = streams_SBD
         start_B = batch.get(self.answers)
         if start_B is None:
@@ -42,7 +42,7 @@ class InfoMaxHead(ContrastHead):
         return F.normalize(sides_B2D.float(), dim=-1).flatten(1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
-        """[R]; a row without an n-gram is compared with none, and none with it."""
+        """Return [R]. Samples without an n-gram are excluded."""
         texts_ND, ngrams_ND = features_NF.chunk(2, dim=-1)
         asked_N = answers_N != IGNORED
         rows_N = torch.arange(len(features_NF), device=features_NF.device)

@@ -1,6 +1,6 @@
-"""Initial weights: each value is a function of the seed and the parameter's name, never of who holds it.
+"""Initial values of parameters, functions of the seed and the parameter's name.
 
-So a model starts the same on any layout, and a layer starts the same whatever stands around it.
+A model therefore starts equal on any layout, and a layer starts equal in any model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 
 USUAL_STD = 0.02
-"""Where a family says no other (`Family.init_std`)."""
+"""Default of `Family.init_std`."""
 Std = Callable[[Size], float | Tensor]
-"""The standard deviation of a zero-mean normal, before it is truncated: a number, or one a row."""
+"""Standard deviation of a zero-mean normal distribution, before truncation: a number, or one per row."""
 
 
 def _constant(std: float) -> Std:
@@ -33,7 +33,7 @@ def _normal(size: Size) -> float:
 
 
 def _residual(size: Size) -> float:
-    """GPT-2: what is summed into the stream 2L times starts sqrt(2L) times smaller."""
+    """Divide residual output projections by sqrt(2L), for 2L residual sums (GPT-2)."""
     return float(USUAL_STD / np.sqrt(2 * size.layers))
 
 
@@ -46,17 +46,17 @@ def _features(size: Size) -> float:
 
 
 def _inner(size: Size) -> float:
-    """By the width of all heads together."""
+    """Return the inverse square root of the width of all heads."""
     return float((size.heads * size.key_width) ** -0.5)
 
 
 def _glorot(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
-    """By the root of the mean of a map's inputs and outputs."""
+    """Return Glorot's standard deviation, from the mean of inputs and outputs."""
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
 
 def _even(limit: float) -> Std:
-    """Of numbers that the released code draws evenly between minus and plus the limit."""
+    """Return the standard deviation of a uniform distribution between -limit and limit."""
     return _constant(limit / 3**0.5)
 
 
@@ -65,38 +65,39 @@ def _by_filters(size: Size) -> float:
 
 
 def _pixels(size: Size) -> float:
-    """By the root of the numbers of a patch."""
+    """Return the inverse square root of the number of values of a patch."""
     return float((CHANNELS * (size.patch or 1) ** 2) ** -0.5)
 
 
 def _scaled_residual(size: Size) -> float:
-    """By the root of the width, and of how often the stream is summed into."""
+    """Return the inverse square root of the width times the number of residual sums."""
     return float((size.width * 2 * size.layers) ** -0.5)
 
 
 def _query(size: Size) -> float:
-    """T5 does not divide scores by the square root of the head width; its queries start that much smaller instead."""
+    """Return the standard deviation of T5's queries: T5 does not scale scores, so queries start smaller by sqrt(head
+    width)."""
     return float((size.width * size.key_width) ** -0.5)
 
 
 def _qkv(size: Size) -> Tensor:
-    """Rows ordered (head, [q, k, v], key width)."""
+    """Return standard deviations of rows ordered (head, [q, k, v], key width)."""
     one_head = torch.tensor([_query(size), _width(size), _width(size)]).repeat_interleave(size.key_width)
     return one_head.repeat(size.heads)[:, None]
 
 
-# The first pattern that a name matches from its end decides. Shifts start at 0 and norms at 1 in every family.
+# The first pattern that matches the end of a name applies. Biases start at 0 and norms at 1 in every family.
 RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     # Axial positions as in the released code of Reformer.
     "normal": ((r"axial\.(row|column)\.weight", _constant(1.0)), (r".*", _normal)),
-    # TensorFlow's `truncated_normal`, as in the released code of BERT and what was made from it.
+    # TensorFlow's `truncated_normal`, as in the released code of BERT and its successors.
     "truncated-normal": ((r".*", _normal),),
     "gpt2": (
         (r"(attention|cross)\.output\.weight", _residual),
         (r"ffn\.down\.weight", _residual),
         (r".*", _normal),
     ),
-    # Mesh TensorFlow's, as in the released T5 code.
+    # Mesh TensorFlow, as in the released code of T5.
     "t5": (
         (r"embed\.token\.weight", _constant(1.0)),
         (r"head\.lm\.table\.weight", _width),
@@ -111,8 +112,8 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"(pooler|classify|transform)\.weight", _width),
         (r"distill\.\w+\.weight", _width),
     ),
-    # The released code of ViT: maps of layers by the root of the mean of inputs and outputs, that of patches by the
-    # root of its inputs; zeros for what stands for an image, or for what is hidden, and for labels.
+    # Released code of ViT: layer projections by Glorot, patch projection by fan-in; zeros for class token, mask vector
+    # and label projection.
     "vit": (
         (r"embed\.patch\.project\.weight", _pixels),
         (r"embed\.patch\.(image|mask)\.weight", _constant(0.0)),
@@ -121,7 +122,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
         (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
-    # The released code of CLIP; of the images' stack it says less, and has the same here.
+    # Released code of CLIP. It says less about the image tower, which uses the same rules here.
     "clip": (
         (r"embed\.token\.weight", _constant(0.02)),
         (r"embed\.text_position\.weight", _constant(0.01)),
@@ -136,8 +137,8 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"ffn\.(up|down)\.weight", _glorot(lambda size: size.width, lambda size: size.ffn)),
         (r".*", _glorot(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
-    # The released code of ELMo: maps of words by the root of their inputs, recurrent ones by that of the mean of a
-    # kernel's inputs and outputs, which are two maps here.
+    # Released code of ELMo: word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two
+    # projections here.
     "elmo": (
         (r"token\.characters\.weight", _even(1.0)),
         (r"token\.filters\.\d+\.weight", _even(0.05)),
@@ -147,7 +148,7 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
         (r"recurrent\.projection\.weight", _glorot(lambda size: size.ffn, lambda size: size.width)),
         (r"head\.bidirectional-lm\.table\.weight", _width),
     ),
-    # Torch's own LSTMs and maps of as many features; the paper does not say.
+    # Torch's defaults for LSTMs and linear layers of this width; the paper does not specify initial values.
     "recurrent": (
         (r"embed\.token\.weight", _constant(0.1)),
         (r"head\.lm\.table\.weight", _width),
@@ -163,15 +164,15 @@ RULES: dict[str, tuple[tuple[str, Std], ...]] = {
     ),
 }
 BY_INIT_STD = (_normal, _residual)
-"""Rules that `Family.init_std` changes."""
+"""Rules that `Family.init_std` scales."""
 ONES = re.compile(r"(.*norm|.*\.final)\.weight")
 ZEROS = re.compile(r".*\.bias|.*_difference\.weight")
 LEANING = re.compile(r".*\.highway\.\d+\.carry\.bias")
-"""Gates of highway layers begin with most of the old value (arXiv:1505.00387, 2.1)."""
+"""Carry gates of highway layers start mostly open (arXiv:1505.00387, 2.1)."""
 TEMPERATURE = "head.image-text.scale"
-"""The logarithm of what cosines are multiplied by begins at that of 1 / 0.07 (arXiv:2103.00020, 2.5)."""
+"""The log temperature of CLIP starts at log(1 / 0.07) (arXiv:2103.00020, 2.5)."""
 ZERO_FIRST = ("embed.token.characters.weight", "embed.region.mask.weight")
-"""Tables whose first row is of nothing: of what stands behind a text, and of regions that are not hidden."""
+"""Tables whose first row is zero: padding of characters, and unmasked regions."""
 VOCABULARY_TABLES = (
     *("embed.token.weight", "head.lm.table.weight", "head.bidirectional-lm.table.weight"),
     "head.image-label.table.weight",
@@ -179,7 +180,7 @@ VOCABULARY_TABLES = (
 
 
 def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The whole parameter, float32 on the CPU, before any split over ranks."""
+    """Return the full parameter, float32 on the CPU, before it is split over ranks."""
     if ONES.fullmatch(name):
         return torch.ones(shape, device="cpu")
     if LEANING.fullmatch(name):
@@ -203,7 +204,7 @@ def initial_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: int)
 
 
 def _draw_again_beyond_two(drawn: np.ndarray, generator: np.random.Generator) -> None:
-    """In place: what is further than two standard deviations from zero, until nothing is."""
+    """Resample values beyond two standard deviations, in place."""
     while len(beyond := np.flatnonzero(np.abs(drawn) > 2)):
         drawn[beyond] = generator.standard_normal(len(beyond), dtype=np.float32)
 
@@ -223,6 +224,6 @@ def _scaled(std: Std, ratio: float) -> Std:
 
 @torch.no_grad()
 def fill(model: Model, seed: int) -> None:
-    """Gives every parameter of a whole (unsplit) model or part its initial value."""
+    """Set every parameter of an unsplit model or chunk to its initial value."""
     for name, parameter in model.named_parameters():
         parameter.copy_(initial_value(model.spec, name, tuple(parameter.shape), seed))

@@ -1,4 +1,4 @@
-"""What every head gives: a summed loss, and how many labels are in it."""
+"""Loss values of heads: summed loss and number of labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.losses.token import TokenLoss
 from megaptm.spec import ModelSpec
 
 Loss = tuple[Tensor, Tensor]
-"""(summed loss, number of labels counted), both float32 scalars."""
+"""Summed loss and number of labels, both float32 scalars."""
 
 
 def count_labels(labels: Tensor) -> Tensor:
@@ -21,19 +21,19 @@ def count_labels(labels: Tensor) -> Tensor:
 
 
 def token_loss(spec: ModelSpec) -> TokenLoss:
-    """Of words of the vocabulary, as the family's table has it."""
+    """Build the token loss of a family."""
     family = spec.family
     return TokenLoss(spec.vocabulary, z_loss=family.z_loss, label_smoothing=family.label_smoothing)
 
 
 def class_loss(logits: Tensor, labels: Tensor) -> Loss:
-    """Cross-entropy of logits [..., C] with labels [...], in float32."""
+    """Return the cross-entropy of logits [..., C] with labels [...], in float32."""
     scores = logits.float().flatten(0, -2)
     return F.cross_entropy(scores, labels.flatten(), reduction="sum", ignore_index=IGNORED), count_labels(labels)
 
 
 def count_asked(batch: Mapping[str, Tensor], field: str) -> Tensor:
-    """How many answers a batch asks for, of which there are none in one without the field; an integer scalar."""
+    """Return the number of labels in a batch field, an integer scalar; 0 without the field."""
     if field not in batch:
         return torch.zeros((), dtype=torch.int64, device=batch["tokens"].device)
     return (batch[field] != IGNORED).sum()

@@ -1,4 +1,4 @@
-"""The model: embedding, stacks, heads; whole, or the chunk of it that one stage of a pipeline holds."""
+"""Model: embedding, stacks and heads; complete, or the chunk of a pipeline stage."""
 
 # S sequence, B batch, D width
 
@@ -34,7 +34,7 @@ NOTHING_PAST: Mapping[str, Past] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
-    """The chain of layers cut into equal chunks."""
+    """Cut the layers of all stacks into equal chunks. Raises `UserError` if their number is not divisible."""
     total, stacks = spec.layers, spec.family.stacks
     if number < 1 or total % number:
         raise UserError(
@@ -45,7 +45,7 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
-    """Stack -> places of a row of it between chunks, of all its streams."""
+    """Return stack -> sequence length between chunks, all of its residual streams included."""
     lengths = {}
     for name, prefix in family.prefixes.items():
         asked = batch.get(f"{prefix}masked_positions")
@@ -69,11 +69,11 @@ def _no_engine(stream: Tensor, losses: dict[str, Loss]) -> Tensor:
 
 
 class Model(nn.Module):
-    """Built from a spec and nothing else.
+    """Model built from a spec.
 
-    `embed.token.weight`, `encoder.0.attention.qkv.weight`, `decoder.final.weight`, `head.mlm.transform.weight`: a
-    parameter has the same name whatever chunk it lives in. Some live in several: the token table where heads are tied
-    to it, a stack's table of biases, and what layers share.
+    Parameter names do not depend on the chunk: `embed.token.weight`, `encoder.0.attention.qkv.weight`,
+    `decoder.final.weight`, `head.mlm.transform.weight`. Some parameters are in several chunks: a tied token table, the
+    bias table of a stack, shared layers.
     """
 
     embed: Embed | None
@@ -82,17 +82,17 @@ class Model(nn.Module):
     def __init__(
         self, spec: ModelSpec, chunk: ModelChunk | None = None, distillation: Distillation | None = None
     ) -> None:
-        """`distillation`: what it is asked of a teacher besides."""
+        """`distillation`: losses with respect to a teacher."""
         super().__init__()
         self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
         family = spec.family
         self.scatter_sequence: Callable[[Tensor], Tensor] = same
-        """Applied to each stream once it is embedded (splits the sequence over ranks)."""
+        """Hook applied to each stream after embedding; splits the sequence over ranks."""
         self.gather_sequence: Callable[[Tensor], Tensor] = same
-        """Applied to the stream before the heads (gathers it)."""
+        """Hook applied to streams before the heads; gathers the sequence."""
 
         self.add_losses: Callable[[Tensor, dict[str, Loss]], Tensor] = _no_engine
-        """Gives the stream on, with losses of heads that are not on the last chunk in its backward pass."""
+        """Hook that attaches losses of heads before the last chunk to the stream's backward pass."""
 
         if len(family.stacks) > 1 and any(block.reversible for block in family.stacks.values()):
             raise UserError(f"{spec.name}: a reversible stack stands alone; set residual=sum, or leave the others out.")
@@ -114,7 +114,7 @@ class Model(nn.Module):
             self.keep_layers(distillation.read_of_student(spec))
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
-        """Let `states` have what these layers of a stack give."""
+        """Request the outputs of layers, stack -> layer indices, for `states`."""
         for name, numbers in layers.items():
             if (stack := self.stack(name)) is not None:
                 stack.read |= {*numbers}
@@ -128,14 +128,14 @@ class Model(nn.Module):
         pasts: Mapping[str, Past] = NOTHING_PAST,
         teacher: Model | None = None,
     ) -> Tensor | dict[str, Loss] | dict[str, Tensor]:
-        """One stage's work.
+        """Run one chunk.
 
-        `batch` has ids [B, S] and masks of every stream, on every chunk; `x` [S, B, D] is what the chunk before gave.
-        All chunks but the last give such a stream, encoder and decoder concatenated along the sequence. The last gives
-        {loss name: (summed loss, number of labels)}, or logits if nothing in the batch is labeled; with `features`
-        {loss name: features [B, F]} of the losses that compare rows. `pasts`: stack -> what its layers remember of rows
-        before, which is told what they read now. `teacher`: a whole model, whose losses there are then, too; they are
-        without it where the batch has what it says.
+        `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the output of the previous
+        chunk. All chunks but the last return such a stream, encoder and decoder concatenated along the sequence. The
+        last chunk returns {loss name: (summed loss, number of labels)}, or logits if the batch has no labels. With
+        `features` it returns {loss name: features [B, F]} of contrastive losses. `pasts`: stack -> recurrence cache,
+        which records the inputs of the layers. `teacher`: complete model for distillation losses; not needed if the
+        batch has its logits.
         """
         streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
@@ -160,26 +160,26 @@ class Model(nn.Module):
         return losses
 
     def states(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> States:
-        """What stacks give, and the layers that are kept; the model is whole. `pasts`: as `forward`."""
+        """Return outputs of stacks and of requested layers. The model must be complete. `pasts` as in `forward`."""
         return States(*self._run(batch, None, pasts=pasts))
 
     def attention_scores(self, stack: str, layer: int, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, H, S, S]: what a layer's softmax is taken of, computed again of what the layer reads; of pairs that are
-        hidden, or score -100 and less, zero (the released code of TinyBERT)."""
+        """Return attention scores before the softmax, [B, H, S, S], recomputed from the layer's input; zero if masked
+        or at most -100 (released code of TinyBERT)."""
         layers, prefix = self.stack(stack), self.spec.family.prefixes[stack]
         assert isinstance(layers, Stack)
         mask = self_mask(batch, prefix, layers.block.visibility, block=layers.block)
         return layers.attention_scores(layer, x_SBD, mask, batch.get(f"{prefix}positions"))
 
     def hash_by(self, key: str | None) -> None:
-        """What rotations of hashes are drawn by from here on, besides layer and head; None: as for evaluation."""
+        """Set the seed key of hash rotations. None: the key for evaluation."""
         for module in self.modules():
             if isinstance(module, HashedAttend):
                 module.key = EVALUATION if key is None else key
 
     def encode(self, batch: dict[str, Tensor]) -> Tensor:
-        """[B, S, D]: what the last layer of the first stack says of its text, or of the one that reads what is drawn;
-        the model is whole."""
+        """Return hidden states [B, S, D] of the first stack, or of the stack that reads sampled tokens (ELECTRA's
+        discriminator). The model must be complete."""
         assert self.embed is not None
         name = next(iter(self.spec.family.drawn), next(iter(self.spec.family.stacks)))
         stack = self.stack(name)
@@ -194,13 +194,14 @@ class Model(nn.Module):
         return self.gather_sequence(x).transpose(0, 1)
 
     def begin_step(self, *, seed: int, step: int) -> None:
-        """What heads draw for a step of training, the same for all its rows."""
+        """Sample what heads need in a training step, equal for all its samples (negatives of a sampled softmax)."""
         for head in self._heads().values():
             if isinstance(head, BidirectionalHead):
                 head.draw(seed=seed, step=step)
 
     def answered(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch with the answers that drawing decides (ELECTRA: which tokens were replaced); the model is whole."""
+        """Return the batch with labels that depend on sampling (ELECTRA: which tokens were replaced). The model must be
+        complete."""
         return self._answered(batch, self._run(batch, None)[0])
 
     def logits(
@@ -211,25 +212,27 @@ class Model(nn.Module):
         ended: Mapping[str, Tensor] = NONE_ENDED,
         pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> dict[str, Tensor]:
-        """What each head says: `lm` and `mlm` [B, S, vocabulary] at every position, `next-sentence` [B, 2],
-        `image-text` the features of either side, and the temperature [B, 2 E + 1]. `ended`:
-        stack -> what it gives [S, B, D], where that is known. `pasts`: as `forward`. Of a text with queries beside it,
-        what the text says; `asked_logits` has what they say."""
+        """Return the logits of each head.
+
+        `lm` and `mlm`: [B, S, vocabulary] at every position. `next-sentence`: [B, 2]. `image-text`: features of both
+        sides and the temperature, [B, 2 E + 1]. `ended`: stack -> its output [S, B, D], if already computed. `pasts` as
+        in `forward`. With a query stream the logits are those of the content stream; `asked_logits` returns both.
+        """
         batch = self._alone(batch)
         return self._logits(*self._run(batch, x, ended, pasts), batch)
 
     def asked_logits(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> dict[str, Tensor]:
-        """What each head says of the text, and behind it of the queries beside it, [B, S + A, vocabulary]."""
+        """Return the logits of content stream and query stream, [B, S + A, vocabulary]."""
         return self._logits(*self._run(batch, None, pasts=pasts), batch)
 
     def _alone(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Without queries beside the text."""
+        """Return the batch without query stream."""
         if not any(block.query_stream for block in self.spec.family.stacks.values()):
             return batch
         return {field: value for field, value in batch.items() if field != "masked_positions"}
 
     def empty_pasts(self, rows: int, *, places: int | None = None, farthest: int | None = None) -> dict[str, Past]:
-        """Of the stacks that remember: room for `places` (absent: as many as the size says) and nothing in it yet."""
+        """Return empty recurrence caches of the stacks that have one. `places`: their length; None: the size's."""
         found, like = {}, next(self.parameters())
         for name, layers in self.chunk.layers.items():
             size = self.spec.size_of(name)
@@ -259,7 +262,7 @@ class Model(nn.Module):
     def _read(
         self, streams: dict[str, Tensor], inner: dict[Reading, Tensor], heads: Iterable[str]
     ) -> dict[str, tuple[Tensor, ...]]:
-        """Head -> the streams that it reads, each gathered once."""
+        """Return head -> the streams that it reads. Each stream is gathered once."""
         readings = {name: self.spec.readings(name) for name in heads}
         gathered = {
             one: self.gather_sequence(inner[one] if one in inner else streams[one.stack])
@@ -271,7 +274,7 @@ class Model(nn.Module):
         return {} if self.head is None else cast(dict[str, Head], dict(self.head.items()))
 
     def _table_of(self, head: str) -> Any:
-        """What a head projects on."""
+        """Return the tied weight of a head."""
         if not HEADS[head].regresses:
             return self.table
         assert self.embed is not None
@@ -280,7 +283,7 @@ class Model(nn.Module):
 
     @property
     def table(self) -> Any:
-        """What heads project on: the token table, or the clusters of one."""
+        """Token table, or adaptive tables, of tied heads."""
         if self.embed is not None and self.spec.size.cutoffs:
             return self.embed.token
         return self.embed.token.weight if self.embed is not None and self.spec.family.tied else None
@@ -292,8 +295,8 @@ class Model(nn.Module):
         ended: Mapping[str, Tensor] = NONE_ENDED,
         pasts: Mapping[str, Past] = NOTHING_PAST,
     ) -> tuple[dict[str, Tensor], dict[Reading, Tensor]]:
-        """From the embedding, or from the stream of the chunk before, through the layers held here but those of stacks
-        that have ended; and what heads read of single layers on the way."""
+        """Run the layers of this chunk from the embedding, or from the previous chunk's stream. Skip stacks in `ended`.
+        Return the streams and the layer outputs that heads read."""
         prefixes = self.spec.family.prefixes
         inner: dict[Reading, Tensor] = {}
         streams = self._embed(batch, ended) if x is None else self._divide(batch, x)
@@ -318,7 +321,7 @@ class Model(nn.Module):
         return streams, inner
 
     def stack(self, name: str) -> Stack | RecurrentStack | None:
-        """The layers of a stack that this chunk holds, if any."""
+        """Return the layers of a stack in this chunk, if any."""
         return cast(Stack | RecurrentStack | None, self._modules.get(name))
 
     def _embed(self, batch: dict[str, Tensor], ended: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -328,7 +331,7 @@ class Model(nn.Module):
         for name in self.spec.family.stacks:
             if name in ended:
                 streams[name] = ended[name]
-            elif name in self.spec.family.drawn:  # what it reads is not known yet
+            elif name in self.spec.family.drawn:  # its input is not sampled yet
                 like = streams[self.spec.family.source(name)]
                 streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
             else:
@@ -336,8 +339,8 @@ class Model(nn.Module):
         return streams
 
     def _draw(self, name: str, batch: dict[str, Tensor], streams: dict[str, Tensor]) -> dict[Reading, Tensor]:
-        """Begin a stack that reads what a head draws. The stream of the stack that this head reads ends here, and is
-        given back; in its place travel marks of the places that changed."""
+        """Sample the input of a stack that reads sampled tokens, and embed it. Return the stream that the sampling head
+        read. In its place the stream carries marks of replaced positions."""
         assert self.embed is not None
         family, head = self.spec.family, cast(DrawingHead, self._heads()[self.spec.family.drawn[name]])
         source, field = family.source(name), f"{family.prefixes[name]}tokens"
@@ -359,13 +362,13 @@ class Model(nn.Module):
         return batch
 
     def _divide(self, batch: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
-        """The concatenated stream, cut where one ends and the next begins; ranks may hold a slice of each."""
+        """Split the concatenated stream into stacks. Ranks may hold a part of each."""
         found = stream_lengths(batch, self.spec.family)
         lengths = [*found.values()]
         streams = zip(found, x.split([n * len(x) // sum(lengths) for n in lengths]), strict=True)
         return {name: stream[..., : self.spec.size_of(name).width] for name, stream in streams}
 
     def _filled(self, stream_SBD: Tensor) -> Tensor:
-        """As wide as the widest stack's: zeros behind."""
+        """Pad a stream with zeros to the width of the widest stack."""
         missing = self.spec.width - stream_SBD.shape[-1]
         return F.pad(stream_SBD, (0, missing)) if missing else stream_SBD

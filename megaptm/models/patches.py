@@ -1,6 +1,6 @@
-"""Images by their patches (ViT)."""
+"""Patch embedding of images (ViT)."""
 
-# S places of a row, B batch, N patches, C channels, P pixels of a patch, D width
+# S sequence, B batch, N patches, C channels, P pixels of a patch, D width
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from megaptm.spec import ModelSpec
 
 
 class ImagePatches(nn.Module):
-    """Each patch through one map, behind a vector that stands for the image (arXiv:2010.11929, equation 1). Patches
-    that are not shown are one vector instead, where the model is asked about such."""
+    """Linear projection of patches after a class token (arXiv:2010.11929, equation 1). Masked patches are replaced by a
+    learned vector, if the model predicts masked patches."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ImagePatches(nn.Module):
         self.shifts = [-middle / one for middle, one in zip(mean, std, strict=True)]
 
     def forward(self, patches_BNP: Tensor, kinds_SB: Tensor) -> Tensor:
-        """[S, B, D] of uint8 [B, N, C P] and what stands at each place."""
+        """Return [S, B, D] from uint8 patches [B, N, C P] and the kind of each position."""
         x = self.project(self._normalized(patches_BNP)).transpose(0, 1)
         if self.mask is not None:
             hidden_NB = kinds_SB[1:] == MASKED_PATCH
@@ -36,7 +36,7 @@ class ImagePatches(nn.Module):
         return torch.cat([self.image(torch.zeros_like(kinds_SB[:1])), x])
 
     def _normalized(self, patches_BNP: Tensor) -> Tensor:
-        # Numbers of the host one by one: a tensor of three would be a copy to the device that the host waits for.
+        # Python floats one by one: a tensor of three would be a copy to the device that synchronizes.
         channels = patches_BNP.unflatten(-1, (CHANNELS, -1)).float().unbind(-2)
         scaled = [one * scale + shift for one, scale, shift in zip(channels, self.scales, self.shifts, strict=True)]
         return torch.cat(scaled, -1).to(self.project.weight.dtype)

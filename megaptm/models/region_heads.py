@@ -1,7 +1,7 @@
-"""What is asked about regions of images (UNITER, arXiv:1909.11740, section 3.2): what hidden ones look like, what they
-are, and how near an image's are to a text's words. Whether image and text belong together is a `RowClassHead`."""
+"""Heads for image regions (UNITER, arXiv:1909.11740, section 3.2): features and classes of masked regions, and
+alignment of words and regions. Image-text matching is a `RowClassHead`."""
 
-# S places of a row, B batch, A places asked, D width, F features of a region, C classes, T words, R regions
+# S sequence, B batch, A target positions, D width, F features of a region, C classes, T words, R regions
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megaptm.spec import ModelSpec
 
 
 class _HiddenRegions(nn.Module):
-    """Base: a transform and a norm of what is said where regions are hidden."""
+    """Base of heads for masked regions: transform and norm."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class _HiddenRegions(nn.Module):
 
 
 class RegionFeatureHead(_HiddenRegions):
-    """MRFR: the features of hidden regions, through the map of features turned around; squares of what is missing. A
-    label is a number: the loss is a mean over regions and features."""
+    """MRFR: regression of masked region features by the transposed feature projection, with squared error. Each feature
+    is a label: the loss is a mean over regions and features."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
@@ -51,7 +51,7 @@ class RegionFeatureHead(_HiddenRegions):
         return torch.where(hidden_BAF != IGNORED, missing_BAF.square(), 0).sum(), count_labels(hidden_BAF)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, F], for every place."""
+        """Return features at every position, [B, S, F]."""
         return self._features(self._read(x_SBD.transpose(0, 1)), tied)
 
     def _features(self, x: Tensor, tied: Tensor | None) -> Tensor:
@@ -60,32 +60,32 @@ class RegionFeatureHead(_HiddenRegions):
 
 
 class _RegionClasses(_HiddenRegions):
-    """Base: a score for each class of the detector."""
+    """Base of heads with logits of detector classes."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__(spec, brick)
         self.classify = Linear.of(brick.maps["classify"])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, C], for every place."""
+        """Return logits at every position, [B, S, C]."""
         return self.classify(self._read(x_SBD.transpose(0, 1)))
 
     def _scores(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B, A, C]"""
+        """Return logits at target positions, [B, A, C]."""
         scores: Tensor = self.classify(self._asked(x_SBD, batch))
         return scores
 
 
 class RegionLabelHead(_RegionClasses):
-    """MRC: the class that the detector finds most likely; cross-entropy."""
+    """MRC: cross-entropy with the detector's most likely class."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self._scores(x_SBD, batch), batch[self.answers])
 
 
 class RegionDistributionHead(_RegionClasses):
-    """MRC-kl: how likely the detector finds each class; the divergence from that. A label is one of these numbers: the
-    loss is a mean over regions and classes, as in the released code."""
+    """MRC-kl: KL divergence to the detector's class distribution. Each class is a label: the loss is a mean over
+    regions and classes, as in the released code."""
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         likely_BAC = batch[self.answers]
@@ -96,8 +96,8 @@ class RegionDistributionHead(_RegionClasses):
 
 
 class WordRegionHead(nn.Module):
-    """WRA: how far words are from regions by optimal transport, which pairs that belong together bring down and others
-    up (the released code)."""
+    """WRA: optimal transport distance of words and regions, minimized for matching pairs and maximized for others
+    (released code)."""
 
     def __init__(self, spec: ModelSpec, brick: HeadBrick) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class WordRegionHead(nn.Module):
         return torch.where(matched_B != IGNORED, signed_B, 0).sum(), count_labels(matched_B)
 
     def distances(self, x_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
-        """[B] of words and regions of a row, those of padding left out."""
+        """Return the distance of each sample, padding excluded, [B]."""
         x_BSD = x_SBD.transpose(0, 1)
         regions = batch["region_features"].shape[1]
         lengths = [x_BSD.shape[1] - regions, regions]
@@ -118,6 +118,6 @@ class WordRegionHead(nn.Module):
         return transport_distance(*x_BSD.split(lengths, 1), *(documents_BS > 0).split(lengths, 1))
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
-        """[B, S, S]: what it costs to move any place onto another."""
+        """Return the cost between any two positions, [B, S, S]."""
         x_BSD = x_SBD.transpose(0, 1).float()
         return cosine_costs(x_BSD, x_BSD)

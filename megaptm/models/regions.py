@@ -1,4 +1,4 @@
-"""Regions of images behind a text (UNITER, UNIMO)."""
+"""Embedding of image regions after a text (UNITER, UNIMO)."""
 
 # R regions of a row, B batch, F features, D width
 
@@ -15,13 +15,13 @@ from megaptm.spec import ModelSpec
 
 REGION_FIELDS = ("region_features", "region_boxes")
 ROW_FIELDS = ("tokens", "segments", "positions")
-"""Of a row's places, text and regions, that the input reads."""
+"""Batch fields of all positions, text and regions, that the input reads."""
 
 
 class ImageRegions(nn.Module):
-    """What a detector says of a region and where it lies, each through a map and maybe a norm; with a segment's vector,
-    where there are segments, their sum through a norm (arXiv:1909.11740, section 3.1, and the released code). Of hidden
-    regions a vector is shown in the place of features, or zeros. They have no order."""
+    """Region embedding: projections of detector features and box, each with an optional norm; their sum, plus segment,
+    is normalized (arXiv:1909.11740, section 3.1, and the released code). Features of masked regions are replaced by a
+    learned vector or zeros. Regions have no order."""
 
     mask: Embedding | None
 
@@ -41,13 +41,13 @@ class ImageRegions(nn.Module):
         self.all_numbers = box.inputs == BOX_NUMBERS
 
     def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None) -> Tensor:
-        """[R, B, D]; `kinds_RB` says which are hidden."""
+        """Return [R, B, D]. `kinds_RB`: which regions are masked."""
         dtype = self.project.weight.dtype
         features, boxes = features_BRF.transpose(0, 1).to(dtype), boxes_BR7.transpose(0, 1).to(dtype)
         hidden_RB = kinds_RB == MASKED_REGION
         instead = features.new_zeros(()) if self.mask is None else self.mask(hidden_RB.long())
         x = self.project(torch.where(hidden_RB[:, :, None], instead, features))
-        if not self.all_numbers:  # the sides follow from the corners
+        if not self.all_numbers:  # width and height follow from the corners
             boxes = torch.cat([boxes[:, :, :4], boxes[:, :, 6:]], -1)
         box = self.box(boxes)
         if self.project_norm is not None and self.box_norm is not None:
@@ -57,7 +57,7 @@ class ImageRegions(nn.Module):
 
 
 class RegionTable(nn.Module):
-    """The weight of the map of features alone, for who turns it around where no regions are read."""
+    """Weight of the feature projection alone, for a chunk that only transposes it."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class RegionTable(nn.Module):
 
 
 def apart(batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The fields of the text's places, and of the regions', which come behind; all of the text where there are none."""
+    """Split batch fields into those of text positions and of region positions."""
     if "region_features" not in batch:
         return batch, {}
     regions = batch["region_features"].shape[1]
