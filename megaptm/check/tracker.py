@@ -16,7 +16,7 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.storage.retry import within
 from megaptm.track import default_uri
-from megaptm.track.address import database_path
+from megaptm.track.address import database_path, is_server, refuse_foreign_server
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
@@ -32,7 +32,8 @@ def tracker(case: Case) -> Iterator[Finding]:
     if find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, {ANYWAY}")
     uri = track.uri or default_uri(Path(case.config.run))
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
+        refuse_foreign_server(uri)
         case.tell(f"asking {uri}")
         yield _server(uri, track.experiment)
     elif path := database_path(uri):

@@ -19,8 +19,5 @@ def report(run: Path, upload: bool) -> None:
       megaptm report runs/gpt2-tiny
     """
     from megaptm.report.summary import report as show
-    from megaptm.report.summary import upload as send
 
-    if upload:
-        send(run)
-    show(run)
+    show(run, send=upload)

@@ -15,7 +15,7 @@ from megaptm.report.curves import curve, draw, loss_curves, save_picture
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
-from megaptm.track import Tracker, how_to_look, read_metrics
+from megaptm.track import how_to_look, read_metrics, upload
 
 PICTURE = "report/loss.png"
 MEANINGS = {
@@ -30,10 +30,15 @@ MEANINGS = {
 }
 
 
-def report(run: str | Path, *, console: Console | None = None) -> Path:
-    """Print how the run went and save its picture; returns the picture's path."""
+def report(run: str | Path, *, console: Console | None = None, send: bool = False) -> Path:
+    """Print how the run went and save its picture; returns the picture's path.
+
+    `send`: first send to MLflow what an unreachable server missed.
+    """
     run, console = Path(run), console or Console()
     config, records = _config(run), read_metrics(run)
+    if send:
+        upload(run, uri=config.track.uri, experiment=config.track.experiment)
     found = job_times(read_events(run), records)
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
@@ -51,12 +56,6 @@ def report(run: str | Path, *, console: Console | None = None) -> Path:
     if look := how_to_look(run.resolve()):
         console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False, markup=False)
     return picture
-
-
-def upload(run: str | Path) -> None:
-    """Send to MLflow what an unreachable server missed."""
-    track = _config(Path(run)).track
-    Tracker(run, uri=track.uri, experiment=track.experiment).close()
 
 
 def _config(run: Path) -> Config:

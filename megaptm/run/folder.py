@@ -37,7 +37,7 @@ from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
 from megaptm.run.submission import SCRIPT, refuse_queued
 from megaptm.storage import write_whole
-from megaptm.track.address import default_uri
+from megaptm.track.address import TYPED_URI, default_uri, trust_typed_uri
 
 CONFIG = "config.yaml"
 HUGGING_FACE = "config.json"
@@ -83,7 +83,9 @@ def require_run(run: Path) -> None:
 
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """The config that a command names: a YAML file, or the folder of a run that was begun; or what such a file says."""
-    return absolute_paths(_with_vocabulary(_written(config, overrides)).load())
+    read = absolute_paths(_with_vocabulary(_written(config, overrides)).load())
+    trust_typed_uri(overrides, read.track.uri)
+    return read
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
@@ -92,7 +94,10 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
     with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
         written = _with_vocabulary(written)
     found = written.draft()
-    return found if found.config is None else replace(found, config=absolute_paths(found.config))
+    if found.config is None:
+        return found
+    trust_typed_uri(overrides, found.config.track.uri)
+    return replace(found, config=absolute_paths(found.config))
 
 
 def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
@@ -201,7 +206,8 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
 
 def environment_of(config: Config) -> dict[str, str]:
     """What the ranks of a launcher know its config by."""
-    return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest()}
+    typed = os.environ.get(TYPED_URI)
+    return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
 
 
 def refuse_other_config(run: Path) -> None:

@@ -2,6 +2,6 @@
 
 from megaptm.track.address import default_uri, how_to_look
 from megaptm.track.journal import read_metrics
-from megaptm.track.tracker import Tracker
+from megaptm.track.tracker import Tracker, upload
 
-__all__ = ["Tracker", "default_uri", "how_to_look", "read_metrics"]
+__all__ = ["Tracker", "default_uri", "how_to_look", "read_metrics", "upload"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from megaptm.errors import UserError
 from megaptm.shell import command_line
@@ -12,6 +15,16 @@ DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
 SERVED_AT = "http://127.0.0.1:5000"
 """Where `mlflow ui` answers unless told otherwise."""
+MLFLOW_URI = "MLFLOW_TRACKING_URI"
+TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
+"""Variable with the `track.uri` of a command line, for the processes that the command starts."""
+LOGINS = (
+    *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
+    *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
+)
+"""Variables by which MLflow logs in at any server that it is told of."""
+CREDENTIALS = Path("~/.mlflow/credentials")
+"""File by which it does so."""
 
 
 def default_uri(run: Path) -> str:
@@ -43,17 +56,50 @@ def database_path(uri: str) -> Path | None:
     return Path(database).absolute() if database and database != ":memory:" else None
 
 
+def trust_typed_uri(words: Sequence[str], uri: str | None) -> None:
+    """Remember, for this process and its children, a `track.uri` that the user typed as one of `words`."""
+    if uri and any(word.startswith("track.uri=") for word in words):
+        os.environ[TYPED_URI] = uri
+
+
+def refuse_foreign_server(uri: str) -> None:
+    """Raise if MLflow would send the user's login to a server that only a config names: the config may be another's."""
+    if not is_server(uri) or _origin(uri) in [_origin(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)]:
+        return
+    logins = [name for name in LOGINS if os.environ.get(name)]
+    if CREDENTIALS.expanduser().exists():
+        logins.append(str(CREDENTIALS))
+    if logins:
+        raise UserError(
+            f"track.uri ({uri}) is named by the config alone, and the login in {logins[0]} would be sent there: set "
+            f"{MLFLOW_URI}={uri} in the environment if you trust that server, or set track.enabled=false."
+        )
+
+
+def is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
+
+
+def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
+    try:
+        parts = urlsplit(uri.strip())
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return ("", None, None, uri)
+    return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
+
+
 def how_to_look(run: Path) -> list[str]:
     """A command, where there is no server, and the address of the run's curves; nothing where MLflow has no run yet."""
     try:
         state = UploadState.found(run)
         page = curves(state.experiment_id, state.run_id) if state else ""
-        if state is None or not page:
+        if state is None or not page or state.is_of_a_copy(run):
             return []
         uri = state.uri or default_uri(run)
     except (OSError, UserError):
         return []
-    if uri.startswith(("http://", "https://")):
+    if is_server(uri):
         return [f"{uri.rstrip('/')}/{page}"]
     return [command_line(["ui", "--backend-store-uri", uri], program="mlflow"), f"{SERVED_AT}/{page}"]
 

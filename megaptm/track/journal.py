@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, field
@@ -93,6 +95,14 @@ class UploadState:
     experiment_id: str | None = None
     shipped: Annotated[int, Field(ge=0)] = 0
     """Bytes of the journal that MLflow has."""
+    folder: str | None = None
+    """Absolute path of the run folder that this state was written for; None in a state of an older version."""
+    inode: int | None = None
+    """Inode of that folder."""
+    host: str | None = None
+    """Machine that wrote it."""
+    parent: str | None = None
+    """MLflow run of the folder that this one was copied from."""
 
     @classmethod
     def found(cls, run: Path) -> UploadState | None:
@@ -106,17 +116,45 @@ class UploadState:
 
     @classmethod
     def read(cls, run: Path, *, uri: str | None, experiment: str) -> UploadState:
-        """The state left by the last restart; a fresh one when the address is another: it gets the whole journal."""
+        """The state left by the last restart.
+
+        A new one, which makes a new MLflow run that gets the whole journal, if the URL is another or if the folder is
+        a copy of another run's.
+        """
+        parent = None
         try:
             state = cls.found(run)
         except UserError:
             logger.warning("%s is damaged; the run is reported to MLflow anew", run / STATE)
         else:
             if state is not None and (state.uri, state.experiment) == (uri, experiment):
-                return state
-        state = cls(uri=uri, experiment=experiment)
+                if not state.is_of_a_copy(run):
+                    return state
+                parent = state.run_id
+                logger.warning(
+                    "%s is a copy of %s: it gets an MLflow run of its own (parent: %s)", run, state.folder, parent
+                )
+        state = cls(uri=uri, experiment=experiment, parent=parent)
         state.write(run)
         return state
 
+    def is_of_a_copy(self, run: Path) -> bool:
+        """Whether `run` is a copy of the folder that this state was written for, which goes on by itself.
+
+        A folder that was moved, or is mounted at another path, is no copy.
+        """
+        if self.folder is None or self.folder == str(run.resolve()):
+            return False
+        original = Path(self.folder)
+        try:
+            there = UploadState.found(original)
+        except (OSError, UserError):
+            return not os.path.samefile(original, run) if original.exists() else True
+        if there is not None and there.job == self.job:
+            return not original.samefile(run)
+        # The original is gone, or out of sight on another machine, where the same inode means the same folder.
+        return self.host != socket.gethostname() and self.inode != run.stat().st_ino
+
     def write(self, run: Path) -> None:
+        self.folder, self.inode, self.host = str(run.resolve()), run.stat().st_ino, socket.gethostname()
         write_whole(run / STATE, json.dumps(asdict(self), indent=1).encode())

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megaptm.track.address import ARTIFACTS, curves, default_uri
+from megaptm.credentials import in_brief
+from megaptm.errors import UserError
+from megaptm.track.address import ARTIFACTS, curves, default_uri, refuse_foreign_server
 from megaptm.track.journal import FILE, UploadState, parsed
 
 # Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
@@ -23,11 +26,13 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 from mlflow import MlflowClient  # noqa: E402
-from mlflow.entities import Metric, Param, Run, RunTag  # noqa: E402
+from mlflow.entities import LifecycleStage, Metric, Param, Run, RunTag  # noqa: E402
 from mlflow.exceptions import MlflowException  # noqa: E402
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID  # noqa: E402
 
 from megaptm.track.database import ensure_database  # noqa: E402
 
+logger = logging.getLogger(__name__)
 logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
 
 JOB_TAG = "megaptm.job"
@@ -35,6 +40,9 @@ JOB_TAG = "megaptm.job"
 NOTE_TAG = "mlflow.note.content"
 NOTE = "[Curves]({curves}) of the run in `{run}`"
 KIND = ("mlflow.experimentKind", "custom_model_development")
+OTHER_SIGNS = re.compile(r"[^\w.\-/ :]")
+"""Characters that no key of MLflow has."""
+REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 METRICS_A_CALL = 1000
 PARAMS_A_CALL = 100
 LONGEST_PARAM = 6000
@@ -46,18 +54,34 @@ class MlflowRun:
     def __init__(self, run: Path, state: UploadState) -> None:
         self._run = run
         uri = state.uri or default_uri(run)
+        refuse_foreign_server(uri)
         ensure_database(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self._id = self._open(state)
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Sent twice, the same records change nothing: MLflow knows a point by its key, time, step and value."""
+        """Send records; sent twice, they change nothing: MLflow knows a point by its key, time, step and value.
+
+        A record that MLflow refuses is left out with a warning: it must not hold up the later ones.
+        """
+        try:
+            self._send(records)
+        except MlflowException as error:
+            if error.error_code not in REFUSALS or not self._is_active(self._id):
+                raise
+            if len(records) == 1:
+                logger.warning("MLflow refuses a record of %s: %s", self._run / FILE, in_brief(error))
+                return
+            for record in records:
+                self.send([record])
+
+    def _send(self, records: Sequence[dict[str, Any]]) -> None:
         metrics = [metric for record in records if "step" in record for metric in _metrics(record)]
         for start in range(0, len(metrics), METRICS_A_CALL):
             self._client.log_batch(self._id, metrics=metrics[start : start + METRICS_A_CALL])
         for record in records:
             if "params" in record:
-                self._send_params({key: _text(value) for key, value in record["params"].items()})
+                self._send_params({_name(key): _text(value) for key, value in record["params"].items()})
             if "artifact" in record:
                 self._send_file(self._run / record["artifact"])
             if "status" in record:
@@ -65,19 +89,15 @@ class MlflowRun:
 
     def _open(self, state: UploadState) -> str:
         """The id of the run: the one we know, else the one we made and did not live to write down, else a new one."""
+        if state.run_id is not None and (experiment := self._is_active(state.run_id)):
+            state.experiment_id = experiment
+            return state.run_id
         experiment = self._experiment(state)
-        if state.run_id is not None:
-            try:
-                info = self._client.get_run(state.run_id).info
-                state.experiment_id = info.experiment_id
-                return info.run_id
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
         found = self._client.search_runs([experiment], filter_string=f"tags.`{JOB_TAG}` = '{state.job}'")
         run = found[0] if found else self._create(experiment, state)
         if state.run_id is not None:
-            state.shipped = 0  # somebody deleted the run: the new one gets everything
+            logger.warning("MLflow run %s was deleted: a new one gets all of %s", state.run_id, self._run / FILE)
+            state.shipped = 0
         state.run_id, state.experiment_id = run.info.run_id, experiment
         self._client.set_tag(
             state.run_id, NOTE_TAG, NOTE.format(curves=curves(experiment, state.run_id), run=self._run)
@@ -90,21 +110,43 @@ class MlflowRun:
         with (self._run / FILE).open("rb") as journal:
             first = parsed(journal.readline()) or {}
         begun = _moment(first) if "time" in first else None
-        return self._client.create_run(experiment, start_time=begun, tags={JOB_TAG: state.job}, run_name=self._run.name)
+        tags = {JOB_TAG: state.job}
+        if state.parent is not None and self._is_active(state.parent):
+            tags[MLFLOW_PARENT_RUN_ID] = state.parent
+        return self._client.create_run(experiment, start_time=begun, tags=tags, run_name=self._run.name)
+
+    def _is_active(self, run_id: str) -> str | None:
+        """The experiment of a run; None if MLflow does not have the run or somebody deleted it."""
+        try:
+            info = self._client.get_run(run_id).info
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return str(info.experiment_id) if info.lifecycle_stage == LifecycleStage.ACTIVE else None
 
     def _experiment(self, state: UploadState) -> str:
-        known = self._client.get_experiment_by_name(state.experiment)
-        if known is not None:
-            return known.experiment_id
+        """The experiment of that name, which is made unless it is there; one of another name if somebody deleted it.
+
+        To restore it would restore the runs in it as well.
+        """
         # On a server files are the server's business; our own database keeps them beside it.
         place = None if state.uri is not None else (self._run.parent / ARTIFACTS).as_uri()
-        try:
-            return self._client.create_experiment(state.experiment, artifact_location=place, tags=dict([KIND]))
-        except MlflowException:  # another run was faster
-            known = self._client.get_experiment_by_name(state.experiment)
+        for name in (state.experiment, *(f"{state.experiment}-{number}" for number in range(2, 1000))):
+            known = self._client.get_experiment_by_name(name)
             if known is None:
-                raise
-            return known.experiment_id
+                try:
+                    made = self._client.create_experiment(name, artifact_location=place, tags=dict([KIND]))
+                except MlflowException:  # another run was faster
+                    known = self._client.get_experiment_by_name(name)
+                    if known is None:
+                        raise
+                else:
+                    return str(made)
+            if known.lifecycle_stage == LifecycleStage.ACTIVE:
+                return str(known.experiment_id)
+            logger.warning("MLflow experiment %s was deleted: the run goes to the next of that name", name)
+        raise UserError(f"MLflow experiments {state.experiment} to {name} were all deleted: set track.experiment.")
 
     def _send_status(self, status: str, moment: int) -> None:
         """The run's time is that of its training, whenever we come to tell, and not that of an evaluation after it."""
@@ -132,7 +174,7 @@ def _metrics(record: dict[str, Any]) -> list[Metric]:
     moment = _moment(record)
     return [
         # MLflow makes 1.8e308 of an infinity, and no curve is visible beside it; a gap is. The journal has the truth.
-        Metric(key, float(value) if math.isfinite(value) else math.nan, moment, record["step"])
+        Metric(_name(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()
         if key not in ("time", "step") and isinstance(value, (int, float))
     ]
@@ -141,6 +183,11 @@ def _metrics(record: dict[str, Any]) -> list[Metric]:
 def _moment(record: dict[str, Any]) -> int:
     """Milliseconds since 1970."""
     return round(1000 * record["time"])
+
+
+def _name(key: str) -> str:
+    """A key as MLflow takes it: an objective of the user's may name its losses otherwise."""
+    return OTHER_SIGNS.sub("_", key)
 
 
 def _text(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from megaptm.credentials import in_brief, refuse_credentials
+from megaptm.errors import UserError
 from megaptm.track.address import default_uri
 from megaptm.track.journal import FILE, Journal, UploadState, parsed
 
@@ -105,10 +107,27 @@ class Tracker:
             self._shipper.wake.set()
 
 
+def upload(run: Path, *, uri: str | None, experiment: str) -> None:
+    """Send to MLflow what it lacks of a run's journal; a `UserError` if it cannot be sent."""
+    run = run.resolve()
+    refuse_credentials(uri or "", where="track.uri")
+    if not (run / FILE).exists():
+        raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
+    try:
+        Uploader(run, uri=uri, experiment=experiment).send_once()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{run / FILE} was not sent to MLflow at {uri or default_uri(run)} ({in_brief(error)}): see that it "
+            "answers, and give the command again."
+        ) from error
+
+
 class Uploader(threading.Thread):
     """Sends what is new, remembers how far it came, and tries again later when the server does not answer."""
 
-    def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float) -> None:
+    def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float = 1.0) -> None:
         super().__init__(daemon=True, name="mlflow-uploader")
         self._run, self._retry_seconds = run, retry_seconds
         self._state = UploadState.read(run, uri=uri, experiment=experiment)
@@ -124,6 +143,12 @@ class Uploader(threading.Thread):
         with (self._run / FILE).open("rb") as journal:
             journal.seek(self._state.shipped)
             return sum(1 for _ in journal)
+
+    def send_once(self) -> None:
+        """Send the rest, in this thread; whatever goes wrong is raised."""
+        from megaptm.track.store import MlflowRun
+
+        self._send_new(MlflowRun(self._run, self._state))
 
     def run(self) -> None:
         from megaptm.track.store import (
@@ -145,10 +170,13 @@ class Uploader(threading.Thread):
                 self._rest(BETWEEN_SECONDS)
                 self.wake.wait()
             except Exception as error:  # whatever a server or a library comes up with must not reach the training
+                store = None  # somebody may have deleted the run: opened again, it is made again
                 if not complained:
                     complained = True
                     logger.warning(
-                        "MLflow at %s: %s; training goes on", self._state.uri or default_uri(self._run), in_brief(error)
+                        "MLflow at %s: %s; training goes on",
+                        self._state.uri or default_uri(self._run),
+                        str(error).removesuffix(".") if isinstance(error, UserError) else in_brief(error),
                     )
                 if closing:
                     return
@@ -158,6 +186,8 @@ class Uploader(threading.Thread):
     def _send_new(self, store: Any) -> None:
         while True:
             with (self._run / FILE).open("rb") as journal:
+                if journal.seek(0, os.SEEK_END) < self._state.shipped:  # somebody replaced the journal
+                    self._state.shipped = 0
                 journal.seek(self._state.shipped)
                 lines = [line for line in (journal.readline() for _ in range(BATCH_LINES)) if line.endswith(b"\n")]
             if not lines:

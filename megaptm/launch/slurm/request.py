@@ -98,7 +98,9 @@ def submission(wanted: JobRequest) -> Submission:
         output=f"{config.run}/logs/job-%j.log",
         more=wanted.more,
     )
-    script = render(job, [str(submitted_config(config))], title="Written by megaptm launch slurm")
+    # Typed again in the job, as an address that the user trusts with a login.
+    typed = [word for word in wanted.overrides if word.startswith("track.uri=")]
+    script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
     jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
     if jobs > MOST_JOBS:
         raise UserError(

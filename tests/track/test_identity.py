@@ -1,0 +1,164 @@
+"""Runs that MLflow has lost, and run folders that were copied or moved: none writes into another's MLflow run."""
+
+import json
+import shutil
+import sqlite3
+import time
+
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.track import Tracker, default_uri, how_to_look, upload
+from megaptm.track.journal import STATE, UploadState
+
+
+def record(run, *steps, **options):
+    tracker = Tracker(run, retry_seconds=0.05, **options)
+    for step in steps:
+        tracker.log_metrics(step, {"loss": 1.0 / step})
+    return tracker.close(seconds=120)
+
+
+def runs(folder):
+    """(experiment, name, steps) of the runs that are not deleted, in the order in which they began."""
+    query = """
+    select run_uuid, experiments.name, runs.name, metrics.step
+    from runs join experiments using (experiment_id) left join metrics using (run_uuid)
+    where runs.lifecycle_stage = 'active' order by runs.start_time, metrics.step
+    """
+    found = {}
+    with sqlite3.connect(folder / "mlflow.db") as database:
+        for run_id, experiment, name, step in database.execute(query):
+            found.setdefault(run_id, (experiment, name, []))[2].append(step)
+    return sorted(found.values(), key=lambda run: run[:2])
+
+
+def client(run):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=default_uri(run))
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = tmp_path / "run"
+    assert record(run, 1, 2) == 0
+    return run
+
+
+def test_a_run_deleted_in_mlflow_is_made_again_with_all_of_the_journal(run):
+    client(run).delete_run(UploadState.found(run).run_id)
+    assert record(run, 3) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
+
+
+def test_a_run_deleted_while_it_is_recorded_is_made_again(run, monkeypatch):
+    from megaptm.track.store import MlflowRun
+
+    deleted = []
+    send = MlflowRun.send
+
+    def delete_and_send(store, records):
+        if not deleted:
+            deleted.append(UploadState.found(run).run_id)
+            client(run).delete_run(deleted[0])
+        send(store, records)
+
+    monkeypatch.setattr(MlflowRun, "send", delete_and_send)
+    tracker = Tracker(run, retry_seconds=0.05)
+    tracker.log_metrics(3, {"loss": 1.0})
+    while not deleted or UploadState.found(run).run_id == deleted[0]:
+        time.sleep(0.05)
+    assert tracker.close(seconds=120) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
+
+
+def test_runs_of_a_deleted_experiment_go_to_the_next_of_its_name(run):
+    client(run).delete_experiment(UploadState.found(run).experiment_id)
+    assert record(run, 3) == 0
+    assert record(run.parent / "other", 1) == 0
+    assert runs(run.parent) == [("megaptm-2", "other", [1]), ("megaptm-2", "run", [1, 2, 3])]
+
+
+def test_a_copy_gets_an_mlflow_run_of_its_own_that_names_its_parent(run, caplog):
+    copy = run.with_name("copy")
+    shutil.copytree(run, copy)
+    assert how_to_look(copy) == []
+    assert record(copy, 3) == 0
+    assert record(run, 4) == 0
+    assert record(copy, 5) == 0
+    assert runs(run.parent) == [("megaptm", "copy", [1, 2, 3, 5]), ("megaptm", "run", [1, 2, 4])]
+    parent = UploadState.found(run).run_id
+    assert client(copy).get_run(UploadState.found(copy).run_id).data.tags["mlflow.parentRunId"] == parent
+    told = f"{copy} is a copy of {run}: it gets an MLflow run of its own (parent: {parent})"
+    assert [one.getMessage() for one in caplog.records].count(told) == 1
+
+
+def test_a_folder_that_was_moved_continues_its_mlflow_run(run):
+    moved = run.rename(run.with_name("moved"))
+    assert record(moved, 3) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
+
+
+def test_a_folder_that_was_moved_from_where_another_run_is_now_continues_its_mlflow_run(run):
+    moved = run.rename(run.with_name("moved"))
+    assert record(run, 7) == 0
+    assert record(moved, 3) == 0
+    assert sorted(steps for _, _, steps in runs(run.parent)) == [[1, 2, 3], [7]]
+
+
+def test_a_folder_that_a_link_leads_to_is_no_copy(run):
+    link = run.with_name("link")
+    link.symlink_to(run)
+    assert record(link, 3) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
+
+
+@pytest.mark.parametrize(("same_inode", "is_copy"), [(True, False), (False, True)])
+def test_on_another_machine_the_inode_tells_a_mount_from_a_copy(run, same_inode, is_copy):
+    state = UploadState.found(run)
+    state.folder, state.host = "/not/here", "elsewhere"
+    state.inode += not same_inode
+    assert state.is_of_a_copy(run) is is_copy
+
+
+def test_a_state_of_an_older_version_is_continued(run):
+    state = json.loads((run / STATE).read_text())
+    for key in ("folder", "inode", "host", "parent"):
+        del state[key]
+    (run / STATE).write_text(json.dumps(state))
+    assert record(run, 3) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]
+
+
+def test_a_journal_that_somebody_replaced_is_sent_from_its_beginning(run):
+    (run / "metrics.jsonl").unlink()
+    assert record(run, 9) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 9])]
+
+
+def test_a_record_that_mlflow_refuses_holds_up_none_that_follow(run, caplog):
+    (run / "metrics.jsonl").open("a").write('{"time": 5.0, "step": 3, "a//b": 1.0}\n')
+    assert record(run, 4) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 4])]
+    assert "MLflow refuses a record of" in caplog.text
+
+
+def test_a_loss_may_have_a_name_that_mlflow_does_not_allow(tmp_path):
+    tracker = Tracker(tmp_path / "run", retry_seconds=0.05)
+    tracker.log_metrics(1, {"loss/a(b)": 1.0})
+    assert tracker.close(seconds=120) == 0
+    assert runs(tmp_path) == [("megaptm", "run", [1])]
+
+
+def test_an_upload_that_reaches_nobody_is_an_error(run):
+    with pytest.raises(UserError, match=r"metrics.jsonl was not sent to MLflow at http://127.0.0.1:9 \(.*answers"):
+        upload(run, uri="http://127.0.0.1:9", experiment="megaptm")
+
+
+def test_an_upload_sends_what_is_missing(run):
+    tracker = Tracker(run, enabled=False)
+    tracker.log_metrics(3, {"loss": 1.0})
+    tracker.close()
+    upload(run, uri=None, experiment="megaptm")
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]

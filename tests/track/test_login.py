@@ -1,0 +1,104 @@
+"""The user's login goes to servers that the user named, not to those that only a config names."""
+
+import http.server
+import threading
+
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.run.folder import environment_of, read_config
+from megaptm.track import Tracker, upload
+from megaptm.track.address import LOGINS, MLFLOW_URI, TYPED_URI, refuse_foreign_server
+from tests import ROOT
+
+FOREIGN = "http://foreign.example:5000"
+CONFIG = ROOT / "configs/gpt2/tiny.yaml"
+
+
+@pytest.fixture(autouse=True)
+def without_login(monkeypatch, tmp_path):
+    for name in (*LOGINS, MLFLOW_URI, TYPED_URI):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture
+def token(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+
+
+@pytest.fixture
+def server():
+    """The headers `Authorization` that a server was sent, and its URL."""
+    sent = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            sent.append(self.headers["Authorization"])
+            self.send_error(500)
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.server_port}", sent
+        listening.shutdown()
+        thread.join()
+
+
+def test_a_server_that_only_a_config_names_is_not_sent_the_token(server, token, tmp_path, caplog):
+    uri, sent = server
+    tracker = Tracker(tmp_path / "run", uri=uri, retry_seconds=0.05)
+    tracker.log_metrics(1, {"loss": 1.0})
+    assert tracker.close(seconds=60) == 1
+    assert sent == []
+    assert f"set MLFLOW_TRACKING_URI={uri} in the environment if you trust that server" in caplog.text
+
+
+def test_an_upload_to_such_a_server_is_refused(server, token, tmp_path):
+    uri, sent = server
+    tracker = Tracker(tmp_path / "run", enabled=False)
+    tracker.log_metrics(1, {"loss": 1.0})
+    tracker.close()
+    with pytest.raises(UserError, match="the login in MLFLOW_TRACKING_TOKEN would be sent there"):
+        upload(tmp_path / "run", uri=uri, experiment="megaptm")
+    assert sent == []
+
+
+def test_the_server_of_the_environment_is_sent_the_token(server, token, tmp_path, monkeypatch):
+    uri, sent = server
+    monkeypatch.setenv(MLFLOW_URI, f"{uri}/")
+    tracker = Tracker(tmp_path / "run", uri=uri, retry_seconds=0.05)
+    tracker.log_metrics(1, {"loss": 1.0})
+    tracker.close(seconds=60)
+    assert set(sent) == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("other", [f"{FOREIGN}1", "https://foreign.example:5000", f"{FOREIGN}/path", "http://[", ""])
+def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch, other):
+    monkeypatch.setenv(MLFLOW_URI, other)
+    with pytest.raises(UserError, match="is named by the config alone"):
+        refuse_foreign_server(FOREIGN)
+
+
+def test_a_login_in_the_file_of_mlflow_counts(tmp_path):
+    refuse_foreign_server(FOREIGN)
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow/credentials").write_text("[mlflow]")
+    with pytest.raises(UserError, match=r"the login in .*/.mlflow/credentials would be sent there"):
+        refuse_foreign_server(FOREIGN)
+
+
+def test_a_database_asks_for_no_login(token):
+    refuse_foreign_server("sqlite:////srv/mlflow.db")
+
+
+def test_an_address_typed_on_the_command_line_is_the_users(token):
+    config = read_config(CONFIG, [f"track.uri={FOREIGN}", "data.mix={corpora/none: 1}", "model.vocabulary=300"])
+    refuse_foreign_server(FOREIGN)
+    assert environment_of(config)[TYPED_URI] == FOREIGN
