@@ -14,6 +14,7 @@ from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers.normalization import flat, plain, precompiled
 from megaptm.tokenizers.special import CONFIG_KEYS, role_names
 from megaptm.tokenizers.tokenizer import TRAINED_LAYOUT
 
@@ -37,7 +38,30 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         except Exception as error:
             why = in_brief(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
-        return load_tokenizer(converted)
+        return _with_table(load_tokenizer(converted), folder)
+
+
+def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer with the normalization table of the folder's SentencePiece model, which transformers does not
+    convert for DeBERTa-v2 and v3."""
+    file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
+    parts = flat(plain(tokenizer.content.get("normalizer")))
+    if file is None or any(part["type"] == "Precompiled" for part in parts):
+        return tokenizer
+    from sentencepiece import sentencepiece_model_pb2
+
+    spec = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
+        file.read_bytes()
+    ).normalizer_spec
+    if not spec.precompiled_charsmap:
+        return tokenizer
+    folds = [part for part in parts if part["type"] == "Lowercase"]
+    spaces = [
+        {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
+    ]
+    normalizer = {"type": "Sequence", "normalizers": [*folds, precompiled(spec.precompiled_charsmap), *spaces]}
+    return Tokenizer({**tokenizer.content, "normalizer": normalizer}, tokenizer.config)
 
 
 def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:

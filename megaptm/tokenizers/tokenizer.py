@@ -18,6 +18,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
+from megaptm.tokenizers.normalization import exact, plain
 from megaptm.tokenizers.special import role_names, special_tokens
 from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_as_user_errors, splits_at_spaces
 
@@ -39,6 +40,8 @@ class Tokenizer:
         """`content` is the parsed tokenizer.json, `config` the parsed tokenizer_config.json (may be empty)."""
         # A cut or a filling to length that someone once saved with the tokenizer is not part of the vocabulary.
         self.content = {**content, "truncation": None, "padding": None}
+        if content.get("normalizer"):
+            self.content["normalizer"] = exact(content["normalizer"])
         self.config = dict(config)
 
     @cached_property
@@ -75,9 +78,10 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """sha256 of tokenizer.json, however its file is spaced and ordered.
 
-        Where an export put other special tokens around texts, it is still that of the tokenizer that corpora name.
+        Where an export put other special tokens around texts, it is still that of the tokenizer that corpora name. So
+        it is where `Precompiled` has become the parts that give SentencePiece's result.
         """
-        content = self.content
+        content = {**self.content, "normalizer": plain(self.content.get("normalizer"))}
         if TRAINED_LAYOUT in self.config:
             content = {**content, "post_processor": self.config[TRAINED_LAYOUT]}
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -178,8 +182,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in a folder, or in a bare tokenizer.json; a `UserError` where there is none, or none that can be
     read."""
     file, content, config = read_tokenizer_files(path)
-    tokenizer = Tokenizer(content, config)
     try:
+        tokenizer = Tokenizer(content, config)
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that a bad file is named here
     except UserError:
         raise

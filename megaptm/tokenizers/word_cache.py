@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaptm.errors import UserError
+from megaptm.tokenizers.normalization import flat, plain
 
 if TYPE_CHECKING:
     import tokenizers
@@ -180,7 +181,8 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
     """
     if any(not token.get("special") for token in content.get("added_tokens", ())) or content["model"].get("dropout"):
         return False
-    normalizers, pre_tokenizers = _flat(content.get("normalizer")), _flat(content.get("pre_tokenizer"))
+    # The parts that stand for one `Precompiled` look no further than it does.
+    normalizers, pre_tokenizers = flat(plain(content.get("normalizer"))), flat(content.get("pre_tokenizer"))
     local = all(part.get("type") in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
     local = local and all(part.get("type") in PRE_TOKENIZERS for part in pre_tokenizers)
     return local and bool(pre_tokenizers) and all(_is_space(library, space) for space in " \t\n\r")
@@ -211,7 +213,7 @@ def ids_and_ends(
 
 def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
     """Whether every punctuation mark of ASCII separates words too, and is one by itself."""
-    if any(part["type"] not in BY_CHARACTER for part in _flat(content.get("normalizer"))):
+    if any(part["type"] not in BY_CHARACTER for part in flat(content.get("normalizer"))):
         return False
     marks = (mark for mark in string.punctuation)
     return all(
@@ -219,13 +221,6 @@ def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -
         == [*_pieces(library, "a"), mark, *_pieces(library, "1"), mark, mark, *_pieces(library, "B")]
         for mark in marks
     )
-
-
-def _flat(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    if part is None:
-        return []
-    inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [deeper for entry in inner for deeper in _flat(entry)]
 
 
 def _replaces_within_words(part: Mapping[str, Any]) -> bool:

@@ -1,7 +1,8 @@
 """Pieces of words with their probabilities (T5, ALBERT): the likeliest pieces that make up a text.
 
 SentencePiece trains (as for T5); Hugging Face's trainer depends on a randomly seeded hash table and gives other scores
-each time. Hugging Face encodes, with these pieces and scores.
+each time. Hugging Face encodes, with these pieces and scores. Both read text that one function has normalized, the
+normalizer in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -13,44 +14,39 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.tokenizers.kinds.characters import CHARACTER_COVERAGE, LONGEST_LINE, lines_of
 from megaptm.tokenizers.kinds.request import VocabularyRequest
+from megaptm.tokenizers.normalization import exact, library_normalizer, nmt_nfkc
 
 # SentencePiece sums probabilities per thread, so their number is part of the result.
 SENTENCEPIECE_THREADS = 2
 
 
-# SentencePiece's table of characters that mean the same, under which T5 and ALBERT were trained.
-NORMALIZATION = "nmt_nfkc"
-
-
 def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
     """Pieces, the likeliest first."""
     from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, normalizers, pre_tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
 
     assert request.unknown is not None
-    # ALBERT's, done before the table.
-    quotes = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    folds = [*quotes, normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
-    folds = folds if request.lowercase else []
-    pieces, table = _pieces(lines_of(texts, normalizers.Sequence(folds).normalize_str), request)
+    # ALBERT's folds, done before the table.
+    quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
+    folds = [*quotes, *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase"))] if request.lowercase else []
+    table = nmt_nfkc()
+    normalizer = library_normalizer(exact({"type": "Sequence", "normalizers": [*folds, table]} if folds else table))
+    pieces = _pieces(lines_of(texts, normalizer.normalize_str), request)
     # A special token is none of the pieces, even where texts are full of its name.
     names = {*request.first, *request.last}
     scored = [*((name, 0.0) for name in request.first), *(piece for piece in pieces if piece[0] not in names)]
     library = Library(models.Unigram(scored, unk_id=request.first.index(request.unknown)))
-    normalizer = normalizers.Precompiled(table)
-    library.normalizer = normalizers.Sequence([*folds, normalizer]) if folds else normalizer
+    library.normalizer = normalizer
     library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     library.decoder = decoders.Metaspace()
     return library
 
 
-def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tuple[str, float]], bytes]:
-    """Pieces and the logarithms of their probabilities; the table of characters."""
-    try:
-        import sentencepiece
-        from sentencepiece import sentencepiece_model_pb2
-    except ImportError:
-        raise UserError("training a unigram tokenizer needs SentencePiece: `pip install 'megaptm[corpus]'`.") from None
+def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str, float]]:
+    """Pieces and the logarithms of their probabilities, from lines that are normalized already."""
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -59,7 +55,7 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tupl
             model_type="unigram",
             vocab_size=request.room,
             hard_vocab_limit=False,
-            normalization_rule_name=NORMALIZATION,
+            normalization_rule_name="identity",
             character_coverage=CHARACTER_COVERAGE,
             max_sentence_length=8 * LONGEST_LINE,
             split_digits=request.digits,
@@ -79,5 +75,4 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> tuple[list[tupl
             f"learnt from this text ({why}): change the vocabulary or give more text."
         ) from None
     found = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())  # type: ignore[attr-defined]  # generated
-    pieces = [(piece.piece, piece.score) for piece in found.pieces[len(request.first) :]]
-    return pieces, found.normalizer_spec.precompiled_charsmap
+    return [(piece.piece, piece.score) for piece in found.pieces[len(request.first) :]]

@@ -1,0 +1,239 @@
+"""SentencePiece's normalization as parts of a tokenizer.json.
+
+SentencePiece replaces the longest match of a table (the charsmap) at each position of a text. The `Precompiled` part of
+the tokenizers library reads the same table but applies it to one grapheme, or one code point, at a time, and takes the
+shortest match: decomposed Korean stays decomposed, and decomposed Vietnamese loses its tones. `exact` therefore puts
+each `Precompiled` part between others, which together give SentencePiece's result:
+
+1. A separator is inserted before each mark that SentencePiece does not compose with what is before it.
+2. Another is inserted before all other marks, so that `Precompiled` sees single code points.
+3. `Precompiled` replaces these by the table.
+4. The second separator is removed.
+5. NFC composes what no separator keeps apart.
+6. The first separator is removed.
+
+The difference that is left: sequences that the Unicode version of the library's NFC does not know (21 of the newest
+table, of scripts that Unicode 13 and 16 brought), and the two separators themselves, noncharacters, which are removed.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import sys
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+NormalizerPart = dict[str, Any]
+"""A normalizer, as tokenizer.json has it."""
+
+MOST_OF_A_PATTERN = 1 << 17
+"""Characters. SentencePiece's tables need 22,000; a forged one, whose branches are shared, could ask for any number."""
+# Noncharacters of four bytes: `Precompiled` looks at graphemes of less than six bytes as a whole, and a mark has two.
+BLOCK, SPLIT = "\U0001fffe", "\U0001ffff"
+# What joins the grapheme before it without being a mark (\p{M}): Hangul vowels and finals, Thai and Lao AM, halfwidth
+# sound marks, joiners, skin tones, tags.
+JOINING = (
+    r"\x{1160}-\x{11ff}\x{d7b0}-\x{d7ff}\x{e33}\x{eb3}\x{ff9e}\x{ff9f}"
+    r"\x{200c}\x{200d}\x{1f3fb}-\x{1f3ff}\x{e0020}-\x{e007f}"
+)
+_BEFORE = "|".join(rf"(?<=\p{{Cased}}{ignorable}Σ)" for ignorable in (r"\p{Case_Ignorable}" * n for n in range(4)))
+COMBINING = r"[\x{300}-\x{34e}"
+"""How the pattern of all characters with a combining class begins."""
+SIGMA = {
+    "type": "Replace",
+    "pattern": {"Regex": rf"Σ(?:{_BEFORE})(?!\p{{Case_Ignorable}}*\p{{Cased}})"},
+    "content": "ς",
+}
+"""Python's lower case of a sigma that ends a word; the library's `Lowercase` looks at single characters."""
+
+
+def exact(normalizer: NormalizerPart | None) -> NormalizerPart | None:
+    """The same normalizer with SentencePiece's result, where it has a `Precompiled` part; else unchanged.
+
+    The folds of ALBERT and XLNet around it become what their own code does: characters with a combining class are
+    removed, not all marks, which are the vowels of Hindi and Thai; a final sigma is lower-cased as such.
+    """
+    parts = flat(normalizer)
+    if not any(part["type"] == "Precompiled" for part in parts) or _collapsed(parts) != parts:
+        return normalizer
+    changed: list[NormalizerPart] = []
+    for part in parts:
+        if part["type"] == "Precompiled":
+            changed += sentencepiece_parts(part["precompiled_charsmap"])
+        elif part["type"] == "StripAccents":
+            changed.append(_replace(_combining(), "", regex=True))
+        else:
+            changed += [SIGMA, part] if part["type"] == "Lowercase" else [part]
+    return {"type": "Sequence", "normalizers": changed}
+
+
+def plain(normalizer: NormalizerPart | None) -> NormalizerPart | None:
+    """The normalizer that `exact` was given: what a fingerprint is made of, and what says which parts there are."""
+    parts = flat(normalizer)
+    collapsed = _collapsed(parts)
+    if collapsed == parts:
+        return normalizer
+    return collapsed[0] if len(collapsed) == 1 else {"type": "Sequence", "normalizers": collapsed}
+
+
+def flat(part: Mapping[str, Any] | None) -> list[Any]:
+    """The parts of a normalizer or pre-tokenizer in order, sequences in sequences taken apart."""
+    if part is None:
+        return []
+    inner = part.get("normalizers", part.get("pretokenizers"))
+    return [part] if inner is None else [deeper for entry in inner for deeper in flat(entry)]
+
+
+@lru_cache(maxsize=4)
+def sentencepiece_parts(charsmap: str) -> list[NormalizerPart]:
+    """The six parts for a table, in base64 as tokenizer.json has it."""
+    tails = _tails(base64.b64decode(charsmap))
+    bases: dict[str, list[str]] = defaultdict(list)
+    for base, pattern in tails.items():
+        bases[pattern].append(base)
+    following = {character for pattern in bases for character in _characters(pattern)}
+    mark = f"[{_ranges(following)}{JOINING}\\p{{M}}]"
+    # The pattern that most bases have comes first: Korean.
+    composed = "|".join(
+        f"(?<=[{_ranges(those)}]){pattern}" for pattern, those in sorted(bases.items(), key=lambda item: -len(item[1]))
+    )
+    # At the first mark behind a character: behind the marks that SentencePiece composes with it, or else here.
+    block = f"(?={mark})(?<=[\\s\\S])(?:(?:{composed})\\K|)" if composed else f"(?={mark})(?<=[\\s\\S])"
+    return [
+        _replace(block, BLOCK, regex=True),
+        _replace(f"(?={mark})(?<=[^{BLOCK}])", SPLIT, regex=True),
+        {"type": "Precompiled", "precompiled_charsmap": charsmap},
+        _replace(SPLIT, ""),
+        {"type": "NFC"},
+        _replace(BLOCK, ""),
+    ]
+
+
+def nmt_nfkc() -> NormalizerPart:
+    """SentencePiece's usual table, with which T5, ALBERT, XLNet and DeBERTa were trained."""
+    try:
+        import sentencepiece
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError:
+        raise UserError("training a unigram tokenizer needs SentencePiece: `pip install 'megaptm[corpus]'`.") from None
+    normalizer = sentencepiece.SentencePieceNormalizer(rule_name="nmt_nfkc")
+    spec = sentencepiece_model_pb2.NormalizerSpec.FromString(  # type: ignore[attr-defined]  # generated
+        normalizer.serialized_normalizer_spec()
+    )
+    return precompiled(spec.precompiled_charsmap)
+
+
+def precompiled(charsmap: bytes) -> NormalizerPart:
+    """The part for a table of a SentencePiece model."""
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+
+
+def library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.normalizers.Normalizer:
+    """A part as an object of the tokenizers library, which reads only whole tokenizers."""
+    from tokenizers import Tokenizer, models
+
+    content = {**json.loads(Tokenizer(models.WordLevel()).to_str()), "normalizer": normalizer}
+    return Tokenizer.from_str(json.dumps(content)).normalizer
+
+
+def _replace(pattern: str, content: str, *, regex: bool = False) -> NormalizerPart:
+    return {"type": "Replace", "pattern": {"Regex" if regex else "String": pattern}, "content": content}
+
+
+def _collapsed(parts: list[NormalizerPart]) -> list[NormalizerPart]:
+    """Each group that `exact` made as the one part that it was made from."""
+    found, at = list(parts), 0
+    if not any(part == _replace(BLOCK, "") for part in parts):
+        return found
+    while at < len(found):
+        kinds = [part["type"] for part in found[at : at + 6]]
+        part = found[at]
+        if kinds == ["Replace", "Replace", "Precompiled", "Replace", "NFC", "Replace"] and part["content"] == BLOCK:
+            found[at : at + 6] = [found[at + 2]]
+        elif part == SIGMA:
+            del found[at]
+            continue
+        elif kinds[0] == "Replace" and str(part["pattern"].get("Regex")).startswith(COMBINING):
+            found[at] = {"type": "StripAccents"}
+        at += 1
+    return found
+
+
+@cache
+def _combining() -> str:
+    """A pattern of all characters with a combining class: what `unicodedata.combining` is true for."""
+    return f"[{_ranges(filter(unicodedata.combining, map(chr, range(sys.maxunicode + 1))))}]"
+
+
+def _ranges(characters: Iterable[str]) -> str:
+    """The inside of a character class."""
+    codes = sorted({ord(character) for character in characters})
+    edges = [index for index in range(1, len(codes)) if codes[index] != codes[index - 1] + 1]
+    runs = zip([0, *edges], [*edges, len(codes)], strict=True)
+    spans = [(codes[first], codes[last - 1]) for first, last in runs if last > first]
+    return "".join(f"\\x{{{a:x}}}" if a == b else f"\\x{{{a:x}}}-\\x{{{b:x}}}" for a, b in spans)
+
+
+def _characters(pattern: str) -> Iterator[str]:
+    for first, last in re.findall(r"\\x\{(\w+)\}(?:-\\x\{(\w+)\})?", pattern):
+        yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
+
+
+def _tails(charsmap: bytes) -> dict[str, str]:
+    """First code point of each sequence in the table -> pattern of the longest rest that the table has.
+
+    The table is a double array of darts-clone, in which equal branches are stored once, so each is looked at once.
+    """
+    size = struct.unpack_from("<I", charsmap)[0]
+    units = np.frombuffer(charsmap, dtype="<u4", count=size // 4, offset=4)
+    labels = np.arange(1, 256)
+
+    def offset(unit: int) -> int:
+        return (unit >> 10) << ((unit & (1 << 9)) >> 6)
+
+    @cache
+    def steps(node: int) -> list[tuple[int, int, bool]]:
+        """Byte, node behind it, and whether a sequence ends there."""
+        places = node ^ labels
+        places = places[places < len(units)]
+        places = places[(units[places] & 0x800000FF) == (places ^ node)]
+        found = ((int(place), int(units[place])) for place in places)
+        return [(place ^ node, place ^ offset(unit), bool(unit >> 8 & 1)) for place, unit in found]
+
+    def characters(node: int, head: bytes = b"") -> Iterator[tuple[str, int, bool]]:
+        for byte, behind, ends in steps(node):
+            raw = head + bytes([byte])
+            first = raw[0]
+            length = 1 if first < 0x80 else 2 if first < 0xE0 else 3 if first < 0xF0 else 4
+            if len(raw) < length:
+                yield from characters(behind, raw)
+            else:
+                yield raw.decode(), behind, ends
+
+    @cache
+    def pattern(node: int) -> str:
+        """What may follow, the longest first; empty where nothing may."""
+        groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
+        for character, behind, ends in characters(node):
+            groups[pattern(behind), ends].append(character)
+        choices = []
+        for (rest, ends), those in groups.items():
+            choices.append(f"[{_ranges(those)}]{rest}{'?' if rest and ends else ''}")
+        if sum(map(len, choices)) > MOST_OF_A_PATTERN:
+            raise ValueError("its precompiled_charsmap is no table of SentencePiece's")
+        return f"(?:{'|'.join(choices)})" if choices else ""
+
+    return {first: rest for first, behind, _ in characters(offset(int(units[0]))) if (rest := pattern(behind))}
