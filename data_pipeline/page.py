@@ -52,6 +52,7 @@ def html(report: CorpusReport) -> str:
         bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
         *_examples(report.examples, report.said),
         *titled("Languages", report.languages),
+        *_unknown_words(report),
         "<h2>Documents by length in tokens</h2>",
         bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
         "<h2>Time</h2>",
@@ -79,6 +80,16 @@ def _tokenizer(report: CorpusReport) -> str:
 
 def _found(report: CorpusReport) -> str:
     return f"; {report.found:,} jobs were found done by an earlier build" if report.found else ""
+
+
+def _unknown_words(report: CorpusReport) -> list[str]:
+    if not report.unknown_words:
+        return []
+    rows = (
+        [name, f"{count.words:,}", f"{count.unknown:,}", f"{count.share:.1%}"]
+        for name, count in report.unknown_words.items()
+    )
+    return ["<h2>Words unknown to the tokenizer</h2>", table(("language", "words", "unknown", "share"), rows)]
 
 
 def tiles(values: Mapping[str, str]) -> str:

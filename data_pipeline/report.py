@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.corpus.tokenizing import ShardResult
+from data_pipeline.corpus.unknown import UnknownWords, merged
 from data_pipeline.document import Dropped
 from megaptm.data.shards import Manifest, Split
 
@@ -39,6 +40,8 @@ class CorpusReport:
     """reason -> what is wrong with the first of them, and what to do"""
     languages: dict[str, int] = field(default_factory=dict)
     """language -> documents, where a step has told it"""
+    unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
+    """language, or script where none was told -> words, and those that the tokenizer makes unknown"""
     lengths: dict[int, int]
     """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
     tokenizer: dict[str, Any]
@@ -84,6 +87,9 @@ class CorpusReport:
         if self.languages:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
             console.print("languages: " + ", ".join(f"{name} {count:,}" for name, count in shown), highlight=False)
+        if self.unknown_words:
+            shares = ", ".join(f"{name} {count.share:.1%}" for name, count in self.unknown_words.items())
+            console.print(Text(f"unknown words: {shares}"), soft_wrap=True)
         console.print(histogram(self.lengths, "documents by length in tokens"))
 
     def _summary(self) -> str:
@@ -109,6 +115,7 @@ def report_on(
         examples=dropped.examples,
         said=dropped.said,
         languages=dict(languages),
+        unknown_words=merged(result.unknown for result in results),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
         tokenizer=dict(manifest.tokenizer),
         **rest,

@@ -21,6 +21,7 @@ from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
 from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
+from data_pipeline.corpus.unknown import merged, warnings
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
@@ -86,7 +87,10 @@ def build_corpus(
             files=len(files),
             dropped=dropped,
             results=list(itertools.chain(*results.values())),
-            notes=_notes(recipe, selection, tokenizer, manifest, work),
+            notes=[
+                *_notes(recipe, selection, tokenizer, manifest, work),
+                *warnings(merged(result.unknown for result in itertools.chain(*results.values())), tokenizer),
+            ],
             workers=work.workers.count,
             found=work.found,
             seconds=work.stages.seconds,

@@ -20,6 +20,7 @@ from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
 from data_pipeline.corpus.parts import Part, hashes_of
 from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
+from data_pipeline.corpus.unknown import UnknownWords, count_unknown
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
@@ -76,6 +77,8 @@ class ShardResult:
     languages: Counter[str]
     found: Counter[str]
     """Annotation -> how many of it."""
+    unknown: dict[str, UnknownWords]
+    """Language -> its words; empty where the tokenizer knows every word."""
 
 
 def write_shards(
@@ -137,6 +140,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     keys = (place.first + row for place in job.places for row in place.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
     found = Counter(dict.fromkeys(job.annotations.fields, 0))
+    unknown: dict[str, UnknownWords] = {}
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
@@ -154,13 +158,14 @@ def write_shard(job: ShardJob) -> ShardResult:
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
                     languages[language] += 1
+                count_unknown(document, ids, tokenizer, unknown)
                 found.update({name: len(places) for name, places in annotations.items()})
                 size = len(document.text.encode())
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(info, lengths.tolist(), dropped, languages, found)
+    return ShardResult(info, lengths.tolist(), dropped, languages, found, unknown)
 
 
 def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:

@@ -1,0 +1,96 @@
+"""Words that a tokenizer makes unknown, counted by the language of their documents."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipeline.document import Document
+from megaptm.tokenizers import Tokenizer
+
+MAX_SHARE = 0.01
+"""More unknown words than this of a language are worth a warning."""
+MAX_WORDS = 100_000
+"""Words of a language that are counted in a shard: enough for the share, few enough to cost nothing."""
+SCRIPT_CHARACTERS = 1000
+"""Characters of a document by which its script is known."""
+EXAMPLE_CHARACTERS = 40
+# Chinese and Japanese have no spaces: a character counts as a word.
+WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\s\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
+
+
+@dataclass
+class UnknownWords:
+    """Words of one language, and how many of them hold a token that stands for the unknown."""
+
+    words: int = 0
+    unknown: int = 0
+    example: str = ""
+
+    @property
+    def share(self) -> float:
+        return self.unknown / self.words if self.words else 0.0
+
+
+def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, counts: dict[str, UnknownWords]) -> None:
+    """Add the words of a document to the counts of its language; `ids` are its tokens."""
+    if tokenizer.unknown is None:
+        return
+    count = counts.setdefault(language_of(document), UnknownWords())
+    if count.words >= MAX_WORDS:
+        return
+    words = WORD.findall(document.text)
+    count.words += len(words)
+    if tokenizer.unknown not in ids:
+        return
+    distinct = list(dict.fromkeys(words))
+    unknown = {
+        word
+        for word, tokens in zip(distinct, tokenizer.encode_batch(distinct), strict=True)
+        if tokenizer.unknown in tokens
+    }
+    count.unknown += sum(word in unknown for word in words)
+    if unknown and not count.example:
+        first = next(word for word in distinct if word in unknown)
+        count.example = "".join(filter(str.isprintable, first))[:EXAMPLE_CHARACTERS]
+
+
+def language_of(document: Document) -> str:
+    """The language that a step or the source has told, else the script of most letters: `Hangul`."""
+    if isinstance(language := document.notes.get("language"), str) and language:
+        return language
+    beginning = document.text[:SCRIPT_CHARACTERS]
+    if beginning.isascii():
+        return "Latin"
+    scripts = Counter(unicodedata.name(letter, "other").split()[0] for letter in beginning if letter.isalpha())
+    return min(scripts, key=lambda script: (-scripts[script], script)).title() if scripts else "Latin"
+
+
+def merged(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
+    """The sums of several shards."""
+    sums: dict[str, UnknownWords] = {}
+    for shard in counts:
+        for language, count in shard.items():
+            total = sums.setdefault(language, UnknownWords())
+            total.words += count.words
+            total.unknown += count.unknown
+            total.example = total.example or count.example
+    return dict(sorted(sums.items()))
+
+
+def warnings(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
+    """A sentence for each language of which too many words are unknown; none for kind `words`, which is meant so."""
+    if tokenizer.kind == "words":
+        return []
+    return [
+        f"{count.share:.1%} of the words in {language} documents are unknown to the tokenizer and lost, for example "
+        f"`{count.example}`: train it on such text too, with a larger vocabulary, or use kind byte-bpe or bpe, which "
+        "spell every word"
+        for language, count in counts.items()
+        if count.share > MAX_SHARE
+    ]
