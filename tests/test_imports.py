@@ -51,7 +51,7 @@ MAY_IMPORT = {
         "resilience",
         "schedulers",
     ),
-    "report": ("families", "config", "plan", "shell", "tokenizers", "track", "resilience", "run"),
+    "report": ("families", "config", "plan", "shell", "storage", "tokenizers", "track", "resilience", "run"),
     "hub": (
         "spec",
         "batch",
@@ -133,6 +133,7 @@ MAY_IMPORT = {
         "config",
         "plan",
         "processes",
+        "storage",
         "resilience",
         "schedulers",
         "run",

@@ -21,9 +21,11 @@ from megaptm.resilience.failures import ProcessExit, failures
 from megaptm.resilience.signals import heeded
 from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.run.rank import LISTENER
+from megaptm.storage import open_own
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 BACKLOG = 2048
 """Ranks that may come before rank 0 has loaded torch."""
 KILL_SECONDS = 30.0
@@ -69,7 +71,7 @@ class LocalWorkerGroup:
             handed: tuple[int, ...] = ()
             if rank == 0 and listener is not None:
                 handed, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
-            with self._log(rank).open("ab") as log:
+            with os.fdopen(open_own(self._log(rank), APPEND), "ab") as log:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
                     env=environment,

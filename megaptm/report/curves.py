@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
+
+from megaptm.storage import refuse_link, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,8 +82,11 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
     """A PNG of `picture`."""
+    refuse_link(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(records, title=title).savefig(path, dpi=120)
+    content = io.BytesIO()
+    picture(records, title=title).savefig(content, dpi=120)
+    write_whole(path, content.getvalue())
 
 
 def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:

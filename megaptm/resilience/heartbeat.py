@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE
+from megaptm.storage import open_own
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
 """By which a launcher tells its ranks the folder that it watches."""
@@ -71,8 +72,10 @@ class Heartbeat:
         """Begin to beat."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._stacks = stacks_file(folder, self.rank).open("wb", buffering=0)
-        self._file = os.open(beat_file(folder, self.rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._stacks = os.fdopen(
+            open_own(stacks_file(folder, self.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0
+        )
+        self._file = open_own(beat_file(folder, self.rank), os.O_RDWR | os.O_CREAT)
         self._flush()
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beating.start()
@@ -144,7 +147,7 @@ class Heartbeat:
         # never lets go of the interpreter.
         faulthandler.dump_traceback_later(self._silence, file=self._stacks)
         with contextlib.suppress(OSError):
-            file = os.open(beat_file(self._folder, self.rank), os.O_RDWR | os.O_CLOEXEC)
+            file = open_own(beat_file(self._folder, self.rank), os.O_RDWR)
             try:
                 self._write(file)
             finally:
@@ -195,5 +198,6 @@ def read_order(folder: Path) -> str:
 
 def give_order(folder: Path, order: str) -> None:
     """Ask all ranks for their stacks, or to leave; or nothing any more. In vain where the disk takes no file."""
-    with contextlib.suppress(OSError):
-        (folder / ORDER).write_text(order)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with contextlib.suppress(OSError), os.fdopen(open_own(folder / ORDER, flags), "w") as file:
+        file.write(order)

@@ -16,6 +16,7 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
+from megaptm.storage import open_own
 
 FILE = "lock"
 STARTING = "launch.lock"
@@ -101,7 +102,7 @@ class RunLock:
     def _open(self) -> int:
         """The lock's file, locked, or at least taken from a holder that is over."""
         while True:
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_own(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -24,6 +24,7 @@ from megaptm.config import Config, Draft, UncheckedConfig, dump, load
 from megaptm.errors import NO_PLACE, UserError, why_no_place
 from megaptm.objectives.compose import goes_on_as, with_files
 from megaptm.resilience.attempt import Attempt
+from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
     CheckpointEvent,
     Events,
@@ -33,13 +34,18 @@ from megaptm.resilience.events import (
     last_saved,
     read_events,
 )
+from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.corpora import corpus_vocabulary
+from megaptm.run.submission import FOLDER as SUBMITTED
 from megaptm.run.submission import SCRIPT, refuse_queued
-from megaptm.storage import write_whole
+from megaptm.storage import refuse_link, write_whole
 from megaptm.track.address import TYPED_URI, default_uri, trust_typed_uri
+from megaptm.track.journal import FILE as METRICS
 
 CONFIG = "config.yaml"
+OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, SUBMITTED, "tokenizer", EVENTS, METRICS)
+"""Folders and files of a run of which none may be a link. The folder of checkpoints may be one, to a larger disk."""
 HUGGING_FACE = "config.json"
 """What the folder of a model of theirs has in its place."""
 # What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
@@ -187,6 +193,8 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
     """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
     run = Path(config.run)
     check_phase(config)
+    for name in OWN_NAMES:
+        refuse_link(run / name)
     if config.track.enabled and config.track.uri is None:
         default_uri(run)  # raises where there can be none
     if (run / SCRIPT).exists():

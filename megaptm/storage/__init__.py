@@ -21,6 +21,7 @@ from megaptm.storage.files import (
 )
 from megaptm.storage.halves import is_rest, writing_in
 from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines, now
+from megaptm.storage.own_files import open_own, refuse_link
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.stream import open_remote
 from megaptm.storage.untrusted import (
@@ -54,12 +55,14 @@ __all__ = [
     "listed",
     "local_path",
     "now",
+    "open_own",
     "open_remote",
     "parse_json",
     "plain_file",
     "read",
     "read_object",
     "refuse_large",
+    "refuse_link",
     "remove",
     "shown",
     "size_of",

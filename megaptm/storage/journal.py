@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from megaptm.storage.own_files import open_own
+
 MOST_NUMBER = 1e30
 LAST_LINES = 1 << 16
 """Bytes at the end of a journal that are searched for the time of its last line."""
@@ -41,7 +43,7 @@ class JournalFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: list[bytes] = []
         size = os.fstat(self._file).st_size
         for record in journal_lines(os.pread(self._file, LAST_LINES, max(0, size - LAST_LINES))):

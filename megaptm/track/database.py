@@ -24,6 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from megaptm.errors import UserError
+from megaptm.storage import open_own
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
 from megaptm.track.address import database_path
 
@@ -46,10 +47,11 @@ def ensure_database(uri: str) -> None:
     if path.exists() and _has_runs(path):
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
+    lock_path = path.with_name(f".{path.name}.lock")
+    with os.fdopen(open_own(lock_path, os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process was first, or it is half made
-            os.utime(lock.name)  # the file server's clock may differ from ours
+            os.utime(lock_path)  # the file server's clock may differ from ours
             quiet = abs(os.fstat(lock.fileno()).st_mtime - path.stat().st_mtime)
             if _has_runs(path):
                 return

@@ -1,0 +1,51 @@
+"""Files and folders that a run writes in its own folder, and nowhere else: no link there leads to another place.
+
+A run folder may come from somebody else, with a link `events.jsonl` to a file of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from megaptm.errors import UserError
+
+
+def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
+    """Descriptor of the regular file at `path`, opened with `flags` of `os.open`.
+
+    A `UserError` where a link, a pipe or a device is, or a file with another name elsewhere (a hard link).
+    """
+    try:
+        # O_NONBLOCK: a pipe would be waited for. Not O_TRUNC: the file may turn out to be another's.
+        flags_of_open = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags_of_open, mode)
+    except OSError:
+        refuse_link(path)
+        if path.exists() and not path.is_file():
+            raise UserError(_refusal(path, "is not a regular file")) from None
+        raise
+    status = os.fstat(descriptor)
+    problem = None
+    if not stat.S_ISREG(status.st_mode):
+        problem = "is not a regular file"
+    elif status.st_nlink > 1:
+        problem = "is a hard link to a file that has another name elsewhere"
+    if problem is not None:
+        os.close(descriptor)
+        raise UserError(_refusal(path, problem))
+    os.set_blocking(descriptor, True)
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+    return descriptor
+
+
+def refuse_link(path: Path) -> None:
+    """Raise a `UserError` where `path` is a symbolic link."""
+    if path.is_symlink():
+        raise UserError(_refusal(path, f"is a link to {os.readlink(path)}"))
+
+
+def _refusal(path: Path, problem: str) -> str:
+    return f"{path} {problem}: a run writes only into its own folder; remove it, or put a copy in its place."

@@ -1,0 +1,98 @@
+"""A run folder that came from somebody else: nothing in it makes a run write to another place."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from megaptm.config import load
+from megaptm.errors import UserError
+from megaptm.launch.worker_group import LocalWorkerGroup
+from megaptm.report.curves import save_picture
+from megaptm.resilience.events import Events
+from megaptm.resilience.heartbeat import Heartbeat
+from megaptm.resilience.lock import RunLock
+from megaptm.run.folder import absolute_paths, only_start, prepare
+from megaptm.storage import open_own
+from megaptm.track.journal import Journal
+from tests.run.test_folder import TINY
+
+
+def config_of(run):
+    return absolute_paths(load(TINY, [f"run={run}", f"data.mix={{{run.parent / 'corpus'}: 1}}"]))
+
+
+PRECIOUS = "of the user"
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    path = tmp_path / "precious"
+    path.write_text(PRECIOUS)
+    return path
+
+
+WRITERS = {
+    "lock": lambda run: RunLock(run).acquire().release(),
+    "launch.lock": lambda run: RunLock(run, file="launch.lock").acquire().release(),
+    "metrics.jsonl": lambda run: Journal(run).add({"step": 1}),
+    "events.jsonl": Events,
+    "rank-0.stacks": lambda run: Heartbeat(0).open(run),
+    "rank-0.json": lambda run: Heartbeat(0).open(run),
+    "rank-1.log": lambda run: LocalWorkerGroup(["true"], logs=run, out=None, err=None).start({1: dict(os.environ)}),
+}
+
+
+@pytest.mark.parametrize("make_link", [os.symlink, os.link])
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_file_that_a_run_writes_may_be_a_link(run, theirs, name, make_link):
+    make_link(theirs, run / name)
+    with pytest.raises(UserError, match=rf"{name} is a (hard )?link to .*a run writes only into its own folder"):
+        WRITERS[name](run)
+    assert theirs.read_text() == PRECIOUS
+
+
+def test_a_link_to_nothing_makes_no_file_elsewhere(run, tmp_path):
+    (run / "events.jsonl").symlink_to(tmp_path / "absent")
+    with pytest.raises(UserError, match="is a link to"):
+        Events(run)
+    assert not (tmp_path / "absent").exists()
+
+
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY])
+def test_a_pipe_is_refused_and_not_waited_for(run, flags):
+    os.mkfifo(run / "lock")
+    with pytest.raises(UserError, match="is not a regular file"):
+        open_own(run / "lock", flags | os.O_CREAT)
+
+
+@pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "submitted"])
+def test_no_folder_that_a_run_writes_to_may_be_a_link(run, tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"{name} is a link to"):
+        prepare(config_of(run))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert not (run / "config.yaml").exists()
+
+
+def test_a_picture_takes_the_place_of_a_link(run, theirs):
+    (run / "loss.png").symlink_to(theirs)
+    save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
+    assert theirs.read_text() == PRECIOUS
+    assert not (run / "loss.png").is_symlink()
+
+
+def test_a_run_may_be_reached_through_a_link(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    Path(tmp_path / "runs").symlink_to(tmp_path / "scratch")
+    config = config_of(tmp_path / "runs" / "one")
+    with only_start(config):
+        prepare(config)
+    assert (tmp_path / "scratch/one/config.yaml").is_file()
