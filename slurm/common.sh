@@ -5,6 +5,7 @@
 #   MEGAPTM_VENV   its Python environment; absent: $MEGAPTM_HOME/.venv
 #   MEGAPTM_IMAGE  a container instead: a file.sif runs under Apptainer, any other name under Pyxis
 #   MEGAPTM_CHAIN  any word, the same for jobs that were submitted to follow each other (--dependency=afterany)
+#   MEGAPTM_RAY_START_SECONDS  how long a node that fails to start Ray tries again (corpus.sh); absent: 600
 #   MEGAPTM_CHECK  no: the nodes are not asked, before the run starts, whether they are alike and see its folder
 
 set -uo pipefail
@@ -162,26 +163,23 @@ leave_failed_node() {
 # A Ray cluster of this job's nodes, which ends with the job; RAY_ADDRESS says where it is. Its ports follow from the job's
 # number, and nobody else's job can use it: they do not know the token.
 start_ray() {
-    local port=$((20000 + SLURM_JOB_ID % 1000 * 10)) nodes host
+    local port=$((20000 + SLURM_JOB_ID % 1000 * 10)) nodes host head
     mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     host=$(address_of "${nodes[0]}")
     RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n') RAY_USAGE_STATS_ENABLED=0
     export RAY_AUTH_MODE RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED
-    local ray=("${python[@]}" -m ray.scripts.scripts start --block --num-cpus="$SRUN_CPUS_PER_TASK")
-    on_node "${nodes[0]}" "${ray[@]}" --head --node-ip-address="$host" --port="$port" --include-dashboard=false &
-    until (: <"/dev/tcp/$host/$port") 2>/dev/null; do
-        kill -0 $! || exit
-        sleep 0.5
-    done
+    local ray=("${python[@]}" -m megaptm.schedulers.ray.start --block --num-cpus="$SRUN_CPUS_PER_TASK")
+    exec {head}< <(on_node "${nodes[0]}" "${ray[@]}" --head --node-ip-address="$host" --port="$port" --include-dashboard=false)
+    read -r -u "$head" || exit # it says a line when it runs, and none where it gave up
     local node
     for node in "${nodes[@]:1}"; do
-        on_node "$node" "${ray[@]}" --address="$host:$port" &
+        on_node "$node" "${ray[@]}" --address="$host:$port" >&2 &
     done
     export RAY_ADDRESS="$host:$port"
 }
 
 on_node() {
-    srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --nodelist="$1" "${@:2}" >&2
+    srun "${options[@]}" --export=ALL --nodes=1 --ntasks=1 --ntasks-per-node=1 --overlap --nodelist="$1" "${@:2}"
 }
 
 # Names of nodes need not be names of hosts.

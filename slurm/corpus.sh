@@ -10,7 +10,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE
+#SBATCH --export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_IMAGE,MEGAPTM_RAY_START_SECONDS
 source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"
 
 start_ray

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from megaptm.credentials import in_brief
 from megaptm.errors import UserError
+from megaptm.schedulers.ray.start import Attempts
 
 ANSWER_SECONDS = 15.0
 CLIENT = "ray://"
 """Begins the address of Ray's client, which sees less of a cluster than a process on one of its nodes."""
 
-# Ray gives itself 30 seconds to start, which a machine busy with other work, reading Ray's files for the first time,
-# can miss; the next start finds them in memory.
-STARTS = 5
 TOO_SLOW = ("timed out during startup", "Failed to connect to GCS")
 """What Ray says when a part of it was not there in time."""
 
@@ -46,6 +45,11 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
     if wanted == "local":
         _start_here(ray, cpus)
         return
+    if wanted.startswith(("http://", "https://")):
+        raise UserError(
+            f"{wanted} is the address of a dashboard, which `ray job submit` takes: give HOST:PORT of the cluster's "
+            "head here, as 10.0.0.1:6379."
+        )
     _check_answers(wanted)
     try:
         ray.init(address=wanted, **_quiet())
@@ -64,7 +68,8 @@ def _ray() -> Any:
 
 
 def _start_here(ray: Any, cpus: int | None) -> None:
-    for attempts_left in reversed(range(STARTS)):
+    attempts = Attempts()
+    while True:
         try:
             with _on_loopback(), _without_hangup():
                 ray.init(
@@ -79,11 +84,7 @@ def _start_here(ray: Any, cpus: int | None) -> None:
             if not any(words in str(error) for words in TOO_SLOW):
                 raise
             ray.shutdown()
-            if not attempts_left:
-                raise UserError(
-                    f"Ray did not start here in {STARTS} attempts of 30 s, which a machine busy with other work can "
-                    "miss: try again when it is less so; `megaptm corpus build` does without Ray by workers=0."
-                ) from None
+            attempts.again(in_brief(error))
 
 
 @contextmanager
