@@ -83,7 +83,7 @@ _ADVICE = (
     ),
     (
         "warmup_ratio lr_warmup_fraction lr_warmup_samples t_warmup warmup_epochs",
-        "the warm-up is a number of steps: set optimizer.warmup_steps.",
+        "the warm-up is a number of steps: set optimizer.warmup_steps; optimizer.warmup_share limits it in short runs.",
     ),
     (
         "wsd warmup_stable_decay trapezoidal lr_wsd_decay_style lr_wsd_decay_iters decay_ratio",

@@ -18,6 +18,7 @@ from megaptm.config.device_layouts import choose, device_mismatch, with_all_devi
 from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, resolved
+from megaptm.config.schedule import with_limited_warmup
 from megaptm.config.schema import Config, DeviceLayout, ModelConfig, Section
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
@@ -106,7 +107,7 @@ class UncheckedConfig:
                 config, devices = self._validated(_without_unknown(values, error))
             except ValidationError:
                 return Draft(None, tuple(mistakes))
-        config = _with_teacher(config)
+        config = with_limited_warmup(_with_teacher(config))
         unfit = list(device_mismatch(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)

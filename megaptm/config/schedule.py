@@ -29,6 +29,26 @@ def tasks_without_samples(config: Config) -> Iterator[str]:
             )
 
 
+def with_limited_warmup(config: Config) -> Config:
+    """Return the config with `optimizer.warmup_steps` cut to `optimizer.warmup_share` of the run."""
+    limit = _longest_warmup(config)
+    if limit is None or config.optimizer.warmup_steps <= limit:
+        return config
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": limit})})
+
+
+def _longest_warmup(config: Config) -> int | None:
+    share = config.optimizer.warmup_share
+    return None if share is None else max(1, int(share * _counted_steps(config)))
+
+
+def _counted_steps(config: Config) -> int:
+    """Return the length of the run in the unit of the optimizer's steps."""
+    if config.optimizer.counts == "steps":
+        return config.train.steps
+    return config.batch_schedule.trained(config.train.steps) // config.train.batch
+
+
 def config_warnings(config: Config) -> Iterator[str]:
     """What a run of this length can hardly want."""
     yield from _rate(config)
@@ -39,9 +59,12 @@ def config_warnings(config: Config) -> Iterator[str]:
 def _rate(config: Config) -> Iterator[str]:
     """What the learning rate does that a run of this length can hardly want."""
     optimizer, last = config.optimizer, config.train.steps - 1
-    steps = config.train.steps
-    if optimizer.counts == "batches":
-        steps = config.batch_schedule.trained(steps) // config.train.batch
+    steps = _counted_steps(config)
+    if optimizer.warmup_steps and optimizer.warmup_steps == _longest_warmup(config):
+        yield (
+            f"the warm-up is cut to {optimizer.warmup_steps:,} of {steps:,} steps by optimizer.warmup_share "
+            f"({optimizer.warmup_share:g}); set it to null to keep warmup_steps."
+        )
     if optimizer.warmup_steps >= steps:
         yield (
             f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "

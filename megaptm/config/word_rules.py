@@ -11,7 +11,18 @@ from megaptm.families.words import LANES, WordFamily
 OF_ALL = ("family", "size", "vocabulary")
 """Keys of `model` that mean something to all of them."""
 ALONE = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
-OF_RATE = ("name", "lr", "warmup_steps", "stable_steps", "decay", "power", "final", "decay_steps", "counts")
+OF_RATE = (
+    "name",
+    "lr",
+    "warmup_steps",
+    "warmup_share",
+    "stable_steps",
+    "decay",
+    "power",
+    "final",
+    "decay_steps",
+    "counts",
+)
 """Keys of `optimizer` that do."""
 OF_ADAPTIVE = ("name", "lr", "initial_accumulator")
 """Keys of it that mean something where each number has a rate of its own, which falls by itself."""

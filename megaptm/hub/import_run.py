@@ -40,7 +40,14 @@ from megaptm.tokenizers import Tokenizer
 
 # Where training a finished model further usually begins; until its first step everything can still be changed.
 RECIPE: dict[str, Any] = {
-    "optimizer": {"lr": 5e-5, "weight_decay": 0.01, "clip": 1.0, "warmup_steps": 100, "decay": "linear"},
+    "optimizer": {
+        "lr": 5e-5,
+        "weight_decay": 0.01,
+        "clip": 1.0,
+        "warmup_steps": 100,
+        "warmup_share": 0.35,
+        "decay": "linear",
+    },
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
 LONGEST_ROW = 512

@@ -13,6 +13,8 @@ from transformers.optimization import get_wsd_schedule
 
 from megaptm.config import OptimizerConfig, load
 from megaptm.config.learning_rate import learning_rate, peak_of, rate_of
+from megaptm.config.read import UncheckedConfig
+from megaptm.config.schedule import config_warnings
 from megaptm.errors import UserError
 from tests import ROOT
 
@@ -154,3 +156,16 @@ def test_restarts_are_steps_of_the_run_where_the_batch_ramps_and_the_rise_is_of_
     assert found[:60:39] == pytest.approx([0.025, 1.0])
     # Until step 100 a step is half a batch.
     assert found[60:101:39] == pytest.approx([0.025, 1.0])
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(800, 100), (100, 35), (8, 2), (1, 1)])
+def test_a_short_run_of_a_tiny_config_has_a_shorter_warmup(steps: int, warmup: int) -> None:
+    config = load("bert/tiny", [f"train.steps={steps}", "model.vocabulary=100"])
+    assert config.optimizer.warmup_steps == warmup
+    assert any("the warm-up is cut to" in line for line in config_warnings(config)) == (warmup < 100)
+
+
+def test_a_tiny_config_of_full_length_has_the_warmup_that_it_names() -> None:
+    for path in sorted((ROOT / "configs").glob("*/tiny*.yaml")):
+        named = UncheckedConfig.read(path).values["optimizer"].get("warmup_steps", 0)
+        assert load(path, ["model.vocabulary=4000"]).optimizer.warmup_steps == named, path

@@ -19,7 +19,13 @@ TIMEOUT_SECONDS = 240.0
 SMALL = (
     *("model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=512", "model.context=32"),
     *("data.sequence=32", "train.batch=12", "layout.microbatch=3", "train.log_every=1", "train.validate_batches=1"),
-    *("train.threads=1", "track.enabled=false", "optimizer.lr=1e-3", "checkpoint.every=1000"),
+    *(
+        "train.threads=1",
+        "track.enabled=false",
+        "optimizer.lr=1e-3",
+        "optimizer.warmup_share=null",
+        "checkpoint.every=1000",
+    ),
 )
 
 

@@ -18,7 +18,15 @@ from megaptm.config import Config, dump, load, resolve_model
 from megaptm.models import Model, build_model, fill
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHAPE = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "data.sequence=32", "layout.microbatch=2"]
+SHAPE = [
+    "optimizer.warmup_share=null",
+    "model.layers=2",
+    "model.width=32",
+    "model.heads=2",
+    "model.ffn=64",
+    "data.sequence=32",
+    "layout.microbatch=2",
+]
 KINDS = {
     "gpt2": ("byte-bpe", 300),
     "transformer-xl-bytes": ("byte-bpe", 300),

@@ -50,6 +50,9 @@ class OptimizerConfig(Section):
     """Largest norm of the whole gradient; absent: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Steps over which the rate rises linearly from zero to its peak; triangular: from final."""
+    warmup_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Largest share of the run that the warm-up takes: a run with too few steps for warmup_steps has fewer of them.
+    Absent: warmup_steps, whatever the length of the run."""
     restarts: Annotated[tuple[Annotated[int, Field(ge=1, le=10**18)], ...], Strict(False)] = ()
     """Steps of the run, of any size, at which the rate rises and falls anew, as from its start: where stages begin.
     Steps that are counted from the start of the run are counted from the last of these."""
