@@ -89,8 +89,8 @@ def warnings(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[s
         return []
     return [
         f"{count.share:.1%} of the words in {language} documents are unknown to the tokenizer and lost, for example "
-        f"`{count.example}`: train it on such text too, with a larger vocabulary, or use kind byte-bpe or bpe, which "
-        "spell every word"
+        f"`{count.example}`: compose it with the step normalize-unicode if its letters are decomposed, train the "
+        "tokenizer on such text too, or use kind byte-bpe or bpe, which spell every word"
         for language, count in counts.items()
         if count.share > MAX_SHARE
     ]
