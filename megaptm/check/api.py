@@ -41,11 +41,16 @@ CHECKS: list[tuple[str, Check]] = [
 """All of them: topic and check."""
 
 
-def before_submission(case: Case) -> list[Finding]:
-    """For a launcher: what decides whether the run can start and takes no time; a `UserError` where it cannot.
+def submission_findings(case: Case) -> list[Finding]:
+    """For a launcher: what decides whether the run can start and takes no time.
 
     No shard is read, only their sizes, and nothing is asked that a run does without, as its tracking server.
     """
-    found = list(look(DECIDING, replace(case, hashing="none")))
+    return list(look(DECIDING, replace(case, hashing="none")))
+
+
+def before_submission(case: Case) -> list[Finding]:
+    """The same; a `UserError` where the run cannot start."""
+    found = submission_findings(case)
     must_pass(found)
     return found

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Jobs, each after the other; absent: as many as the run takes on --machine, or one.",
 )
-@click.option("--dry-run", is_flag=True, help="Only check, and print the script.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Only print the script, then what is wrong; also where Slurm or the corpora are not.",
+)
 @click.option("--follow/--no-follow", default=True, help="Show what the jobs say until the run is done.")
 def slurm(
     config: Path,
@@ -55,6 +59,8 @@ def slurm(
       megaptm launch slurm configs/gpt3/175b.yaml --machine h100-80g --sbatch=--account=PROJECT
       megaptm launch slurm configs/bert/large.yaml devices=32 --jobs 3 --dry-run
     """
+    from megaptm.check.finding import counted
+    from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, submission
 
     asked = JobRequest(
@@ -73,6 +79,9 @@ def slurm(
     if dry_run:
         click.echo(made.script, nl=False)
         click.echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
+        if made.faults:
+            number = counted(len(made.faults), "fault", "faults")
+            raise UserError(f"this script would not be submitted ({number}):", *made.faults)
         return
     made.prepare()
     sys.exit(_submit(made.config, made.jobs, follow))

@@ -94,6 +94,28 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, s
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_shows_the_script_where_corpora_and_slurm_are_not_and_the_faults_after_it(launch, tmp_path):
+    shown = launch("--dry-run", "--time", "10", "data.mix={/nowhere: 1}")
+    assert shown.exit_code == 2
+    assert re.search(r'^train .*/submitted/[0-9a-f]{16}\.yaml "\$@"$', shown.stdout, re.MULTILINE)
+    assert "error: this script would not be submitted (2 faults):\n  /nowhere/manifest.json does" in shown.stderr
+    assert "\n  a job of 10 min is told to save 15 min before its end" in shown.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_shows_the_script_of_a_run_of_too_many_jobs(launch):
+    shown = launch("--dry-run", "--jobs", "501")
+    assert shown.exit_code == 2
+    assert shown.stdout.startswith("#!/usr/bin/env bash\n")
+    assert "501 jobs, each after the other, are more than the 500" in shown.stderr
+
+
+def test_an_address_of_mlflow_that_was_typed_is_typed_again_in_the_job(launch):
+    assert re.search(
+        r"^train \S+ track.uri=http://mine:5000 ", launch("--dry-run", "track.uri=http://mine:5000").stdout, re.M
+    )
+
+
 def test_a_kind_of_gpu_may_be_named(launch):
     assert "#SBATCH --gpus-per-node=a100:4\n" in launch("--dry-run", "--sbatch=--gpus-per-node=a100:4").output
 

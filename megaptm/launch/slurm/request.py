@@ -9,8 +9,8 @@ from pathlib import Path
 
 import megaptm
 from megaptm.check.allocation import allocation
-from megaptm.check.api import before_submission
-from megaptm.check.finding import Case, Request
+from megaptm.check.api import submission_findings
+from megaptm.check.finding import Case, Finding, Request, must_pass
 from megaptm.check.timing import jobs_needed
 from megaptm.config import Config, resolve
 from megaptm.config.shipped import SHIPPED
@@ -62,13 +62,21 @@ class Submission:
     config: Config
     script: str
     jobs: int
+    findings: tuple[Finding, ...] = ()
+    """What was found out about the run before."""
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it is not submitted."""
+        return [finding.says for finding in self.findings if finding.state == "fault"]
 
     @property
     def run(self) -> Path:
         return Path(self.config.run)
 
     def prepare(self) -> None:
-        """Ask Slurm about the script, then make the run folder with it; nothing where Slurm refuses."""
+        """Ask Slurm about the script, then make the run folder with it; nothing where something is wrong."""
+        must_pass(self.findings)
         if not (home() / COMMON).is_file():
             raise UserError(f"{home()} has no {COMMON}: set MEGAPTM_HOME to the checkout of megaptm.")
         check_slurm(self.script)
@@ -78,13 +86,13 @@ class Submission:
 
 
 def submission(wanted: JobRequest) -> Submission:
-    """The script and how many jobs of it; a `UserError` where the run cannot start so."""
+    """The script, how many jobs of it, and what is wrong; a `UserError` where no script can be written."""
     wanted = replace(wanted, more=read_options(wanted.more))
     config = read_config(wanted.config, wanted.overrides)
     machine = load_machine(wanted.machine) if wanted.machine else None
     request = _request(wanted, config, machine)
     case = Case(config=config, machine=machine, request=request)
-    before_submission(case)
+    findings = submission_findings(case)
     found = allocation(case)
     assert found is not None
     script_word(config.run, "run")
@@ -103,12 +111,13 @@ def submission(wanted: JobRequest) -> Submission:
     script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
     jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
     if jobs > MOST_JOBS:
-        raise UserError(
+        says = (
             f"{jobs:,} jobs, each after the other, are more than the {MOST_JOBS} that are submitted at once: give the "
             "run more nodes or a faster layout (megaptm plan --search), the jobs more --time, or say how many to "
             f"submit now (--jobs {MOST_JOBS})."
         )
-    return Submission(config=config, script=script, jobs=jobs)
+        findings.append(Finding("time", "fault", says))
+    return Submission(config=config, script=script, jobs=jobs, findings=tuple(findings))
 
 
 def _jobs(config: Config, machine: Machine, wanted: JobRequest) -> int:
