@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from data_pipeline.time_limit import TookTooLong
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]
 """Of what cannot be read, or makes a step fail: count it, or end the build there."""
+TOOK_TOO_LONG = "took too long"
 EXAMPLES = 5
 """Documents kept for each reason: enough to go and look."""
 EXAMPLE_CHARACTERS = 200
@@ -62,13 +64,14 @@ class Dropped:
 
     def failed(self, what: str, document: Document, error: Exception, on_error: OnError) -> None:
         """Count a document on which `what` failed, or end the build with a sentence that names it."""
-        said = f"{type(error).__name__}: {in_brief(error)}"
+        said = str(error) if isinstance(error, TookTooLong) else f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
                 f"{what} failed on document {document.source} ({said}): mend it, or leave such text out with "
                 "`on_error: skip`."
             ) from error
-        self.add(f"{what} failed", document.source, document.text, said)
+        reason = TOOK_TOO_LONG if isinstance(error, TookTooLong) else f"{what} failed"
+        self.add(reason, document.source, document.text, said)
 
 
 def is_of_document(error: Exception) -> bool:

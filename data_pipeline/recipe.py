@@ -18,6 +18,8 @@ from megaptm.errors import UserError, nearest
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.tokenizers import check_options
 
+MAX_SECONDS = 300
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRecipe:
@@ -64,6 +66,8 @@ class Recipe:
     """Keep about this much text, a sample by hash; absent: all."""
     shard_bytes: int = 8 << 20
     """Text in a shard."""
+    max_seconds: int = MAX_SECONDS
+    """Processor time that reading a document may take, and each step on it: a last resort, see `time_limit`."""
     on_error: OnError = "skip"
     """What cannot be read is counted and left out (`skip`) or ends the build (`fail`)."""
 
@@ -79,7 +83,7 @@ class Recipe:
             raise UserError(f"step {name} makes parts of plain text, and the sources have parts: remove one.")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
-        for name in ("limit_bytes", "shard_bytes"):
+        for name in ("limit_bytes", "shard_bytes", "max_seconds"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{name} must be 1 or more, not {value}.")
 
@@ -102,6 +106,8 @@ class Recipe:
         """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""
         sources = [_changed(source) for source in self.sources]
         content = {**asdict(self), "sources": sources, "steps": [plain_step(step) for step in self.steps]}
+        if self.max_seconds == MAX_SECONDS:
+            del content["max_seconds"]
         if self.tokenizer.folder is not None:
             del content["tokenizer"]
         return content

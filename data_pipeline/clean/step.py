@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from data_pipeline.annotate.parts import parts_of, with_parts
 from data_pipeline.document import Document, Dropped, OnError, is_of_document
+from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
@@ -145,7 +146,8 @@ def _run_batch(
 ) -> list[Document]:
     counted = Dropped()
     try:
-        kept = list(step(batch, counted))
+        with time_limit(repr(step), *(document.text for document in batch)):
+            kept = list(step(batch, counted))
     except Exception as error:
         if not is_of_document(error):
             raise

@@ -18,8 +18,9 @@ from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
-from data_pipeline.recipe import Recipe
+from data_pipeline.recipe import MAX_SECONDS, Recipe
 from data_pipeline.sources import InputFile, OnError, Span, deal, read
+from data_pipeline.time_limit import limiting
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
@@ -41,6 +42,7 @@ class PartJob:
     deduplicate: Deduplicate
     inputs: tuple[tuple[str, str], ...] = ()
     """Other files that steps read: path, sha256."""
+    max_seconds: int = MAX_SECONDS
 
     @property
     def stem(self) -> str:
@@ -71,7 +73,10 @@ def make_part(job: PartJob) -> Part:
     """Read, clean and write one part."""
     dropped = Dropped()
     documents = (document for span in job.spans for document in read(span, dropped, job.on_error))
-    documents_written = write_part(job.stem, run_steps(job.steps, documents, dropped, job.on_error), job.deduplicate)
+    with limiting(job.max_seconds, Path(job.folder, "slow")):
+        documents_written = write_part(
+            job.stem, run_steps(job.steps, documents, dropped, job.on_error), job.deduplicate
+        )
     return Part(job.stem, documents_written, dropped)
 
 
@@ -82,7 +87,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     size = max(PART_BYTES, sum(file.size for file in files) // MOST_PARTS)
     inputs = hashes_of(path for step in recipe.steps for path in inputs_of(step))
     jobs = [
-        PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs)
+        PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs, recipe.max_seconds)
         for spans in deal(files, size)
     ]
     found = work.run("read and clean", make_part, jobs)

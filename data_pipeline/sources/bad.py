@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from data_pipeline.document import EXAMPLE_CHARACTERS, Dropped, is_of_document
+from data_pipeline.document import EXAMPLE_CHARACTERS, TOOK_TOO_LONG, Dropped, is_of_document
 from data_pipeline.sources.source import InputFile, OnError
+from data_pipeline.time_limit import TookTooLong
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
@@ -38,6 +39,8 @@ def bad_record(error: Exception) -> BadRecord:
         return error
     if isinstance(error, Unreadable) or not is_of_document(error):
         raise error
+    if isinstance(error, TookTooLong):
+        return BadRecord(TOOK_TOO_LONG, str(error), "take it out, or raise `max_seconds`")
     return BadRecord("cannot be read", f"cannot be read ({type(error).__name__}: {in_brief(error)})", "take it out")
 
 

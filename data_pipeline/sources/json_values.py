@@ -11,8 +11,8 @@ from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import Encoding, encoding_of_whole, texts
-from data_pipeline.sources.lines import BOM, LONGEST_LINE, too_long
-from data_pipeline.sources.source import InputFile
+from data_pipeline.sources.lines import BOM, longest_line, too_long
+from data_pipeline.sources.source import InputFile, Source
 
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -49,7 +49,7 @@ def values_of(file: InputFile) -> Iterator[Value]:
     """Values in order, those of arrays one by one; raises `Unreadable`."""
     codec = encoding_of_whole(file).codec
     marked = codec == "utf-8" and _head(chunks(file)).startswith(BOM)
-    return _values(_Text(texts(chunks(file), codec), len(BOM) if marked else 0))
+    return _values(_Text(texts(chunks(file), codec), len(BOM) if marked else 0), file.source)
 
 
 def _head(data: Iterator[bytes]) -> bytes:
@@ -97,7 +97,7 @@ class _Text:
                 return ""
 
 
-def _values(text: _Text) -> Iterator[Value]:
+def _values(text: _Text, source: Source) -> Iterator[Value]:
     inside, comma = False, False
     while sign := text.sign():
         if not inside and sign == "[":
@@ -113,8 +113,8 @@ def _values(text: _Text) -> Iterator[Value]:
             comma = False
             text.move(text.at + 1)
         else:
-            offset, value = text.offset, _value(text)
-            yield offset, value
+            offset, value = text.offset, _value(text, source)
+            yield offset, too_long(source) if text.offset - offset > longest_line(source) else value
             if isinstance(value, BadRecord):
                 return
             comma = True
@@ -122,14 +122,14 @@ def _values(text: _Text) -> Iterator[Value]:
         yield text.offset, _not_json("the array does not end")
 
 
-def _value(text: _Text) -> Any:
+def _value(text: _Text, source: Source) -> Any:
     while True:
         try:
             value, end = DECODER.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             goes_on = error.pos >= len(text.text) - MARGIN or error.msg.startswith("Unterminated")
-            if len(text.text) - text.at > LONGEST_LINE:
-                return too_long()
+            if len(text.text) - text.at > longest_line(source):
+                return too_long(source)
             # Twice as much each time: a long value is not looked at once for each of its chunks.
             if not goes_on or not text.more(len(text.text) - text.at):
                 return _not_json(error.msg)

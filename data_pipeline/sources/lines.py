@@ -13,7 +13,7 @@ from data_pipeline.sources.bad import BadRecord
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
-from data_pipeline.sources.source import InputFile, Span
+from data_pipeline.sources.source import InputFile, Source, Span
 
 LONGEST_LINE = 256 << 20
 """Bytes. What is longer is no text, and a worker's memory is not to depend on it."""
@@ -23,8 +23,13 @@ Line = tuple[int, bytes | bytearray | None]
 """Offset, and the line without its end; None: it was longer than LONGEST_LINE."""
 
 
-def too_long() -> BadRecord:
-    return BadRecord("line too long", f"is longer than {LONGEST_LINE >> 20} MiB", "break it up")
+def longest_line(source: Source) -> int:
+    return source.max_bytes or LONGEST_LINE
+
+
+def too_long(source: Source) -> BadRecord:
+    what = f"is longer than {longest_line(source):,} bytes"
+    return BadRecord("line too long", what, "break it up, or raise `max_bytes` of its source")
 
 
 def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
@@ -62,25 +67,25 @@ def can_be_cut(file: InputFile, encoding: Encoding) -> bool:
 def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) -> Iterator[Line]:
     """Lines whose first byte is `start` or behind it, at least up to `end`."""
     if not start:
-        return _lines(encoding.plain_lines(chunks(file)), 0)
+        return _lines(encoding.plain_lines(chunks(file)), 0, longest_line(file.source))
     data, at = chunks(file, start - 1), start - 1
     for chunk in data:
         found = chunk.find(b"\n") + 1
         if found:
-            return _lines(chain((chunk[found:],), data), at + found)
+            return _lines(chain((chunk[found:],), data), at + found, longest_line(file.source))
         at += len(chunk)
         if at >= end:
             break
     return iter(())
 
 
-def _lines(data: Iterator[bytes], offset: int) -> Iterator[Line]:
+def _lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[Line]:
     """Lines of chunks. One that is too long is measured, not held."""
     held, lost = bytearray(), 0
     for chunk in data:
         first, *rest = chunk.split(b"\n")
         held += first
-        if lost or len(held) > LONGEST_LINE:
+        if lost or len(held) > longest:
             lost, held = lost + len(held), bytearray()
         if not rest:
             continue

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
 
-from data_pipeline.sources import lines
 from data_pipeline.sources.compression import CHUNK_BYTES
 from data_pipeline.sources.content import chunks, open_file
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.lines import BOM, can_be_cut
+from data_pipeline.sources.lines import BOM, can_be_cut, longest_line
 from data_pipeline.sources.source import InputFile, Span
 
 BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
@@ -32,7 +31,8 @@ def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterato
             return
         end = float("inf")
     begin = _before_whitespace(span.file, start)
-    found = _pieces(_whole_lines(encoding.plain_lines(chunks(span.file, begin)), begin))
+    data = encoding.plain_lines(chunks(span.file, begin))
+    found = _pieces(_whole_lines(data, begin, longest_line(span.file.source)))
     for offset, pieces in groupby(found, itemgetter(0)):
         if offset >= end:
             return
@@ -62,13 +62,13 @@ def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ByteSpan]:
                 paragraph, place = None, gap.end()
 
 
-def _whole_lines(data: Iterator[bytes], offset: int) -> Iterator[tuple[int, bytes | None]]:
+def _whole_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
     """Chunks that end where lines do, and None for a line that is too long."""
     held, lost = bytearray(), 0
     for chunk in data:
         first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
         held += chunk[:first] if first else chunk
-        if lost or len(held) > lines.LONGEST_LINE + bool(first):
+        if lost or len(held) > longest + bool(first):
             lost, held = lost + len(held), bytearray()
         if not first:
             continue

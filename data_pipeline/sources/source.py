@@ -64,6 +64,9 @@ class Source:
     """HTML, WARC: of a page its main content, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
+    max_bytes: int | None = None
+    """Bytes of a line, row, JSON value, web page or article, at most; absent: 256 MiB of a line, row or value, 64 MiB
+    of a web page, 4 MiB of an article."""
     max_expansion: int = 100
     """A compressed file or archive that unpacks to more than 1 GiB may unpack to so many times its size."""
 
@@ -90,8 +93,9 @@ class Source:
             raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) must be different names.")
         if lacking := [name for name in (*self.fields, *self.keep) if self.columns and name not in self.columns]:
             raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) do not name `{lacking[0]}`.")
-        if self.max_expansion < 1:
-            raise UserError(f"source {self.path}: max_expansion ({self.max_expansion}) must be 1 or more.")
+        for name in ("max_bytes", "max_expansion"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UserError(f"source {self.path}: {name} ({value}) must be 1 or more.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
             raise UserError(
                 f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."

@@ -11,9 +11,9 @@ from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.fields import notes_of, refuse_twins, text_and_notes
-from data_pipeline.sources.lines import LONGEST_LINE, Line, lines_of, too_long
+from data_pipeline.sources.lines import Line, lines_of, longest_line, too_long
 from data_pipeline.sources.pieces import documents_of
-from data_pipeline.sources.source import InputFile, Span
+from data_pipeline.sources.source import InputFile, Source, Span
 
 # csv knows characters, encodings are looked at later, field by field: until then a byte is the character of its number.
 BYTES = "latin-1"
@@ -49,7 +49,7 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
 def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[str]]]:
     """Rows that are not empty, with the offsets of their first bytes."""
     csv.field_size_limit(sys.maxsize)  # `_Lines` has a limit for the whole row
-    lines = _Lines(lines_of(span, encoding))
+    lines = _Lines(lines_of(span, encoding), span.file.source)
     # Strict: a stray quote would otherwise take the rows behind it into its field, unseen.
     rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
     while True:
@@ -70,7 +70,8 @@ def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[
 class _Lines:
     """Lines as csv takes them, with their ends; it may ask on after an error. `first` is where the row began."""
 
-    def __init__(self, lines: Iterator[Line]):
+    def __init__(self, lines: Iterator[Line], source: Source):
+        self.source = source
         self.lines = lines
         self.first: int | None = None
         self.size = 0
@@ -83,8 +84,8 @@ class _Lines:
         offset, line = next(self.lines)
         if self.first is None:
             self.first = offset
-        if line is None or (size := self.size + len(line)) > LONGEST_LINE:
-            raise too_long()
+        if line is None or (size := self.size + len(line)) > longest_line(self.source):
+            raise too_long(self.source)
         self.size = size
         return line.decode(BYTES) + "\n"
 

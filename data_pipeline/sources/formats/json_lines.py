@@ -64,7 +64,7 @@ def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray |
 
     def parse(line: bytes | bytearray | None) -> Parsed:
         if line is None:
-            raise too_long()
+            raise too_long(source)
         if encoding.is_tried_as_utf8:
             try:
                 return loads(line), encoding.notes

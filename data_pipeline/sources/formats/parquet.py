@@ -11,6 +11,7 @@ from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
 from data_pipeline.sources.fields import notes_of, refuse_twins, text_and_notes
+from data_pipeline.sources.lines import longest_line, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import Source, Span
 from megaptm.credentials import in_brief
@@ -48,6 +49,8 @@ def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
     encoding = Encoding(source.encoding)
     for row, record in _records(table, span, bad):
         try:
+            if sum(len(value) for value in record.values() if isinstance(value, bytes)) > longest_line(source):
+                raise too_long(source)
             decoded = {field: _value(value, encoding) for field, value in record.items()}
             text, places = text_and_notes(decoded, source)
         except Exception as error:

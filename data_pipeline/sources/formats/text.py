@@ -13,7 +13,7 @@ from data_pipeline.sources.encodings import encoding_of_records, encoding_of_who
 from data_pipeline.sources.lines import Line, lines_of, too_long
 from data_pipeline.sources.paragraphs import paragraphs_of
 from data_pipeline.sources.pieces import LONGEST, documents_of, documents_of_stream
-from data_pipeline.sources.source import InputFile, Span
+from data_pipeline.sources.source import InputFile, Source, Span
 
 
 def read_text(span: Span, bad: Bad, form: str = "prose") -> Iterator[Document]:
@@ -37,7 +37,7 @@ def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
     encoding, name = encoding_of_records(span.file), span.file.name
     for offset, line in lines_of(span, encoding):
         try:
-            text, notes = encoding.decode(_content(line))
+            text, notes = encoding.decode(_content(line, span.file.source))
         except BadRecord as error:
             bad.line(offset, error, line or b"")
             continue
@@ -54,7 +54,8 @@ def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> I
     for (offset, one), (_, other) in _both(ones, others, second.place):
         try:
             (text, notes), (translation, _) = (
-                encoding.decode(_content(line)) for encoding, line in zip(encodings, (one, other), strict=True)
+                encoding.decode(_content(line, first.source))
+                for encoding, line in zip(encodings, (one, other), strict=True)
             )
         except BadRecord as error:
             bad.line(offset, error, one or b"")
@@ -76,7 +77,7 @@ def _both(first: Iterator[Line], second: Iterator[Line], place: str) -> Iterator
 def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
     encoding = encoding_of_records(span.file)
     for offset, pieces in paragraphs_of(span, encoding):
-        blocks = _blocks(pieces)
+        blocks = _blocks(pieces, span.file.source)
         try:
             text, notes = encoding.decode(next(blocks))
             rest = (encoding.decode(block)[0] for block in blocks)
@@ -85,12 +86,12 @@ def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
             bad.line(offset, error)
 
 
-def _blocks(pieces: Iterator[bytes | None]) -> Iterator[bytearray]:
+def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearray]:
     """A paragraph in blocks of about LONGEST bytes and whole lines, which do not depend on how it was read."""
     held = bytearray()
     for piece in pieces:
         if piece is None:
-            raise too_long()
+            raise too_long(source)
         held += piece
         while stop := held.find(b"\n", LONGEST) + 1:
             yield held[:stop].replace(b"\r\n", b"\n")
@@ -98,8 +99,8 @@ def _blocks(pieces: Iterator[bytes | None]) -> Iterator[bytearray]:
     yield held.rstrip(b"\r\n").replace(b"\r\n", b"\n")
 
 
-def _content(line: bytes | bytearray | None) -> bytes | bytearray:
+def _content(line: bytes | bytearray | None, source: Source) -> bytes | bytearray:
     """Without the carriage return that lines of some systems end in; raises `BadRecord`."""
     if line is None:
-        raise too_long()
+        raise too_long(source)
     return line.removesuffix(b"\r")

@@ -9,10 +9,10 @@ from typing import Any
 from data_pipeline.document import Document
 from data_pipeline.sources.bad import Bad, BadRecord, LeftOut, Unreadable, bad_record, needed
 from data_pipeline.sources.compression import decompress
-from data_pipeline.sources.formats.html import decode_page, text_of_page
-from data_pipeline.sources.formats.warc_records import LONGEST_RECORD, RawRecord, raw_records
+from data_pipeline.sources.formats.html import decode_page, page_too_long, text_of_page
+from data_pipeline.sources.formats.warc_records import RawRecord, longest_record, raw_records
 from data_pipeline.sources.pieces import documents_of
-from data_pipeline.sources.source import Span
+from data_pipeline.sources.source import Source, Span
 
 WITH_CONTENT = ("response", "conversion", "resource")
 HTML = ("text/html", "application/xhtml+xml")
@@ -32,7 +32,7 @@ def read_warc(span: Span, bad: Bad) -> Iterator[Document]:
             record = _parse(raw)
             if record.rec_type not in WITH_CONTENT:
                 continue
-            text, notes = _text(record, raw, span.file.source.html)
+            text, notes = _text(record, raw, span.file.source)
         except LeftOut as why:
             bad.left_out(str(why), source)
         except Exception as error:
@@ -49,7 +49,7 @@ def _parse(raw: RawRecord) -> Any:
     return ArcWarcRecordLoader(arc2warc=False).parse_record_stream(io.BytesIO(raw.content), known_format="warc")
 
 
-def _text(record: Any, raw: RawRecord, which: str) -> tuple[str, dict[str, Any]]:
+def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, Any]]:
     """Text and notes; raises `LeftOut` and `BadRecord`."""
     headers = record.http_headers or record.rec_headers
     status = record.http_headers.get_statuscode() if record.http_headers else "200"
@@ -59,21 +59,21 @@ def _text(record: Any, raw: RawRecord, which: str) -> tuple[str, dict[str, Any]]
     kind = kind.strip().lower()
     if kind != "text/plain" and kind not in HTML:
         raise LeftOut("not text")
-    text, notes = decode_page(_content(record, raw), parameters)
+    text, notes = decode_page(_content(record, raw, longest_record(source)), parameters)
     if kind in HTML:
-        text = text_of_page(text, which)
+        text = text_of_page(text, source.html)
     if not text:
         raise LeftOut("no main content")
     url = record.rec_headers.get_header("WARC-Target-URI")
     return text, {**({"url": url} if url else {}), **notes}
 
 
-def _content(record: Any, raw: RawRecord) -> bytes:
+def _content(record: Any, raw: RawRecord, longest: int) -> bytes:
     """The body, without the encodings of its transfer; raises `BadRecord`."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     if not raw.whole:
-        raise _too_long()
+        raise page_too_long(longest)
     headers, body = record.http_headers, record.raw_stream.read()
     if headers is None:
         return body
@@ -81,18 +81,18 @@ def _content(record: Any, raw: RawRecord) -> bytes:
         body = ChunkedDataReader(io.BytesIO(body)).read()
     for name in reversed((headers.get_header("Content-Encoding") or "").lower().split(",")):
         if kind := ENCODINGS.get(name.strip()):
-            body = _unpacked(body, kind)
+            body = _unpacked(body, kind, longest)
     return body
 
 
-def _unpacked(body: bytes, kind: str) -> bytes:
+def _unpacked(body: bytes, kind: str, longest: int) -> bytes:
     """Decompressed, or as it is: many crawlers keep the header and store what they have unpacked."""
     content = bytearray()
     try:
         for data in decompress(iter((body,)), kind):
             content += data
-            if len(content) > LONGEST_RECORD:
-                raise _too_long()
+            if len(content) > longest:
+                raise page_too_long(longest)
     except Unreadable as error:
         if not content and _is_plain(body):
             return body
@@ -108,7 +108,3 @@ def _is_plain(body: bytes) -> bool:
         return "\0" not in body.decode()
     except UnicodeDecodeError:
         return False
-
-
-def _too_long() -> BadRecord:
-    return BadRecord("page too long", f"is longer than {LONGEST_RECORD >> 20} MiB", "leave it out")

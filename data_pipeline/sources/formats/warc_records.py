@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.formats.html import LONGEST_PAGE
-from data_pipeline.sources.source import InputFile
+from data_pipeline.sources.source import InputFile, Source
 
 LONGEST_RECORD = LONGEST_PAGE
 """Bytes of a record that is held; of a longer one only the beginning is."""
@@ -19,6 +19,11 @@ GAP = 64
 """Bytes looked at behind a record: blank lines, then the next one."""
 REREADS = 20
 """A wrong length beyond LONGEST_RECORD has the file read again, from where a record was seen."""
+
+
+def longest_record(source: Source) -> int:
+    return source.max_bytes or LONGEST_RECORD
+
 
 BEGIN = b"WARC/"
 NEXT = re.compile(rb"\n\r?\n(?=WARC/[0-9]\.[0-9]+\r?\n)")
@@ -51,7 +56,7 @@ def raw_records(file: InputFile) -> Iterator[RawRecord | BadRecord]:
             raise _truncated()
         length = LENGTH.search(bytes(window.data[:head])) if head is not None else None
         size = head + int(length[1]) if head is not None and length is not None else None
-        if size is not None and size > LONGEST_RECORD:
+        if size is not None and size > longest_record(file.source):
             content, begin = bytes(window.data[:LONGEST_HEAD]), window.offset
             seen = window.skip(size)
             if window.is_end_of_record():

@@ -8,6 +8,7 @@ from typing import Any
 
 from data_pipeline.sources.bad import needed
 from data_pipeline.sources.formats.wikitext_leftovers import literal, without_leftovers
+from data_pipeline.sources.formats.wikitext_unclosed import AS_WRITTEN, without_unclosed
 
 # What these hold is no prose: formulas, sources, pictures, instructions.
 DROPPED_TAGS = frozenset({
@@ -25,7 +26,6 @@ QUOTES = re.compile(r"'{2,}")
 EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")
 """What a template for the pronunciation leaves behind."""
 SPACES = re.compile(r"  +")
-LINE_END = re.compile(r"[ \t]*\n[ \t]*")
 BLANK_LINES = re.compile(r"\n{3,}")
 
 
@@ -35,14 +35,15 @@ def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection
         import mwparserfromhell
 
     # Quotes that mark bold and slanted text are often unbalanced, which costs the parser much: they are taken off here.
-    code = mwparserfromhell.parse(markup, skip_style_tags=True)
-    text = "".join(_Walk(leave_out, not_text).texts(code))
+    code = mwparserfromhell.parse(without_unclosed(markup), skip_style_tags=True)
+    text = "".join(_Walk(leave_out, not_text).texts(code)).translate(AS_WRITTEN)
     if "lists" in leave_out:
         text = "\n".join(line for line in text.split("\n") if ITEM not in line)
     text = without_leftovers(text, tables="tables" not in leave_out)
     text = QUOTES.sub(_apostrophes, SWITCHES.sub("", text.replace(ITEM, "")))
     text = SPACES.sub(" ", EMPTY_BRACKETS.sub("", text))
-    return BLANK_LINES.sub("\n\n", LINE_END.sub("\n", text)).strip()
+    text = "\n".join(line.strip(" \t") for line in text.split("\n"))
+    return BLANK_LINES.sub("\n\n", text).strip()
 
 
 def _apostrophes(quotes: re.Match[str]) -> str:

@@ -11,8 +11,7 @@ LITERAL = str.maketrans(SIGNS, "\1\2\3\4\5\6\7\10")
 PLAIN = str.maketrans("\1\2\3\4\5\6\7\10", SIGNS)
 
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
-"""Whole, but deeper than the parser goes."""
+BRACE = re.compile(r"([{}])")
 OPEN_TEMPLATE = re.compile(r"\{\{.*(?:\n[ \t]*(?:\||!|\}\}).*)*")
 """To the end of its line, and the lines of its arguments."""
 LINK = re.compile(r"\[\[(?:[^\[\]|\n]{0,200}\|)?|\]\]|\{\{|\}\}")
@@ -35,11 +34,27 @@ def literal(text: str) -> str:
 def without_leftovers(text: str, *, tables: bool) -> str:
     """Text without what is left of markup; with `tables` the cells of a table that was never closed stay."""
     text = COMMENT.sub("", text)
-    before = None
-    while before != text:
-        before, text = text, TEMPLATE.sub("", text)
-    text = "\n".join(_without_rows(OPEN_TEMPLATE.sub("", text).split("\n"), tables))
+    text = "\n".join(_without_rows(OPEN_TEMPLATE.sub("", _without_templates(text)).split("\n"), tables))
     return TAG.sub("", LINK.sub("", text)).translate(PLAIN)
+
+
+def _without_templates(text: str) -> str:
+    """Text without `{{...}}` with no brace inside, until none is left: templates deeper than the parser goes."""
+    if "}}" not in text:
+        return text
+    kept: list[str] = []
+    """Braces, and what stands between them."""
+    for piece in BRACE.split(text):
+        if not piece:
+            continue
+        kept.append(piece)
+        if kept[-2:] == ["}", "}"]:
+            place = len(kept) - 3
+            while place > 0 and kept[place] not in "{}":
+                place -= 1
+            if place > 0 and kept[place - 1 : place + 1] == ["{", "{"]:
+                del kept[place - 1 :]
+    return "".join(kept)
 
 
 def _without_rows(lines: list[str], tables: bool) -> Iterator[str]:

@@ -8,7 +8,9 @@ import lzma
 import sys
 import tarfile
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from data_pipeline.sources import compression
 from data_pipeline.sources.compression import DICTIONARY_FRAME
@@ -102,11 +104,25 @@ def test_a_damaged_beginning_is_not_told_to_be_text(tmp_path, refusal):
 
 
 def test_a_row_of_csv_that_is_too_long_is_counted_as_that(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.sources.formats.csv.LONGEST_LINE", 100)
+    monkeypatch.setattr("data_pipeline.sources.lines.LONGEST_LINE", 100)
     path = written(tmp_path / "a.csv", 'text\n"' + "a line\n" * 50 + '"\nlast\n')
     found = reading(path)
     assert found.counts["line too long"] == 1
     assert "field limit" not in str(found.dropped.said)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.json", "c.csv", "d.txt", "e.parquet", "f.html"])
+def test_a_source_may_say_how_long_a_record_is(name, tmp_path):
+    path, text = tmp_path / name, "long " * 30
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.table({"text": [text]}), path)
+    else:
+        json_text = json.dumps({"text": text})
+        contents = {"jsonl": json_text, "json": f"[{json_text}]", "csv": f"text\n{text}\n", "html": f"<p>{text}</p>"}
+        written(path, contents.get(name.partition(".")[2], text))
+    assert reading(path, documents="line", max_bytes=100).counts.keys() <= {"line too long", "page too long"}
+    assert not reading(path, documents="line", max_bytes=100).texts
+    assert reading(path, documents="line", max_bytes=10_000).counts == {}
 
 
 def test_values_that_json_does_not_go_into_are_counted_as_that(tmp_path, refusal):

@@ -60,3 +60,17 @@ def test_what_holds_no_text_or_cannot_be_read_is_counted(tmp_path, monkeypatch, 
 def test_code_that_is_html_is_read_as_it_is_when_that_is_said(tmp_path):
     path = written(tmp_path / "a.html", page())
     assert reading(path, format="code").texts == [page()]
+
+
+def test_a_page_made_to_stall_the_parser_is_counted(tmp_path, refusal):
+    deep = written(tmp_path / "deep.html", "<div>" * 5000 + "text")
+    assert reading(deep).counts == {"nested too deep": 1}
+    assert "has more than 4,096 elements in each other" in refusal(deep)
+    wide = written(tmp_path / "wide.html", "<p " + " ".join(f"a{number}=b" for number in range(5000)) + ">text</p>")
+    assert reading(wide).counts == {"tag too long": 1}
+
+
+def test_many_elements_that_nobody_ends_are_no_nesting(tmp_path):
+    many = "<p>A sentence that is long enough to be the main content of a page.<br>" * 5000
+    long = f'<img alt="{"a word " * 9000}">'
+    assert reading(written(tmp_path / "a.html", many + long), html="all").counts == {}

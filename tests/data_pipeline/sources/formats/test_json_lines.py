@@ -80,7 +80,9 @@ def test_a_broken_line_is_counted_or_ends_the_build_and_its_neighbors_are_read(
     [[source, example]] = found.dropped.examples[reason]
     assert source == "a.jsonl@16"
     assert example == (
-        "is longer than 0 MiB: break it up" if reason == "line too long" else line.decode("utf-8", "replace")[:200]
+        "is longer than 200,000 bytes: break it up, or raise `max_bytes` of its source"
+        if reason == "line too long"
+        else line.decode("utf-8", "replace")[:200]
     )
     assert said in refusal(path)
 

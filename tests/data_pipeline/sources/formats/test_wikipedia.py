@@ -1,4 +1,5 @@
 import bz2
+import re
 import tracemalloc
 from xml.sax.saxutils import escape
 
@@ -6,6 +7,8 @@ import pytest
 
 from data_pipeline.sources.formats.wikipedia import _elements
 from data_pipeline.sources.formats.wikitext import text_of_markup
+from data_pipeline.sources.formats.wikitext_leftovers import _without_templates
+from data_pipeline.sources.formats.wikitext_unclosed import without_unclosed
 from tests.data_pipeline.sources.reading import reading, whole, written
 
 pytest.importorskip("mwparserfromhell")
@@ -164,3 +167,58 @@ def test_pages_do_not_pile_up_in_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2
+
+
+TANGLES = {
+    "templates": "{{a|",
+    "links": "[[a|",
+    "addresses": "[http://a ",
+    "tables": "{|\n",
+    "tags": "<div>",
+    "half tags": "<ref name=",
+    "quotes": '<ref name="a>b</ref> ',
+    "deep templates": "{{",
+}
+
+
+@pytest.mark.parametrize("opening", TANGLES.values(), ids=TANGLES)
+def test_openings_that_are_never_closed_are_not_given_to_the_parser(opening, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
+    signs = ("{{", "[[", "[h", "{|", "<d", "<r")
+    assert not [sign for sign in signs if sign in without_unclosed("Before.\n\n" + opening * 30)]
+
+
+@pytest.mark.parametrize("opening", [opening for name, opening in TANGLES.items() if name != "quotes"])
+def test_a_page_without_its_openings_has_the_same_text(opening, monkeypatch):
+    markup = f"Before [[it|this]].\n\n{opening * 20}\n\nAfter {{{{it}}}} <b>that</b>."
+    expected = text_of_markup(markup, (), PREFIXES)
+    monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
+    assert text_of_markup(markup, (), PREFIXES) == expected
+
+
+def test_markup_that_is_closed_stays_as_it_is_however_long(monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
+    assert without_unclosed(MARKUP) == MARKUP
+    assert text_of_markup(MARKUP, ("headers", "lists", "tables"), PREFIXES) == PROSE
+
+
+@pytest.mark.parametrize(
+    "text", ["{{" * 50 + "a" + "}}" * 50, "{{{a\n{{a}}\n}}", "{{x}{{y}}}", "a{{b{c}}}", "{{a}} }} {{b"]
+)
+def test_templates_deeper_than_the_parser_goes_are_taken_out_as_if_one_by_one(text):
+    expected, before = text, None
+    while before != expected:
+        before, expected = expected, re.sub(r"\{\{[^{}]*\}\}", "", expected)
+    assert _without_templates(text) == expected
+
+
+@pytest.mark.parametrize("setting", [{}, {"max_bytes": 1000}])
+def test_an_article_that_is_too_long_is_counted_and_not_held(setting, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("data_pipeline.sources.formats.wikipedia.LONGEST_ARTICLE", 1000)
+    path = written(
+        tmp_path / "a.xml", HEAD + page(1, "One", "a" * 2_000_000) + page(2, "Two", "short") + "</mediawiki>"
+    )
+    found = reading(path, **setting)
+    assert (found.texts, found.counts) == (["short"], {"page too long": 1})
+    assert "page 1 is longer than 1,000 bytes: raise `max_bytes` of its source" in refusal(path)
+    assert reading(path, max_bytes=3_000_000).counts == {}

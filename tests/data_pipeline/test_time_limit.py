@@ -1,0 +1,79 @@
+"""A document that takes too long is left out, and so it is by whoever does the work again."""
+
+import time
+
+import pytest
+
+from data_pipeline.clean import run_steps
+from data_pipeline.clean.step import Filter
+from data_pipeline.document import Document, Dropped
+from data_pipeline.time_limit import TookTooLong, limiting, time_limit
+
+TEXTS = ("short", "stuck", "other")
+
+
+class Stuck(Filter):
+    """Is busy with one text until it is interrupted."""
+
+    ran = 0
+
+    def reason(self, document):
+        while document.text == "stuck":
+            type(self).ran += 1
+            time.process_time()
+        return None
+
+    def __repr__(self):
+        return "Stuck()"
+
+
+class Deaf(Stuck):
+    """Takes an interruption for a mistake in the text, as libraries do that catch all."""
+
+    def reason(self, document):
+        try:
+            return super().reason(document)
+        except BaseException:
+            return None
+
+
+def texts_left(folder, step) -> tuple[list[str], dict[str, int]]:
+    dropped = Dropped()
+    documents = [Document(text, text) for text in TEXTS]
+    with limiting(1, folder):
+        kept = [document.text for document in run_steps([step], documents, dropped, "skip")]
+    return kept, dict(dropped.counts)
+
+
+@pytest.mark.parametrize("step", [Stuck, Deaf])
+def test_a_document_that_takes_too_long_is_left_out_and_remembered(step, tmp_path):
+    expected = (["short", "other"], {"took too long": 1})
+    assert texts_left(tmp_path, step()) == expected
+    step.ran = 0
+    assert texts_left(tmp_path, step()) == expected
+    assert step.ran == 0
+
+
+def test_another_limit_is_another_verdict(tmp_path):
+    with limiting(1, tmp_path), pytest.raises(TookTooLong, match="takes more than 1 s of processor time"):
+        busy()
+    with limiting(1, tmp_path), pytest.raises(TookTooLong), time_limit("x", "text"):
+        pytest.fail("it is known")
+    with limiting(2, tmp_path), time_limit("x", "text"):
+        pass
+
+
+def busy():
+    with time_limit("x", "text"):
+        while True:
+            pass
+
+
+def test_sleep_is_no_work(tmp_path):
+    with limiting(1, tmp_path), time_limit("x", "text"):
+        time.sleep(1.2)
+
+
+def test_outside_of_a_job_nothing_is_limited():
+    with time_limit("x", "text"):
+        assert sum(range(1000)) == 499500
