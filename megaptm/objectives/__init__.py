@@ -1,4 +1,4 @@
-"""Pre-training tasks by name, or composed: what is hidden, what is shown, what is asked. numpy only."""
+"""Pre-training objectives by name, or composed of tasks. numpy only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
-    """An objective by its name, or the user's own, `package.module:NAME`; or composed, as `compose` says."""
+    """Return an objective by name, a custom one (`package.module:NAME`), or a composed one (see `compose`)."""
     if isinstance(said, Mapping):
         return compose(said)
     if not isinstance(said, str):
@@ -42,7 +42,7 @@ def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
             return found()
         except UserError as error:
             raise UserError(f"objective: `{said}`: {error}") from None
-        except Exception as error:  # abstract, of options that have no default, or with a bug
+        except Exception as error:  # abstract class, options without default, or a bug
             raise UserError(f"objective: `{said}` cannot be made ({in_words(error)}): mend it.") from None
     if not isinstance(found, BaseObjective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
@@ -50,7 +50,7 @@ def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
 
 
 def _remedy(said: str) -> str:
-    """What is wrong with a name that is no objective's: tasks and questions have names, too."""
+    """Explain a name that is no objective, for instance the name of a task or question."""
     if said in TASKS:
         return f"is a task, and no objective by its name alone: write {{{said}: {{}}}}."
     about = f"masked-lm-{suggest(said, QUESTIONS)}"

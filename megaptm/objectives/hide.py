@@ -1,4 +1,4 @@
-"""What is hidden of a text: the ways to hide, each a function of its tokens."""
+"""Masking strategies: functions of the tokens that choose which to mask."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 
 def iid(*, rate: float, most: int) -> Hide:
-    """A fixed number of single tokens: round(rate x all tokens), at least 1, at most `most`; never a special one.
+    """Mask a fixed number of single tokens: round(rate x all tokens), at least 1, at most `most`; never a special
+    token.
 
-    The length counts the special tokens, as in the `create_pretraining_data.py` of BERT.
+    The length includes special tokens, as in BERT's `create_pretraining_data.py`.
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -28,9 +29,10 @@ def iid(*, rate: float, most: int) -> Hide:
 
 
 def iid_with_repeats(*, rate: float, most: int) -> Hide:
-    """Single tokens, as many draws as `iid` hides, where one may be drawn again: at a rate of 0.15, 7 in 100 are.
+    """Mask single tokens, with as many draws as `iid` but with replacement: at rate 0.15, 7 of 100 draws repeat.
 
-    The rule of ELECTRA's released code, but that a place drawn twice counts once in the loss (docs/objectives.md).
+    The rule of ELECTRA's released code, except that a position sampled twice counts once in the loss
+    (docs/objectives.md).
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -44,11 +46,11 @@ def iid_with_repeats(*, rate: float, most: int) -> Hide:
 
 
 def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
-    """As many tokens as `iid` hides, or a few less: whole words in random order, those too long for what is left passed
-    over; a word that holds a special token is never hidden.
+    """Mask complete words in random order, up to as many tokens as `iid`. Words that exceed the remaining number are
+    skipped, and so are words with a special token.
 
-    `begins` is 1 at the first token of each word, one entry a token. The rule of `do_whole_word_mask` in the
-    `create_pretraining_data.py` of BERT.
+    `begins`: 1 at the first token of each word, one entry per token. The rule of `do_whole_word_mask` in BERT's
+    `create_pretraining_data.py`.
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -60,8 +62,8 @@ def whole_words(*, rate: float, most: int, begins: np.ndarray) -> Hide:
 def some_units(
     unit: np.ndarray, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator, *, most: int
 ) -> np.ndarray:
-    """bool [tokens]: whole units in random order until `most` tokens, but at least one, are hidden; those too long for
-    what is left are passed over, and so are those with a special token. `unit` is the number of each token's."""
+    """Return a boolean mask [tokens] of complete units in random order, up to `most` tokens but at least one. Units
+    that exceed the remaining number, or have a special token, are skipped. `unit`: index of the unit of each token."""
     lengths = np.bincount(unit)
     lengths[unit[special.is_special[tokens]]] = len(tokens) + 1
     left = max(1, most)
@@ -77,10 +79,10 @@ def some_units(
 
 
 def independent(*, rate: float, most: int, begins: np.ndarray) -> Hide:
-    """Each unit by itself, with probability `rate`, so that rows hide more or fewer; but one at least, and of more than
-    `most` tokens those that were drawn first (ERNIE 1.0, the released code).
+    """Mask each unit independently with probability `rate`, at least one, and at most `most` tokens in order of
+    sampling (ERNIE 1.0, released code).
 
-    A special token within a unit, such as that of an unknown piece, ends it; the rest of it is never hidden.
+    A special token inside a unit, such as that of an unknown piece, ends the unit; the rest is never masked.
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -102,21 +104,21 @@ def independent(*, rate: float, most: int, begins: np.ndarray) -> Hide:
 
 
 def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
-    """As `whole_words`, but n words at a time; how often each n comes is `lengths`, of 1, 2 ... words. Absent: as 1/n
-    for up to three (ALBERT, arXiv:1909.11942, 3.1).
+    """Mask n-grams of complete words as `whole_words` does. `lengths`: relative frequencies of 1, 2 ... words; empty:
+    1/n up to three (ALBERT, arXiv:1909.11942, 3.1).
 
-    The text is cut into n-grams whose lengths are drawn, and some of these are hidden: so the share of each n is what
-    was asked for, which drawing places first and lengths then cannot give where n-grams meet.
+    The text is partitioned into n-grams of random lengths, some of which are masked. This gives exactly the requested
+    frequencies. Sampling positions first and lengths second would not, where n-grams meet.
     """
     share = _shares(lengths or INVERSE)
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         word = np.cumsum(begins) - 1
-        words = int(word.max(initial=-1)) + 1  # none in a row that found no text
+        words = int(word.max(initial=-1)) + 1  # none in a sequence without text
         ends = np.cumsum(rng.choice(len(share), words, p=share) + 1)
         first = np.zeros(words + 1, dtype=bool)
         first[ends[ends < words]] = True
-        # No n-gram holds a special token, which stands between texts.
+        # No n-gram contains a special token, which separates texts.
         apart = word[special.is_special[tokens]]
         first[apart] = first[apart + 1] = True
         unit = np.cumsum(first)
@@ -126,7 +128,7 @@ def ngrams(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[floa
 
 
 def token_ngrams(*, rate: float, most: int, lengths: Sequence[float] = ()) -> Hide:
-    """As `ngrams`, of tokens, whatever words they are of."""
+    """Mask n-grams of tokens, independent of words, as `ngrams` does."""
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         each = np.ones(len(tokens), dtype=np.int64)
@@ -136,15 +138,14 @@ def token_ngrams(*, rate: float, most: int, lengths: Sequence[float] = ()) -> Hi
 
 
 def spans(*, rate: float, most: int, begins: np.ndarray, lengths: Sequence[float] = ()) -> Hide:
-    """Spans of whole words that begin anywhere, until ceil(rate x ordinary tokens) are hidden; the last is cut there.
-    How often each length comes is `lengths`, of 1, 2 ... words; absent: geometric, p = 0.2, up to ten (SpanBERT,
-    arXiv:1907.10529, 3.1). Spans may meet and lie in each other, and are one then.
-    """
+    """Mask spans of complete words that start anywhere, until ceil(rate x ordinary tokens) are masked; the last span is
+    truncated. `lengths`: relative frequencies of 1, 2 ... words; empty: geometric, p = 0.2, up to ten (SpanBERT,
+    arXiv:1907.10529, 3.1). Spans may touch or overlap; they then count as one."""
     share = _shares(lengths or GEOMETRIC)
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         ordinary = ~special.is_special[tokens]
-        # A word ends where the next begins, a special token is no part of any, nor is the rest of the word it is in.
+        # A word ends where the next starts. Special tokens, and the rest of a word after one, belong to no word.
         starts = np.flatnonzero((np.asarray(begins) > 0) | ~ordinary)
         stops = np.append(starts[1:], len(tokens))
         hidden = np.zeros(len(tokens), dtype=bool)
@@ -182,14 +183,14 @@ HIDES: dict[str, Callable[..., Hide]] = {
     "token-ngrams": token_ngrams,
     "spans": spans,
 }
-"""What masked-lm may hide together: each token by itself, a word with all of its tokens, several of either. Called with
-rate and most; one that takes `begins` is told where words begin, one that takes `lengths` how many to hide together."""
+"""Masking strategies of masked-lm by name. Arguments are `rate` and `most`, and, if the function has them, `begins`
+(first tokens of words) and `lengths` (frequencies of lengths)."""
 
 
 def random_tokens(*, rate: float) -> Hide:
-    """Exactly `single_count` tokens, each by itself, any as likely as another.
+    """Mask exactly `single_count` single tokens, all equally likely.
 
-    T5 draws for each token whether it is hidden; that it is always as many makes rows equally long.
+    T5 masks each token independently. A fixed number keeps sequences equally long.
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -202,12 +203,12 @@ def random_tokens(*, rate: float) -> Hide:
 
 
 def single_count(length: int, *, rate: float) -> int:
-    """How many tokens `random_tokens` hides of `length`: round(rate x tokens), at least 1 where there is any."""
+    """Return the number of tokens that `random_tokens` masks: round(rate x tokens), at least 1 if there are any."""
     return max(round(rate * length), min(length, 1))
 
 
 def one_span(*, rate: float) -> Hide:
-    """As many tokens as `random_tokens` hides, one after another, beginning anywhere where they fit (MASS)."""
+    """Mask one span of as many tokens as `random_tokens`, at a uniform position (MASS)."""
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         count = single_count(len(tokens), rate=rate)
@@ -220,20 +221,22 @@ def one_span(*, rate: float) -> Hide:
 
 
 def everything(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """All tokens."""
+    """Mask all tokens."""
     return np.ones(len(tokens), dtype=bool)
 
 
 def second_part(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """What follows the first 1, 2 ... or all tokens but one, each as likely; of one token, nothing."""
+    """Mask everything after a prefix of 1, 2 ... or all but one tokens, each equally likely. A single token is not
+    masked."""
     border = int(rng.integers(1, len(tokens))) if len(tokens) > 1 else 1
     return np.arange(len(tokens)) >= border
 
 
 def random_spans(*, rate: float, mean: float) -> Hide:
-    """Exactly round(rate x tokens) tokens in round(that / mean) spans, no two adjacent, the first token never hidden.
+    """Mask exactly round(rate x tokens) tokens in round(that / mean) spans, no two adjacent, the first token never
+    masked.
 
-    Kept and hidden lengths are random partitions into as many parts, dealt alternately (T5, arXiv:1910.10683, 3.1.4).
+    Lengths of masked and unmasked parts are random partitions, in alternation (T5, arXiv:1910.10683, 3.1.4).
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -249,15 +252,15 @@ def random_spans(*, rate: float, mean: float) -> Hide:
 
 
 def span_counts(length: int, *, rate: float, mean: float) -> tuple[int, int]:
-    """How many tokens `random_spans` hides of `length`, in how many spans; one token alone is not hidden."""
+    """Return the number of tokens and spans that `random_spans` masks. A single token is not masked."""
     if length < 2:
         return 0, 0
     noise = min(max(round(rate * length), 1), length - 1)
-    # Each span stands behind a kept token.
+    # An unmasked token precedes each span.
     return noise, min(max(round(noise / mean), 1), length - noise)
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """int64 [parts]: positive lengths that sum to `total`, every way equally likely."""
+    """Return positive lengths that sum to `total`, uniform over all compositions, int64 [parts]."""
     borders = np.sort(rng.choice(total - 1, parts - 1, replace=False, shuffle=False)) + 1
     return np.diff(borders, prepend=0, append=total)

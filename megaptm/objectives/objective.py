@@ -1,6 +1,6 @@
-"""What an objective is: how it cuts the stream of documents, what a sample looks like, and how one is made.
+"""Interface of objectives: how the document stream is cut, what a sample holds, and how a sample is made.
 
-Letters: S tokens of a row, K positions asked about.
+Letters: S tokens of a sequence, K target positions.
 """
 
 from __future__ import annotations
@@ -23,103 +23,109 @@ from megaptm.plugins import is_ours, is_plugin, plugin_error
 Sample = dict[str, np.ndarray]
 
 Rate = Annotated[float, Field(gt=0, le=0.99)]
-"""An option: a share that is hidden; of what is hidden nearly whole, a row would hold text without end."""
+"""Option: share of tokens to mask. Near 1 a sequence would need unlimited text."""
 Share = Annotated[float, Field(ge=0, le=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-"""An option: how often something comes, beside others; sums of them are numbers."""
+"""Option: relative frequency; bounded, so that sums are finite."""
 MeanLength = Annotated[float, Field(ge=1, le=1e6)]
-"""An option: of spans, in tokens."""
+"""Option: mean span length in tokens."""
 RowLength = Annotated[int, Field(ge=4, le=10**7)]
-"""An option: places of a row."""
+"""Option: sequence length in tokens."""
 
 Prompt = Literal["text", "masks", "sentinels"]
-"""What stands in a text that a model is asked about: nothing but itself; masks, which it guesses, or for which its
-answer says the text; or sentinels, numbered from 0, each of which the answer says."""
+"""Kind of prompt that a trained model accepts: plain text; text with mask tokens that it fills in; or text with
+sentinels, numbered from 0, whose content it generates."""
 
 
 @dataclass(frozen=True)
 class RowWindow:
-    """How rows are cut out of an epoch's documents laid end to end, each followed by `slots` places for special tokens.
+    """Window by which sequences are cut from the concatenated documents of an epoch. `slots` positions for special
+    tokens follow each document.
 
-    Counting the places in the stream is what lets every token be used exactly once although a row also holds the
-    tokens that open and close documents.
+    Counting slots in the stream lets every token be used exactly once, although sequences also hold special tokens.
     """
 
     stride: int
-    """Tokens and slots from one row to the next."""
+    """Distance between the starts of consecutive sequences, in tokens and slots."""
     lookahead: int = 0
-    """Tokens and slots a row sees of the next one (a causal row needs the label of its last token)."""
+    """Tokens and slots that a sequence reads of the next one (causal: the label of the last token)."""
     slots: int = 0
     most: int | None = None
-    """Tokens and slots that a document counts at most, of rows of whole documents (unit `document`)."""
+    """Largest length of a document in tokens and slots, for sequences of complete documents (unit `document`)."""
 
 
 DAMAGED_FILE = "copy that shard again, or build the corpus again"
-"""What helps where a file beside a document is damaged."""
+"""Remedy for a damaged file of a document."""
 
 
 @dataclass(frozen=True)
 class DocumentSlice:
-    """What one row holds of one document: raw tokens, and how many of the document's slots fell into the row."""
+    """Part of a document in one sequence: raw tokens, and how many of the document's slots are in the sequence."""
 
     tokens: np.ndarray
     slots: int
     annotations: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """What is known of places here, of the kinds that the objective asks for; places count from the first token.
-    `words`, `sentences`, `parts`, int32 [n]: the first token of each that begins here; `capitals`: tokens. `phrases`,
-    int32 [n, 2], and `tags`, [n, 3]: first token, the one after the last, label, of those that lie here whole. `turns`,
-    int32 [n, 2]: first token, role; the first row is the turn that goes on here."""
+    """Annotations requested by the objective; positions are relative to the first token.
+
+    - `words`, `sentences`, `parts`: int32 [n], first token of each that starts here. `capitals`: int32 [n], tokens.
+    - `phrases`: int32 [n, 2] (start, stop). `tags`: int32 [n, 3] (start, stop, label). Only spans that are complete
+      here.
+    - `turns`: int32 [n, 2] (first token, role). The first row is the turn that continues from before.
+    """
     begins: bool = False
-    """Whether its row follows none, of those that go on where the row of the step before ended (unit `lane`)."""
+    """Whether the sequence continues no other (unit `lane`)."""
     backward: bool = False
-    """Whether its row is one that reads its text from the end; tokens are here as they stand."""
+    """Whether the sequence is read backward. Tokens here are in text order."""
     elsewhere: bool = False
-    """Whether it is of another stretch of the corpus, which comes behind the row's own."""
+    """Whether this is the second segment, from another part of the corpus."""
     blobs: Mapping[str, bytes] = field(default_factory=dict)
-    """Suffix -> bytes of a file that belongs to the document, of the suffixes that the objective asks for; of whole
-    documents (unit `document`) alone."""
+    """Suffix -> content of a file that belongs to the document, for suffixes that the objective requests (unit
+    `document`)."""
     place: str = ""
-    """Where such a file is, for who finds it damaged: its shard, and the document's number there."""
+    """Shard and document index of that file, for error messages."""
     retrieved: str = ""
-    """Which of `RETRIEVED` it is, where it comes behind the row's own because it is like that."""
+    """Kind of retrieved neighbor (`RETRIEVED`), if the document was added as one."""
 
 
 RETRIEVED = ("images", "texts", "captions")
-"""Documents that come behind a row's own: images that show the same; texts that speak of the same; captions of other
-images, which speak of nearly the same."""
+"""Kinds of retrieved neighbors: images of the same content, texts on the same topic, and captions of other images on
+almost the same topic."""
 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """Documents that come behind a row's own because they are like it."""
+    """Retrieved documents that are added to a sample."""
 
     file: str
-    """That says which these are (`data.retrieved`)."""
+    """File of the retrieved neighbors (`data.retrieved`)."""
     numbers: Mapping[str, int]
-    """Kind, of `RETRIEVED` -> how many, at most."""
+    """Kind in `RETRIEVED` -> largest number."""
 
 
 @dataclass(frozen=True)
 class SentenceGroup:
-    """Consecutive sentences of one document, and a way to draw another document's for comparison."""
+    """Consecutive sentences of a document, and a function that samples another document's sentences."""
 
     sentences: list[np.ndarray]
-    """Tokens [n], or as `marked` with what the objective asks for."""
+    """Tokens [n], or tokens with marks as `marked` returns them."""
     other: Callable[[np.random.Generator], Iterable[np.ndarray]]
-    """The sentences of a random other document, from a random one to its last."""
+    """Return the sentences of a random other document, from a random one to its last."""
     label: int = IGNORED
-    """The document's, where the objective asks for `labels`."""
+    """Label of the document, if the objective requests `labels`."""
     outside: Callable[[], list[np.ndarray]] = list
-    """What of the document's tokens comes before the sentences, and after them."""
+    """Return the tokens of the document before and after the sentences."""
 
 
 WITHIN = 2
-"""The mark of a token that a phrase or a tag goes on with."""
+"""Mark of a token that continues a phrase or a tag."""
 
 
 def marked(tokens: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The tokens [n]; where something is known of them int64 [n, 1 + k], with a column of marks for each annotation: 1
-    where a thing begins or is, and where a span has ended; `WITHIN` where it goes on. Of `turns` the role."""
+    """Return tokens [n], or, with annotations, int64 [n, 1 + k]: tokens and one column of marks per annotation.
+
+    A mark is 1 at the first token of an item and at the first token after a span, and `WITHIN` inside a span. For
+    `turns` it is the role.
+    """
     if not known:
         return tokens
     made = np.zeros((len(tokens), 1 + len(known)), dtype=np.int64)
@@ -142,10 +148,8 @@ def marked(tokens: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def units(texts: np.ndarray) -> np.ndarray:
-    """int64 [n]: 1 where a unit begins in a text with marks of words, and maybe of spans, each of which is one.
-
-    What was cut in two is a unit by itself.
-    """
+    """Return int64 [n]: 1 at the first token of each unit (word or span) in a text with marks. A truncated unit counts
+    as a unit."""
     begins = texts[:, 1].copy()
     for marks in texts[:, 2:].T:
         begins[marks == 1] = 1
@@ -159,118 +163,122 @@ Piece = list[DocumentSlice] | SentenceGroup
 
 @dataclass(frozen=True)
 class SampleContext:
-    """What any sample is made with, whatever its text."""
+    """Inputs of every sample besides its text."""
 
     special: SpecialTokens
     rng: np.random.Generator
-    """All randomness of the sample; without one where the objective does not draw (`Objective.draws`)."""
+    """Random generator of the sample. Absent if the objective does not sample (`Objective.draws`)."""
     sequence: int
-    """Places of a row."""
+    """Sequence length."""
     document_mask: bool
-    """Whether tokens see those of their own document alone."""
+    """Whether attention is restricted to documents."""
 
 
 class BaseObjective(ABC):
-    """What a model is trained for: one task (`Objective`), several (`composed.Composed`), or one that reads pairs that
-    were counted, and no text (`pairs.GloVe`). numpy only, no state.
+    """Base class of objectives: a single task (`Objective`), several tasks (`composed.Composed`), or co-occurrence
+    counts without text (`pairs.GloVe`). Uses numpy only and has no state.
 
-    A frozen dataclass where it has options: its fields are what a config may say of it.
+    An objective with options is a frozen dataclass; its fields are the options of a config.
     """
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
-    """Loss name -> weight; losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
+    """Loss name -> weight. Losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
     unit: Literal["stream", "lane", "sentence-group", "document", "pairs"] = "stream"
-    """What a sample is made of: a list of `DocumentSlice` cut from the stream, or of whole documents; or one
-    `SentenceGroup`. Of a `lane` the row goes on where the same row of the batch before ended. `pairs`: of no text, for
-    that was counted before the first step."""
+    """Unit of a sample:
+
+    - `stream`: list of `DocumentSlice`, cut from the stream.
+    - `document`: list of `DocumentSlice`, complete documents.
+    - `sentence-group`: one `SentenceGroup`.
+    - `lane`: as `stream`; each sequence continues the same sequence of the previous batch.
+    - `pairs`: no text; co-occurrences are counted before the first step.
+    """
     pieces: Literal["sentences", "turns", "parts"] = "sentences"
-    """What the sentences of a `SentenceGroup` are: of prose, the turns of a dialogue, the parts of a document."""
+    """Kind of the sentences of a `SentenceGroup`: sentences of prose, turns of a dialogue, or parts of a document."""
     segments: int = 1
-    """Texts that it tells apart by their segments; a family must have as many."""
+    """Number of segment ids that the objective uses; the family must have as many."""
     both_ways: bool = False
-    """Whether every second row of a batch reads its text from the end (unit `lane`)."""
+    """Whether every second sequence of a batch is read backward (unit `lane`)."""
     from_both_ends: ClassVar[bool] = False
-    """Whether every row of a batch reads its text also from the end (unit `lane`): a piece is then what a row reads
-    from the beginning, and what it reads from the end, which is `backward`."""
+    """Whether every sequence of a batch is read in both directions (unit `lane`). A piece then has forward slices and
+    `backward` slices."""
     elsewhere: float = 0.0
-    """Share of rows, drawn at random, behind whose own text comes another stretch of the corpus (unit `lane`), or
-    another document (unit `document`, of rows of one)."""
+    """Probability that a sequence has a second segment from another part of the corpus (unit `lane`), or another
+    document (unit `document` with one document per sequence)."""
     neighbors: Neighbors | None = None
-    """What comes behind a row's own document because it is like that (unit `document`, of rows of one)."""
+    """Retrieved neighbors that follow a document (unit `document` with one document per sequence)."""
     own_batches: ClassVar[bool] = False
-    """Whether it shares no batch with other tasks: of several each makes whole batches, by its share."""
+    """Whether the task needs batches of its own. Composed tasks then alternate by batch, according to their shares."""
     restarts: bool = False
-    """Whether places begin anew in each text of a pair: a model that knows distances along the row could not tell."""
+    """Whether position ids restart in the second text of a pair. Relative positions cannot represent this."""
     answers: int = 0
-    """How many there may be, where they are the `labels` of a corpus."""
+    """Number of classes, if labels are the `labels` of a corpus."""
     every_token: ClassVar[bool] = False
-    """Whether it asks for each token of a text: its loss then says how well text is compressed."""
+    """Whether every token is a label, so that the loss is a measure of compression."""
     draws: bool = True
-    """Whether `make` draws at all; a generator that nobody asks takes a sixth of a causal row's time."""
+    """Whether `make` uses the random generator. Creating one takes a sixth of the time of a causal sample."""
     needs: tuple[str, ...] = ()
-    """Fields of `SpecialTokens` that must not be absent."""
+    """Names of `SpecialTokens` fields that must be present."""
     template: ClassVar[tuple[str, str]] = ("A", "A B")
-    """One text, and two, as training shows them: A and B among fields of `SpecialTokens`; segments if not 0."""
+    """Templates of one text and of a pair in training: A and B among `SpecialTokens` fields, with segment ids if not
+    0."""
     prompts: tuple[Prompt, ...] = ("text",)
-    """What a model that learned by it can be asked with; none: it gives vectors alone."""
+    """Kinds of prompts that a trained model accepts. Empty: it only computes embeddings."""
     decoder_start: ClassVar[tuple[str, ...]] = ("pad",)
-    """What such a decoder hears before its first word: fields of `SpecialTokens`."""
+    """First tokens of the decoder: fields of `SpecialTokens`."""
     annotations: tuple[str, ...] = ()
-    """What slices come with: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`, `labels`; sentences
-    of pairs as `marked` says. The corpus must have it."""
+    """Annotations that slices must have: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`,
+    `labels`. Sentences of pairs have them as `marked` returns. The corpus must have them."""
 
     blobs: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of files beside documents with which slices come, where there are such: `jpg`, `png` (unit
-    `document`)."""
+    """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
     reads_labels: ClassVar[bool | None] = None
-    """Whether what comes with an image must be its label, or a text; None: it is not read."""
+    """Whether an image needs a label (true) or a text (false). None: neither is read."""
 
     @property
     def supervised(self) -> bool:
-        """Whether its answers come from somebody: translations, answers, labels. All others are self-supervised: what
-        is asked stands in the text itself."""
+        """Whether labels come from people: translations, answers, classes. All other objectives are self-supervised."""
         return not {"parts", "labels"}.isdisjoint(self.annotations)
 
     def held_out(self) -> Self:
-        """What is asked of a split that is not learned from: the same, but for what is done to data so that the same is
-        seen in many ways, as images are cropped and turned."""
+        """Return the objective for validation, without data augmentation such as random crops."""
         return self
 
     def weights(self, step: int) -> Mapping[str, float]:
-        """Loss name -> weight at a step (0, 1 ...)."""
+        """Return loss name -> weight at a step (0, 1 ...)."""
         return self.losses
 
     def with_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
-        """One text as its `template` says; a `UserError` names the token that a vocabulary lacks."""
+        """Return a text with the special tokens of its `template`. Raises `UserError` if the vocabulary lacks one."""
         words = (word.partition(":")[0] for word in self.template[0].split())
         return [id_ for word in words for id_ in (ids if word == "A" else special.ids_of((word,)))]
 
     def of_prompt(self, kind: Prompt) -> BaseObjective:
-        """The task whose special tokens stand around such a prompt: of several the first that knows it."""
+        """Return the task whose special tokens surround a kind of prompt; of several tasks the first that accepts
+        it."""
         return self
 
     def text_fields(self, length: int) -> Sample:
-        """What rows hold of one text of so many tokens, beside them: int64 [length] `segments`, `order`,
-        `global_tokens`, and int64 [] `task_ids`, where these are not zeros."""
+        """Return fields of a text of `length` tokens besides its tokens, if not zero: int64 [length] `segments`,
+        `order`, `global_tokens`, and int64 [] `task_ids`."""
         return {}
 
     @abstractmethod
     def raw_length(self, sequence: int) -> int:
-        """Raw tokens that fill a row of `sequence` tokens."""
+        """Return the number of raw tokens that fill a sequence of `sequence` tokens."""
 
     @abstractmethod
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        """What every sample holds."""
+        """Return the fields of every sample."""
 
     def lacking(self, special: SpecialTokens) -> list[str]:
-        """Those of `needs` that a vocabulary has not."""
+        """Return those of `needs` that a vocabulary lacks."""
         return [role for role in self.needs if getattr(special, role) is None]
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        """Raise a `UserError` when the vocabulary or the sequence cannot serve this objective."""
+        """Raise `UserError` if the vocabulary or the sequence length does not suit this objective."""
         kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
         remedy = f"tokenizer.kind={kind}"
         if {"pad", "begin"} <= {*self.needs}:
@@ -287,31 +295,32 @@ class BaseObjective(ABC):
 
 
 class SampleObjective(BaseObjective):
-    """A task that makes samples, each of one piece of text: of sentences (unit `sentence-group`), or an `Objective`."""
+    """Objective that makes samples from pieces of text: sentence groups (unit `sentence-group`), or an `Objective`."""
 
     @abstractmethod
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """The sample, noised: what `batch` says. All randomness comes from `context.rng`."""
+        """Return the sample with noise, as `batch` describes. All randomness comes from `context.rng`."""
 
     def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
-        """What is asked of a corpus that has these: the same, unless an objective says otherwise."""
+        """Return the objective for a corpus with these annotations: itself, unless overridden."""
         return self
 
     def has_room(self, document: DocumentSlice, sequence: int) -> bool:
-        """Whether a row takes a whole document, of one whose `unit` that is; others are never read."""
+        """Whether a complete document fits into a sequence (unit `document`). Others are skipped."""
         return True
 
 
 class Objective(SampleObjective):
-    """A task whose pieces are cut from documents laid end to end (all units but `sentence-group` and `pairs`)."""
+    """Objective whose pieces are cut from concatenated documents (all units but `sentence-group` and `pairs`)."""
 
     @abstractmethod
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        """How the stream is cut into rows (`stream`), or into stretches whose documents a row takes (`document`)."""
+        """Return how the stream is cut into sequences (`stream`), or into stretches whose documents a sequence takes
+        (`document`)."""
 
 
 def refuse_lacking_tokens(objective: BaseObjective, special: SpecialTokens, *, remedy: str) -> None:
-    """Raise a `UserError` where a vocabulary has not all that it needs; `remedy` says with what a corpus is built."""
+    """Raise `UserError` if the vocabulary lacks special tokens. `remedy`: build options of a corpus that has them."""
     if lacking := objective.lacking(special):
         raise UserError(
             f"objective {objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
@@ -320,7 +329,7 @@ def refuse_lacking_tokens(objective: BaseObjective, special: SpecialTokens, *, r
 
 
 def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
-    """Raise a `UserError` where the mask would hide what one whose `unit` is `lane` goes on from."""
+    """Raise `UserError` if a document mask would hide the recurrence cache (unit `lane`)."""
     if document_mask:
         raise UserError(
             f"objective {objective.name} remembers what was before a row, whatever document it is of, and "
@@ -329,7 +338,8 @@ def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
 
 
 def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
-    """Loss -> weight at a step; a `UserError` where an objective of the user's does not give each loss a number."""
+    """Return loss -> weight at a step. Raises `UserError` if a custom objective does not give each loss a finite
+    number."""
     whose = f"objective {objective.name}: weights({step})"
     try:
         said: object = objective.weights(step)
@@ -350,7 +360,7 @@ def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
 
 
 def has_plugin(objective: BaseObjective) -> bool:
-    """Whether its samples are made by code of the user's: its class, or an option that names a function."""
+    """Whether samples are made by user code: the class, or an option that names a function."""
     return not is_ours(type(objective)) or any(
         has_plugin(value) if isinstance(value, BaseObjective) else isinstance(value, str) and is_plugin(value)
         for value in vars(objective).values()
@@ -358,11 +368,11 @@ def has_plugin(objective: BaseObjective) -> bool:
 
 
 def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [size] twice: the number of the document at each place (1.., 0 is padding), and positions within it."""
+    """Return int64 [size] twice: document ids (from 1; 0 is padding) and positions within the document."""
     documents = np.zeros(size, dtype=np.int64)
     positions = np.zeros(size, dtype=np.int64)
     at = 0
-    # A row holds few documents: a slice for each costs a third of repeating and adding up over the row.
+    # A sequence has few documents: slices take a third of the time of `repeat` and `cumsum`.
     for number, length in enumerate(lengths, 1):
         documents[at : at + length] = number
         positions[at : at + length] = np.arange(length)
@@ -371,7 +381,7 @@ def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def padded(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
-    """int64 [size]: the pieces end to end, then `fill`."""
+    """Return the pieces concatenated and padded with `fill`, int64 [size]."""
     row = np.full(size, fill, dtype=np.int64)
     at = 0
     for piece in pieces:
