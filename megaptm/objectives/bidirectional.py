@@ -1,5 +1,4 @@
-"""A text from its beginning, and one from its end, row after row: each goes on where the row of the step before
-ended."""
+"""Forward and backward language modeling over continued sequences."""
 
 from __future__ import annotations
 
@@ -27,10 +26,12 @@ STREAMS = ("", "backwards_")
 
 @dataclass(frozen=True)
 class BidirectionalLM(Objective):
-    """ELMo's objective (arXiv:1802.05365, 3.1): the next word, and from the end of a text on the one before. A row of
-    the batch reads a stretch of text on and on from its beginning, and the same one from its end, through documents,
-    each closed by the `end` token and opened by `begin`. `begins` is 1 of the row that begins anew. Words come with
-    their characters."""
+    """Objective of ELMo (arXiv:1802.05365, 3.1): next-token prediction in both directions.
+
+    Each sequence of a batch continues the same sequence of the previous batch, forward and backward over the same text.
+    Documents are preceded by `begin` and followed by `end`. `begins` is 1 if a sequence starts anew. Words have
+    character ids.
+    """
 
     name = "bidirectional-lm"
     losses: ClassVar = {"bidirectional-lm": 1.0}
@@ -85,8 +86,8 @@ class BidirectionalLM(Objective):
 
 
 def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
-    """Documents end to end, with `end` and `begin` behind each; a row may begin with the second of these, and end with
-    the first."""
+    """Return documents concatenated, each followed by `end` and `begin`. A sequence may start with the second of these,
+    and end with the first."""
     assert special.end is not None
     assert special.begin is not None
     between, found = np.array([special.end, special.begin], dtype=np.int64), []

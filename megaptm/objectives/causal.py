@@ -1,4 +1,4 @@
-"""Left to right: say the next token."""
+"""Causal language modeling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, Sa
 
 @dataclass(frozen=True)
 class CausalLM(Objective):
-    """GPT's objective on a row packed with documents, each closed by the `end` token."""
+    """Causal language modeling on packed documents, each followed by the `end` token."""
 
     name = "causal-lm"
     losses: ClassVar = {"lm": 1.0}
@@ -29,7 +29,7 @@ class CausalLM(Objective):
         return RowWindow(stride=sequence, lookahead=1, slots=1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        # A row is always full: without borders in it, it is one document, and attention takes its fast path.
+        # A sequence is always full: without document mask it is one document, and attention uses its fast path.
         names = ("tokens", "positions", *(("document_ids",) if document_mask else ()), "labels")
         return BatchSpec({"": sequence}, fields((sequence,), *names))
 
@@ -45,7 +45,7 @@ class CausalLM(Objective):
             text[stop - part.slots : stop] = context.special.end
         labels = text[1:].copy()
         documents, positions = documents_of(lengths if document_mask else [len(text)], len(text))
-        # A document's end cannot tell how the next one, which it does not know, begins.
+        # The last token of a document does not predict the first token of the next, unrelated document.
         if document_mask:
             labels[[stop - 1 for stop in stops[:-1]]] = IGNORED
         sample = {"tokens": text[:-1], "positions": positions[:-1], "labels": labels}

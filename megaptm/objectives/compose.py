@@ -1,4 +1,4 @@
-"""Objectives composed in a config: tasks with options, a question about the same text, shares and weights by step."""
+"""Composed objectives of a config: tasks with options, questions, shares and weights by step."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from megaptm.suggest import suggest
 BY_STEP = ("share", "weight")
 OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
 MOST = 1e9
-"""Of a share or a weight: sums of them are numbers."""
+"""Maximum of a share or weight, so that sums are finite."""
 FILES = ("similar", "meanings", "retrieved")
-"""Options of tasks that name a file, or a function of the user's."""
+"""Options of tasks that name a file or a custom function."""
 
 
 def compose(said: Mapping[str, Any]) -> BaseObjective:
-    """The objective that a mapping describes; raises a `UserError` that names the key.
+    """Return the objective that a mapping describes. Raises `UserError` that names the key.
 
     `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
+
     `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean: 32, share: 0.5}}`: several tasks,
-    each with its share of the samples. `weight` multiplies what the task's losses count; a mapping from losses says
-    what they count. Shares and weights may be mappings from the step from which they hold: `{0: 1.0, 10000: 0.5}`.
+    each with its share of the samples. `weight` multiplies the weights of a task's losses; a mapping sets them by loss.
+    Shares and weights may be mappings from the first step of each value: `{0: 1.0, 10000: 0.5}`.
     """
     if not said:
         raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
@@ -45,7 +46,7 @@ def compose(said: Mapping[str, Any]) -> BaseObjective:
     shared = [label for label, options in tasks.items() if "share" in options]
     if not tasks:
         raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
-    made = {label: _task(label, options) for label, options in tasks.items()}  # first: a misspelled question is no task
+    made = {label: _task(label, options) for label, options in tasks.items()}  # a misspelled question is not a task
     if len(tasks) > 1 and len(shared) < len(tasks):
         lacking = next(label for label in tasks if label not in shared)
         raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
@@ -73,7 +74,7 @@ def compose(said: Mapping[str, Any]) -> BaseObjective:
 
 
 def _alone(label: str, made: Mapping[str, BaseObjective], options: Mapping[str, Mapping[str, Any]]) -> BaseObjective:
-    """One that makes no samples, so that it has no share of them and nothing beside it."""
+    """Return an objective that makes no samples, and so cannot be mixed with others."""
     if len(made) > 1:
         raise UserError(f"objective.{label} makes no samples of text, to be mixed with those of others: name it alone.")
     if said := [key for key in OF_EVERY_TASK if key != "task" and key in options[label]]:
@@ -82,7 +83,7 @@ def _alone(label: str, made: Mapping[str, BaseObjective], options: Mapping[str, 
 
 
 def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], step: int) -> bool:
-    """Whether two objectives of a config ask the same before a step, and differ later in shares or weights only."""
+    """Whether two objectives of a config are equal before a step, and later differ in shares or weights only."""
     if isinstance(begun, str) and begun == said:
         return True
     if _of_every_step(begun) != _of_every_step(said):
@@ -92,7 +93,7 @@ def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], st
 
 
 def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """The mapping of an objective, with the files that the options of its tasks name where `place` puts them."""
+    """Return the mapping with `place` applied to files that options name."""
 
     def placed(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):
@@ -106,7 +107,7 @@ def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str
 
 
 def files_of(said: str | Mapping[str, Any]) -> dict[str, str]:
-    """Label and option of a task, `masked-lm.similar` -> the file that it names."""
+    """Return `label.option` -> file that it names."""
     tasks = said.items() if isinstance(said, Mapping) else ()
     return {
         f"{label}.{key}": options[key]
@@ -122,7 +123,7 @@ def _as_tasks(said: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _of_every_step(said: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str:
-    """What must be the same at all steps; in order, because tasks are dealt by it."""
+    """Return what must be equal at all steps, in order, because samples are assigned to tasks by order."""
     if isinstance(said, str) and said not in TASKS:
         return said
     kept = ((label, _entry(label, options)) for label, options in _as_tasks(said).items())
@@ -141,7 +142,8 @@ def _entry(label: Any, options: Any) -> dict[str, Any]:
 
 
 def _refuse_joined(where: str, said: Mapping[Any, Any]) -> None:
-    """Raise where a key holds its value, as in `{0:1}`: of numbers YAML makes hours and minutes, or nothing."""
+    """Raise `UserError` if a key contains its value, as in `{0:1}`, which YAML parses as a time or a key without
+    value."""
     for key, value in said.items():
         if told := without_space(key, value):
             raise UserError(f"{where}: {key} {told}")
@@ -176,7 +178,7 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
     own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
     names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     usual = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
-    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # which its name says
+    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # given by its name
     for key in own:
         if key not in known:
             raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
@@ -184,9 +186,9 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         if not names:
             return kind()
         kept = {key: defaults[key] for key in names if key in defaults and defaults[key] != usual[key]}
-        if not is_ours(kind):  # its options may be what no YAML says
+        if not is_ours(kind):  # its options may be of types that YAML lacks
             return _adapter(kind).validate_python(kept | own)
-        # As JSON, where a list may stand for a tuple, and nothing else is taken for what it is not.
+        # Strict JSON accepts a list for a tuple, and converts nothing else.
         return _adapter(kind).validate_json(json.dumps(kept | own, default=repr), strict=True)
     except ValidationError as error:
         details = error.errors()[0]
@@ -198,7 +200,7 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         raise UserError(f"{where} {must_be(details)}") from None
     except UserError:
         raise
-    except Exception as error:  # the user's own class: abstract, of options that no config can say, or with a bug
+    except Exception as error:  # custom class: abstract, with options that no config can express, or with a bug
         raise UserError(f"objective.{label}.task: `{name}` cannot be made ({in_words(error)}): mend it.") from None
 
 
@@ -230,7 +232,7 @@ def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
 
 
 def _question(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
-    """Its own, or those asked of all tasks."""
+    """Return the task's own question, or those of all tasks."""
     if (own := options.get("question")) is None:
         return questions
     if own not in (*QUESTIONS,):
@@ -248,7 +250,8 @@ def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
-    """Loss -> weight, where the task does not weigh it itself; tasks with one loss must agree."""
+    """Return loss -> weight, except for losses that a custom task weights itself. Tasks that share a loss must
+    agree."""
     found: dict[str, tuple[str, StepValue | None]] = {}
     for part in parts:
         weighs_itself = type(part.objective).weights is not BaseObjective.weights
@@ -265,7 +268,7 @@ def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) ->
 
 
 def _weight(where: str, said: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
-    """Of one of a task's losses; None where others are named."""
+    """Return the weight of a loss. None if the mapping names only other losses."""
     if isinstance(said, Mapping) and any(isinstance(key, str) for key in said):
         if unknown := [key for key in said if key not in losses]:
             raise UserError(f"{where}: {unknown[0]} is none of its losses; {nearest(str(unknown[0]), losses)}")
@@ -291,7 +294,7 @@ def _by_step(where: str, said: Any) -> StepValue:
 
 
 def _refuse_nothing(what: str, values: Iterable[StepValue]) -> None:
-    """Raise where all are 0 from some step on."""
+    """Raise `UserError` if all values are 0 from some step on."""
     several = list(values)
     for step in sorted({step for value in several for step in value.steps}):
         if not any(value.at(step) for value in several):

@@ -1,4 +1,4 @@
-"""An objective of several tasks: each makes a share of the samples, and each loss has a weight, both by step."""
+"""Composed objectives: several tasks, with shares of samples and weights of losses that may change by step."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleOb
 from megaptm.objectives.vocabulary import SpecialTokens
 
 TASK_IDS = "task_ids"
-"""The field that says of which task a row is."""
+"""Batch field with the task id of each sample."""
 
 
 @dataclass(frozen=True)
 class StepValue:
-    """A number that changes at given steps, and stays as it is between them."""
+    """Piecewise constant function of the step."""
 
     steps: tuple[int, ...]
-    """From which each holds; the first is 0."""
+    """First step of each value; the first is 0."""
     values: tuple[float, ...]
 
     def at(self, step: int) -> float:
         return self.values[bisect_right(self.steps, step) - 1]
 
     def until(self, step: int) -> tuple[tuple[int, float], ...]:
-        """What is said of the steps before one."""
+        """Return the pairs (first step, value) before a step."""
         return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
 
 
@@ -39,31 +39,31 @@ ONE = StepValue((0,), (1.0,))
 
 @dataclass(frozen=True)
 class Task:
-    """One of the tasks of an objective, with the share of the samples that it makes."""
+    """Task of a composed objective, and its share of the samples."""
 
     label: str
     objective: SampleObjective
     share: StepValue = ONE
     task_id: int | None = None
-    """What rows say of themselves, to a model that is told the task."""
+    """Task id of its samples, for models with task embeddings."""
     corpora: tuple[str, ...] = ()
-    """Those of the mix that it reads; none: all."""
+    """Corpora of the mix that the task reads. Empty: all."""
 
     def with_task_id(self, sample: Sample) -> Sample:
-        """A sample that says of which task it is."""
+        """Return a sample with its task id."""
         return sample if self.task_id is None else {**sample, TASK_IDS: np.array(self.task_id, dtype=np.int64)}
 
 
 @dataclass(frozen=True)
 class Composed(BaseObjective):
-    """Tasks that each make some of the samples, and losses whose weights may change by step.
+    """Several tasks that each make a share of the samples.
 
-    A sample has the fields of all tasks, as long as the longest: what a task does not ask has no label.
+    A sample has the fields of all tasks at their largest size. Fields that its task does not use have no labels.
     """
 
     tasks: tuple[Task, ...]
     by_step: Mapping[str, StepValue]
-    """Loss -> weight, but for losses that a task of the user's weighs itself."""
+    """Loss -> weight, except for losses whose weight a custom task computes."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -149,15 +149,14 @@ class Composed(BaseObjective):
 
 
 def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:
-    """Those that make the samples: of an objective that is composed, its tasks; else it is the only one, without a
-    label; none where it reads no text."""
+    """Return the tasks of an objective. A single task has no label; an objective that reads no text has none."""
     if isinstance(objective, Composed):
         return objective.tasks
     return (Task("", objective),) if isinstance(objective, SampleObjective) else ()
 
 
 def by_step(objective: BaseObjective) -> dict[tuple[str, str], StepValue]:
-    """("share", task) and ("weight", loss) -> what a config says of it."""
+    """Return ("share", task) and ("weight", loss) -> configured values."""
     if not isinstance(objective, Composed):
         return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
     shares = {("share", task.label): task.share for task in objective.tasks}

@@ -1,4 +1,4 @@
-"""Left to right along one text, row after row: each goes on where the row of the step before ended."""
+"""Causal language modeling over continued sequences."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from megaptm.objectives.objective import Piece, Sample, SampleContext, refuse_do
 
 @dataclass(frozen=True)
 class ContinuedCausalLM(CausalLM):
-    """GPT's objective for models that remember (Transformer-XL, arXiv:1901.02860, 3.2): a row of the batch reads one
-    text on and on, through documents, each closed by the `end` token. `begins` is 1 of the row that begins it anew."""
+    """Causal language modeling for models with a recurrence cache (Transformer-XL, arXiv:1901.02860, 3.2). Each
+    sequence of a batch continues the same sequence of the previous batch, across documents, which end with the `end`
+    token. `begins` is 1 if a sequence starts anew."""
 
     name = "continued-causal-lm"
     unit = "lane"

@@ -1,5 +1,5 @@
-"""Which text says what an image shows, among all of a batch, with texts and images that were made of a pair or
-retrieved for it (UNIMO, arXiv:2012.15409, section 2.1)."""
+"""Cross-modal contrastive objective: which text describes an image, among all of a batch, with rewritten and retrieved
+texts and images (UNIMO, arXiv:2012.15409, section 2.1)."""
 
 # T places of a row's texts, R of its images, J images, K texts
 
@@ -27,25 +27,28 @@ OtherImages = Annotated[int, Option(ge=0, le=COMPARED_IMAGES - 1)]
 
 @dataclass(frozen=True)
 class CrossModalContrast(UnifiedObjective):
-    """CMCL, which of the batch's texts say what an image shows, and which image a caption speaks of (section 2.1). With
-    `meanings` a caption comes with others that say the same in other words, and with such as are wrong by a word or a
-    phrase. With `retrieved` a pair comes with images and texts of other documents that are like its own, and with
-    captions of other images that are like its own, which are wrong. Each text, and each image, is read by itself."""
+    """CMCL: match images and texts of a batch (section 2.1).
+
+    With `meanings` a caption has paraphrases as positives, and rewritten captions with a changed word or phrase as
+    negatives. With `retrieved` a pair has similar images and texts of other documents as positives, and captions of
+    similar images as negatives. Texts and images do not attend to each other.
+    """
 
     meanings: str | None = None
-    """File of phrases that say the same, which `megaptm corpus meanings` makes; absent: captions alone."""
+    """File of phrases by meaning, made by `megaptm corpus meanings`. None: no rewritten captions."""
     kept: OtherTexts = 2
-    """Texts that say the same, at most."""
+    """Maximum number of paraphrases."""
     broken: OtherTexts = 3
-    """Texts that do not, at most: every second by all of a thing and its attributes, the others by one phrase."""
+    """Maximum number of negative rewritings; every second changes an object with its attributes, the others one
+    phrase."""
     retrieved: str | None = None
-    """File of documents that are like others, which `megaptm corpus retrieve` makes; absent: none."""
+    """File of retrieved neighbors, made by `megaptm corpus retrieve`. None: no neighbors."""
     retrieved_images: OtherImages = 1
-    """Images like a pair's, at most. Places of regions are shared among them and the pair's own."""
+    """Maximum number of similar images. They share the region positions with the pair's own image."""
     retrieved_texts: OtherTexts = 1
-    """Texts that speak of what a caption does, at most."""
+    """Maximum number of retrieved texts on the caption's topic."""
     retrieved_captions: OtherTexts = 1
-    """Captions of other images, which are wrong, at most."""
+    """Maximum number of captions of other images, which are negatives."""
 
     name = "cross-modal-contrast"
     prompts = ()
@@ -100,8 +103,8 @@ class CrossModalContrast(UnifiedObjective):
 
     @property
     def alone(self) -> CrossModalContrast:
-        """The same of a pair without anything beside it, whose image has as many places as beside retrieved ones: of
-        images with more regions than it learned from its vectors are worse."""
+        """Return the objective for a single pair, with as many regions for its image as beside retrieved ones: more
+        regions than in training give worse vectors."""
         others = 0 if self.retrieved is None else self.retrieved_images
         return replace(self, retrieved=None, meanings=None, regions=self._own_places(others=others))
 
@@ -123,7 +126,8 @@ class CrossModalContrast(UnifiedObjective):
         wrong: Sequence[np.ndarray],
         context: SampleContext,
     ) -> Sample:
-        """Texts behind the caption, as far as there is room, each a document; where they begin."""
+        """Append texts after the caption while they fit, each a document. Return their positions and the number of
+        positives."""
         words, special = self.words(context.sequence), context.special
         texts, left = [caption], words - len(caption)
         number = 1
@@ -137,7 +141,7 @@ class CrossModalContrast(UnifiedObjective):
         assert special.pad is not None
         row["tokens"][:words] = padded(texts, words, special.pad)
         row["positions"][:words] = padded([np.arange(length) for length in lengths], words, 0)
-        # The image is document 1: nobody sees another.
+        # The image is document 1; documents do not attend to each other.
         row["document_ids"][:words] = padded([np.full(n, 2 + at) for at, n in enumerate(lengths)], words, 0)
         begins = np.cumsum([0, *lengths[:-1]])
         return {
@@ -146,7 +150,7 @@ class CrossModalContrast(UnifiedObjective):
         }
 
     def _lay_images(self, row: Sample, piece: Sequence[DocumentSlice], words: int) -> Sample:
-        """Images behind the pair's own, each a document; where they begin."""
+        """Append images after the pair's own, each a document. Return their positions."""
         images, own = _of_kind(piece, "images"), self.room(piece)
         share, begins = self.regions // (1 + len(images)), [words]
         for number, image in enumerate(images):
@@ -158,7 +162,7 @@ class CrossModalContrast(UnifiedObjective):
         return {"image_places": padded([np.array(begins)], COMPARED_IMAGES, IGNORED)}
 
     def _rewritten(self, caption: np.ndarray, rng: np.random.Generator) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Tokens of texts that say the same, and of such as do not."""
+        """Return tokens of paraphrases, and of negative rewritings."""
         if self.meanings is None:
             return [], []
         known = meanings_named(self.meanings)
@@ -171,5 +175,5 @@ class CrossModalContrast(UnifiedObjective):
 
 
 def _of_kind(piece: Sequence[DocumentSlice], kind: str) -> list[DocumentSlice]:
-    """Those that were retrieved as such, one of `RETRIEVED`."""
+    """Return slices retrieved as one kind of `RETRIEVED`."""
     return [part for part in piece if part.retrieved == kind]

@@ -1,6 +1,6 @@
-"""Hide, show, ask: the three functions a denoising task is made of. The bricks for them: `hide`, `show_ask`.
+"""Denoising tasks from three functions: hide, show, ask. Implementations are in `hide` and `show_ask`.
 
-BART's noises are not made of them (`denoising`): they move tokens, and hide spans of none.
+BART's noises (`denoising`) are not built this way: they move tokens and mask empty spans.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Ask = Callable[[np.ndarray, np.ndarray, SpecialTokens], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Denoise:
-    """A way to spoil a text and to ask for it back."""
+    """Masking strategy, replacement strategy and label function of a denoising task."""
 
     hide: Hide
-    """(tokens, special, rng) -> bool [tokens]: which tokens the model must not see."""
+    """(tokens, special, rng) -> bool [tokens]: tokens to mask."""
     show: Show
-    """(tokens, hidden, special, rng) -> what it sees instead."""
+    """(tokens, hidden, special, rng) -> input tokens."""
     ask: Ask
-    """(tokens, hidden, special) -> what it must say."""
+    """(tokens, hidden, special) -> labels."""
 
     def __call__(
         self, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Which tokens were hidden, what is shown, what is asked."""
+        """Return masked positions, input tokens and labels."""
         hidden = self.hide(tokens, special, rng)
         return hidden, self.show(tokens, hidden, special, rng), self.ask(tokens, hidden, special)

@@ -1,4 +1,5 @@
-"""BART's denoising: the encoder reads a spoiled text, the decoder says it as it was (arXiv:1910.13461, 2.2)."""
+"""Denoising objective of BART: the encoder reads a corrupted text, the decoder generates the original
+(arXiv:1910.13461, 2.2)."""
 
 from __future__ import annotations
 
@@ -29,32 +30,31 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 @dataclass(frozen=True)
 class Denoising(Objective):
-    """Each document of a row is spoiled by itself: sentences change places, then tokens are hidden, then it may begin
-    elsewhere. The decoder reads the document as it was, one token behind what it says, and first of all the `end`.
+    """Denoising of each document of a sequence: permute sentences, mask tokens, rotate. The decoder reads the original
+    document shifted by one, starting with `end`.
 
-    The counts are those of the released code, rounded up. Its spans may fall into each other, so that it hides less
-    than it says (27 for 30 in 100); here they lie apart, and hide as much as they say.
+    Counts are those of the released code, rounded up. Its spans may overlap, so that it masks less than configured (27
+    instead of 30%). Here spans are disjoint, and the configured share is masked.
     """
 
     infill: Share = 0.3
-    """Share of the tokens that are hidden in spans. For each span one mask is shown; a span of no token inserts one."""
+    """Share of tokens masked in spans. Each span becomes one mask; an empty span inserts a mask."""
     mean: MeanLength = 3.0
-    """Mean of the Poisson distribution of their lengths."""
+    """Mean of the Poisson distribution of span lengths."""
     mask: Share = 0.0
-    """Share of the tokens that are hidden each by itself."""
+    """Share of tokens masked individually."""
     delete: Share = 0.0
-    """Share of the tokens that are left out, and nothing says where."""
+    """Share of tokens deleted, without a mark."""
     permute: Share = 1.0
-    """Share of the sentences that change places among themselves."""
+    """Share of sentences that are permuted among themselves."""
     rotate: Share = 0.0
-    """Share of the documents that begin with any of their tokens; what was before it follows the last."""
+    """Share of documents rotated to start at a random token."""
     random: Share = 0.0
-    """Share of the masks in whose place a random token is shown."""
+    """Share of masks replaced by a random token."""
     hide: Literal["tokens", "whole-words"] = "tokens"
-    """What is hidden, and counted: tokens, or words with all of their tokens."""
+    """Unit of masking: tokens, or complete words."""
     global_tokens: GlobalTokens = 0
-    """The first places of each document, so many, see all that is left of it for the encoder and are seen by all, where
-    its attention is of some places alone (LED)."""
+    """Number of global tokens at the start of each document, for an encoder with window attention (LED)."""
 
     losses: ClassVar = {"lm": 1.0}
     needs = ("pad", "begin", "end", "mask")
@@ -68,7 +68,7 @@ class Denoising(Objective):
             raise UserError("infill, mask, delete, permute and rotate are all 0, which spoils nothing: raise one.")
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+    def name(self) -> str:  # type: ignore[override] # a constant of other objectives
         return "denoising" if self.hide == "tokens" else "denoising-whole-word"
 
     @property
@@ -108,7 +108,7 @@ class Denoising(Objective):
         return rows | first_places(self.global_tokens, rows["positions"], rows["document_ids"])
 
     def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        """int64 [at most as many tokens]: what the encoder reads of a document, between `begin` and `end`."""
+        """Return the corrupted tokens of a document, without `begin` and `end`, int64 [at most as many tokens]."""
         tokens = part.tokens.astype(np.int64)
         begins = word_begins(part) if self.hide == "whole-words" else np.ones(len(tokens), dtype=np.int64)
         if self.permute and len(tokens):
@@ -124,13 +124,13 @@ class Denoising(Objective):
     def _hidden(
         self, tokens: np.ndarray, starts: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> np.ndarray:
-        """The tokens with some hidden; `starts` are the first ones of units, the least that is hidden."""
+        """Return tokens with some masked or deleted. `starts`: first tokens of units."""
         units = len(starts)
         infilled = math.ceil(self.infill * units)
         masked = min(math.ceil(self.mask * units), units - infilled)
         deleted = min(math.ceil(self.delete * units), units - infilled - masked)
         spans = span_lengths(infilled, mean=self.mean, rng=rng)
-        # Spans, hidden units and shown ones, in any order: each way in which spans can lie is as likely.
+        # Spans, masked units and unmasked ones in random order: all arrangements of spans are equally likely.
         kinds = np.repeat(np.arange(3), (len(spans) + masked, deleted, units - infilled - masked - deleted))
         lengths = np.concatenate((spans, np.ones(len(kinds) - len(spans), dtype=np.int64)))
         order = rng.permutation(len(kinds))
@@ -152,8 +152,8 @@ class Denoising(Objective):
 
 
 def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """int64 [length]: the places of a text in another order of its sentences, which begin at `starts`; of these a share
-    change places, any order of them as likely as another."""
+    """Return the token order after a share of the sentences, which start at `starts`, is permuted uniformly, int64
+    [length]."""
     order = np.arange(len(starts))
     moved = rng.permutation(len(starts))[: math.ceil(share * len(starts))]
     order[moved] = rng.permutation(moved)
@@ -162,12 +162,12 @@ def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.ra
 
 
 def span_lengths(total: int, *, mean: float, rng: np.random.Generator) -> np.ndarray:
-    """int64 [at most `total`]: Poisson lengths that sum to `total`, the last cut there; some are 0."""
+    """Return Poisson lengths that sum to `total`, the last truncated, some 0, int64 [at most `total`]."""
     lengths = np.zeros(0, dtype=np.int64)
     while lengths.sum() < total:
         lengths = np.concatenate((lengths, rng.poisson(mean, total)))
     ends = np.cumsum(lengths)
     lengths = lengths[: np.searchsorted(ends, total) + 1] if total else lengths
     lengths[-1:] -= lengths.sum() - total
-    # No more masks than there are hidden tokens, so that no row grows: a text of few tokens may have drawn many 0.
+    # At most as many masks as masked tokens, so that no sequence grows: a short text may have sampled many zeros.
     return lengths[np.argsort(lengths == 0, kind="stable")][:total]

@@ -1,4 +1,4 @@
-"""What a decoder says of a text that the encoder reads spoiled: rows of documents, each with its own two sides."""
+"""Encoder-decoder denoising on packed documents: each document has its own encoder and decoder text."""
 
 from __future__ import annotations
 
@@ -29,42 +29,44 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 @dataclass(frozen=True)
 class EncoderDecoder(Objective):
-    """Each document of a row is noised by itself, with its own sentinels, end and number on both sides."""
+    """Base of objectives that corrupt each document separately, with its own sentinels, end token and document id on
+    both sides."""
 
     joined: bool = field(default=False, kw_only=True)
-    """Whether a decoder alone reads both sides, one behind the other in one row, and is asked to say the second only
+    """Whether a decoder-only model reads encoder text and decoder text in one sequence, with labels for the second only
     (arXiv:1910.10683, section 3.2.1: language model)."""
 
     losses: ClassVar = {"lm": 1.0}
     template: ClassVar = ("A end", "A end B end")
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant of other objectives
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override] # a constant of other objectives
         return ("end",) if self.joined else ("pad", "end")
 
     @property
     @abstractmethod
     def noise(self) -> Denoise:
-        """What is hidden of a document, shown to the encoder and asked of the decoder."""
+        """Return masking, replacement and labels of a document."""
 
     @abstractmethod
     def input_length(self, raw: int) -> int:
-        """The most encoder tokens that `raw` tokens become, their end among them; never fewer for more."""
+        """Return the largest encoder length for `raw` tokens, end token included; must not decrease with `raw`."""
 
     @abstractmethod
     def target_length(self, raw: int) -> int:
-        """The most decoder tokens that `raw` tokens become, their end among them; never fewer for more."""
+        """Return the largest decoder length for `raw` tokens, end token included; must not decrease with `raw`."""
 
     def joined_length(self, raw: int) -> int:
-        """The most tokens of both in one row: nobody reads the last end."""
+        """Return the largest length of both in one sequence, without the last end token, which is only a label."""
         return self.input_length(raw) + self.target_length(raw) - 1
 
     def sentinels(self, raw: int) -> int:
-        """The most sentinels that `raw` tokens take."""
+        """Return the largest number of sentinels for `raw` tokens."""
         return 0
 
     def raw_length(self, sequence: int) -> int:
-        """The most raw tokens that fit an encoder of `sequence`: of T5's, 568 for 512, whose targets are 114 long."""
+        """Return the most raw tokens that fit an encoder of `sequence`. For T5: 568 for 512, with 114 decoder
+        tokens."""
         return _raw_length(self, sequence)
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
@@ -127,11 +129,11 @@ class EncoderDecoder(Objective):
 
 
 def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) -> list[np.ndarray]:
-    """The texts that fit, once noised, into rows; the first that does not is shortened, the rest dropped. `rooms`: how
-    many tokens of a row so many raw tokens become -> the places of that row.
+    """Return the texts that fit after corruption. The first that does not fit is truncated, later ones are dropped.
+    `rooms`: function from raw length to length -> sequence length.
 
-    A row that holds one document is exactly full. Each further document costs an end on both sides, and the short
-    decoder row feels it first: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a row.
+    A single document fills a sequence exactly. Every further document costs an end token on both sides, mostly in the
+    short decoder sequence: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a sequence.
     """
     left, fit = dict(rooms), []
     for text in texts:
@@ -146,8 +148,8 @@ def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) ->
 
 
 def batch_of_two_rows(sequence: int, targets: int, *, marks: bool = False) -> BatchSpec:
-    """What `two_rows` makes; `marks`: and `first_places` of the encoder's."""
-    # T5 knows places by their distances and reads no positions; other families of two stacks do.
+    """Return the fields of `two_rows`, with `marks` also `global_tokens` of the encoder."""
+    # T5 has relative positions and ignores `positions`; other encoder-decoders use them.
     read = fields((sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if marks else []))
     said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
     return BatchSpec({"": sequence, "decoder_": targets}, read | said)
@@ -162,8 +164,8 @@ def two_rows(
     targets: int,
     pad: int,
 ) -> Sample:
-    """Of each document what the encoder and the decoder read, and what the decoder is to say, end to end: rows of
-    `sequence` and of `targets` places."""
+    """Concatenate encoder inputs, decoder inputs and labels of all documents, padded to `sequence` and `targets`
+    tokens."""
     sample = {"labels": padded(labels, targets, IGNORED)}
     for prefix, texts, size in (("", encoder_inputs, sequence), ("decoder_", decoder_inputs, targets)):
         documents, positions = documents_of([len(text) for text in texts], size)
@@ -174,9 +176,8 @@ def two_rows(
 
 @lru_cache
 def _raw_length(task: EncoderDecoder, sequence: int) -> int:
-    # One raw token more is one encoder token more or none, so every length of at least 2 is filled exactly; but where
-    # spans are long and many, 2 tokens of text may add none, and the share that is hidden does not say how many more
-    # than a row may fit.
+    # One more raw token adds one encoder token or none, so every length of at least 2 is filled exactly. But with many
+    # long spans 2 raw tokens may add none, and the masked share does not bound how many more raw tokens fit.
     become = task.joined_length if task.joined else task.input_length
     most = 2 * sequence
     while become(most) <= sequence:

@@ -1,7 +1,7 @@
-"""Fragments of a text, taken out of it and written again from what is left (UNIMO, arXiv:2012.15409, section 2.3; the
-way of ERNIE-GEN, arXiv:2001.11314)."""
+"""Fragment generation: fragments are removed from a text and generated from the rest (UNIMO, arXiv:2012.15409, section
+2.3; method of ERNIE-GEN, arXiv:2001.11314)."""
 
-# T places of a row's text, F fragments of a row
+# T positions of the text, F fragments of a sequence
 
 from __future__ import annotations
 
@@ -32,37 +32,38 @@ FragmentLength = Annotated[int, Option(ge=1, le=10**6)]
 
 
 class FragmentedRow(NamedTuple):
-    """A row whose fragments stand behind what is left of their texts, each from a `cls` to a `sep`."""
+    """Sequence in which fragments, each from `cls` to `sep`, follow the rest of their text."""
 
     tokens: list[np.ndarray]
-    """Of each text, with its fragments."""
+    """Tokens of each text with its fragments."""
     order: list[np.ndarray]
-    """By which a place sees all that is left, and of fragments itself and what is before it."""
+    """Attention order: every position attends to the rest of the text, and to its own and earlier fragment
+    positions."""
     asked: np.ndarray
-    """Places in the row of what is said of the token behind them."""
+    """Target positions in the sequence, which predict the next token of a fragment."""
     answers: np.ndarray
-    """The tokens."""
+    """Labels of the target positions."""
 
 
 @dataclass(frozen=True)
 class Fragments:
-    """How much of a text is taken out, and in what pieces."""
+    """Share and lengths of removed fragments."""
 
     rate: float
     shortest: int
     longest: int
 
     def most(self, places: int) -> int:
-        """F of so many places: what fragments of mean length make of the rate."""
+        """Return F, the largest number of fragments for `places` tokens: the share divided by the mean length."""
         return max(1, math.ceil(self.rate * places / ((self.shortest + self.longest) / 2)))
 
     def most_asked(self, places: int) -> int:
-        """Tokens of fragments, and a `sep` behind each."""
+        """Return the largest number of target positions: tokens of fragments, and a `sep` after each."""
         return max(1, round(self.rate * places)) + self.most(places)
 
     def write(self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator) -> FragmentedRow:
-        """Of texts that stand between special tokens, which no fragment has: whole ones are drawn until the rate is
-        reached, the last one cut there."""
+        """Remove fragments from texts enclosed by special tokens, which fragments never contain. Fragments are sampled
+        until the share is reached; the last one is truncated."""
         row = np.concatenate(texts)
         there = self._draw(~special.is_special[row], rng, sum(map(len, texts)))
         made = FragmentedRow([], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -90,12 +91,12 @@ class Fragments:
         return made._replace(asked=np.concatenate([none, *asked]), answers=np.concatenate([none, *answers]))
 
     def _draw(self, free: np.ndarray, rng: np.random.Generator, places: int) -> list[tuple[int, int]]:
-        """First place and the one after the last, of each, in their order."""
+        """Return (start, stop) of each fragment, sorted."""
         left, found = max(1, round(self.rate * int(free.sum()))) if free.any() else 0, list[tuple[int, int]]()
         free = free.copy()
         while left and free.any() and len(found) < self.most(places):
             run = _behind(free)
-            # Where no stretch is left that is as long, the longest is.
+            # If no remaining stretch is that long, the longest one is used.
             length = min(int(rng.integers(self.shortest, self.longest, endpoint=True)), left, int(run.max()))
             first = int(rng.choice(np.flatnonzero(run >= length)))
             free[first : first + length] = False
@@ -105,7 +106,7 @@ class Fragments:
 
 
 def _behind(free: np.ndarray) -> np.ndarray:
-    """int64 [T]: how many places, from each on, are free one after another."""
+    """Return the number of consecutive free positions from each position on, int64 [T]."""
     places = np.arange(len(free))
     taken = np.where(free, len(free), places)
     nearest: np.ndarray = np.minimum.accumulate(taken[::-1])[::-1] - places
@@ -114,12 +115,12 @@ def _behind(free: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FragmentOptions:
-    """Options of objectives that take fragments out."""
+    """Options of fragment generation."""
 
     rate: Rate = 0.25
-    """Share of the tokens that are taken out."""
+    """Share of tokens that are removed."""
     shortest: FragmentLength = 4
-    """Tokens of a fragment, at least; of a short text all that the rate leaves."""
+    """Minimum length of a fragment in tokens; less in short texts."""
     longest: FragmentLength = 32
 
     def __post_init__(self) -> None:
@@ -133,7 +134,7 @@ class FragmentOptions:
 
 @dataclass(frozen=True)
 class FragmentGeneration(FragmentOptions, Objective):
-    """A text whose fragments are written again, each token from what is left and from what is written before it."""
+    """Generate removed fragments, each token from the rest of the text and the previous generated tokens."""
 
     name = "fragment-generation"
     losses: ClassVar = {"mlm": 1.0}
@@ -145,7 +146,7 @@ class FragmentGeneration(FragmentOptions, Objective):
         return {"order": np.zeros(length, dtype=np.int64)}
 
     def raw_length(self, sequence: int) -> int:
-        """Of a row there are two tokens around its text, and two around each fragment."""
+        """Return raw tokens: special tokens enclose the text and each fragment."""
         return sequence - 2 - 2 * self.fragments.most(sequence)
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:

@@ -1,4 +1,4 @@
-"""Tokens that see all of their document and are seen by all of it, where attention is of some places alone."""
+"""Global tokens for window and block attention."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 from pydantic import Field
 
 GlobalTokens = Annotated[int, Field(ge=0, le=1 << 20)]
-"""An option: how many first places of each document are such; 0: none, and rows say nothing of it."""
+"""Option: number of global tokens at the start of each document; 0: none, and no field in the batch."""
 
 
 def first_places(count: int, positions: np.ndarray, document_ids: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """The field `global_tokens`, int64 [S], where there are such: 1 at the first places of each document, `positions`
-    [S] say which; padding, where `document_ids` [S] is 0, is none."""
+    """Return the field `global_tokens`, int64 [S]: 1 at the first `count` positions of each document. `positions` [S]
+    are positions in the document; `document_ids` [S] is 0 at padding, which is not marked. Empty if `count` is 0."""
     if not count:
         return {}
     marks = (positions < count).astype(np.int64)

@@ -1,7 +1,7 @@
-"""Images: which label each has, what is behind patches that are hidden (ViT, arXiv:2010.11929), or which text is of
-which (CLIP, arXiv:2103.00020)."""
+"""Image objectives: classification, masked patches (ViT, arXiv:2010.11929), and image-text contrast (CLIP,
+arXiv:2103.00020)."""
 
-# S places of a row, N patches, K patches asked about, T places of a text
+# S sequence, N patches, K target patches, T text length
 
 from __future__ import annotations
 
@@ -45,31 +45,30 @@ from megaptm.objectives.show_ask import check_shares
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Side = Annotated[int, Option(ge=1, le=1 << 14)]
-"""An option: pixels of a side of an image."""
+"""Option: side length of an image in pixels."""
 Area = Annotated[float, Option(gt=0, le=1)]
-"""An option: a share of an image's area."""
+"""Option: share of an image's area."""
 
 
 @dataclass(frozen=True)
 class ImageObjective(Objective):
-    """A row is an image: its own place, and its patches."""
+    """Sample of an image: class token, then patches."""
 
     size: Side = 224
-    """Pixels of a side of the square that a model is shown: as many as its patches have."""
+    """Side length of the model's square input in pixels."""
     crop: Literal["random", "square", "middle", "whole"] = "random"
-    """What of an image is shown: a random part of it, somewhat stretched; the largest square, at a random place, or in
-    the middle; or all, stretched to a square. Of held-out images it is not random."""
+    """Crop: a random part, with random aspect ratio; the largest square, at a random position or centered; or the whole
+    image, scaled to a square. Validation images are never cropped at random."""
     area: tuple[Area, Area] = (0.05, 1.0)
-    """Of `random`: the smallest and the largest share of an image's area."""
+    """For `random`: smallest and largest share of the image's area."""
     flip: bool = True
-    """Whether every second image is shown as in a mirror; held-out ones never are."""
+    """Whether every second image is flipped horizontally; never for validation."""
     held_out_crop: Literal["middle", "whole"] | None = None
-    """What is shown of held-out images, and of those that a model is asked about; absent: the whole where `crop` is
-    that, and else the largest square in the middle."""
+    """Crop of validation images and prompts. None: `whole` if `crop` is, otherwise the largest centered square."""
     inner: Area = 1.0
-    """Of `middle` and `whole`: the share of each of their sides that is shown, in the middle."""
+    """For `middle` and `whole`: share of each side that is kept, centered."""
     resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
-    """By which interpolation, of Pillow's, what is shown is scaled to `size`."""
+    """Pillow's resampling filter for scaling to `size`."""
 
     unit = "document"
     blobs: ClassVar = SUFFIXES
@@ -85,18 +84,18 @@ class ImageObjective(Objective):
         return replace(self, crop=self.held_out_crop or usual, flip=False)
 
     def of_labels(self) -> ImageLabels:
-        """Who shows the same of images, and asks for their labels."""
+        """Return a classification objective with the same image options."""
         return ImageLabels(**{one.name: getattr(self, one.name) for one in fields(ImageObjective) if one.init})
 
     def raw_length(self, sequence: int) -> int:
-        """One image a row."""
+        """Return 1: one image per sample."""
         return 1
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         return RowWindow(stride=1, most=1)
 
     def grid(self, sequence: int) -> int:
-        """Patches of a side, where a row is one that `check` takes."""
+        """Return the number of patches per side, for a sequence length that `check` accepts."""
         return max(1, isqrt(max(sequence - 1, 0)))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
@@ -119,7 +118,7 @@ class ImageObjective(Objective):
 
     @property
     def beside(self) -> dict[str, int]:
-        """Streams beside that of the image."""
+        """Batch fields besides those of the image."""
         return {}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -132,14 +131,14 @@ class ImageObjective(Objective):
 
     @abstractmethod
     def asked(self, patches: int) -> dict[str, Field]:
-        """The fields that say what is asked of an image of so many patches, and what is read beside it."""
+        """Return the label fields for this number of patches, and further inputs."""
 
     @abstractmethod
     def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        """What is read of an image, which may be changed, and what is asked of it."""
+        """Return inputs, possibly changed, and labels."""
 
     def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
-        """uint8 [N, channels x pixels]"""
+        """Return the patches of a document's image, uint8 [N, channels x pixels]."""
         content = next(iter(document.blobs.values()), None)
         if content is None:
             raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
@@ -148,8 +147,8 @@ class ImageObjective(Objective):
         )
 
     def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, whose: str, remedy: str) -> np.ndarray:
-        """uint8 [N, channels x pixels] of the bytes of an image file, `grid` to a side; a `UserError` says whose it is
-        and what to do where it is none."""
+        """Decode an image file to patches, uint8 [N, channels x pixels], `grid` per side. Raises `UserError` with
+        `whose` and `remedy` if it is damaged."""
         try:
             image = open_image(content)
             if self.crop == "random":
@@ -162,7 +161,7 @@ class ImageObjective(Objective):
             shown = scaled(image, box, self.size, self.resample)
         except (UserError, MemoryError):
             raise
-        except Exception as error:  # Pillow's decoders raise of all kinds on bytes that are not what a header says
+        except Exception as error:  # Pillow's decoders raise any kind of exception on damaged files
             raise UserError(f"{whose} cannot be decoded ({error}): {remedy}.") from None
         if self.flip and rng.integers(2):
             shown = shown[:, ::-1]
@@ -171,7 +170,7 @@ class ImageObjective(Objective):
 
 @dataclass(frozen=True)
 class ImageLabels(ImageObjective):
-    """The label of an image, from what is said at its own place."""
+    """Image classification from the class token."""
 
     name = "image-labels"
     reads_labels = True
@@ -190,14 +189,14 @@ class ImageLabels(ImageObjective):
 
 @dataclass(frozen=True)
 class MaskedPatches(ImageObjective):
-    """The mean color of patches, most of which are hidden (arXiv:2010.11929, appendix B.1.2)."""
+    """Mean color of patches, most of which are masked (arXiv:2010.11929, appendix B.1.2)."""
 
     rate: Rate = 0.5
-    """Share of the patches that are asked about."""
+    """Share of patches that are targets."""
     mask: Share = 0.8
-    """Share of these in whose place there is nothing."""
+    """Share of target patches that are masked."""
     random: Share = 0.1
-    """Share of these in whose place another patch of the image is shown; the rest are shown as they are."""
+    """Share of target patches that are replaced by another patch. The rest is unchanged."""
 
     name = "masked-patches"
     losses: ClassVar = {"masked-patch": 1.0}
@@ -227,14 +226,14 @@ class MaskedPatches(ImageObjective):
 
 @dataclass(frozen=True)
 class ImageText(ImageObjective):
-    """Which text of the batch is an image's own, and which image a text's (arXiv:2103.00020)."""
+    """Contrast of images and texts of a batch (arXiv:2103.00020)."""
 
     crop: Literal["random", "square", "middle", "whole"] = "square"
-    """As of others; the paper takes a random square of an image."""
+    """Crop; the paper uses a random square."""
     flip: bool = False
-    """Whether every second image is shown as in a mirror: few texts are of both."""
+    """Whether every second image is flipped horizontally. Few texts describe both orientations."""
     texts: RowLength = 77
-    """Places of a text, what begins and ends it among them; a longer one is cut."""
+    """Length of a text, special tokens included. Longer texts are truncated."""
 
     name = "image-text"
     reads_labels = False
@@ -264,12 +263,11 @@ class ImageText(ImageObjective):
 
 
 TEXT = "text_"
-"""What the fields of an image's text begin with."""
+"""Prefix of the batch fields of an image's text."""
 
 
 def shown_text(ids: np.ndarray, special: SpecialTokens, places: int) -> tuple[np.ndarray, int]:
-    """int64 [T] of a text, as a model is shown it, and where it ends; padding behind is not seen, and needs no token of
-    its own."""
+    """Return the tokens of a text, int64 [T], and its end position. Padding is never attended to, so any id serves."""
     assert special.begin is not None
     assert special.end is not None
     kept = ids[: places - 2].astype(np.int64)

@@ -1,5 +1,5 @@
-"""A text and an n-gram that was hidden in it, which find each other in the batch (Deep InfoMax for text: InfoWord,
-arXiv:1910.08350, section 4)."""
+"""Deep InfoMax for text (InfoWord, arXiv:1910.08350, section 4): a text and an n-gram masked in it are matched within
+the batch."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObj
 from megaptm.objectives.vocabulary import SpecialTokens
 
 SPECIALS = 4
-"""Of a row: `cls` A `sep` `cls` n-gram `sep`."""
+"""Special tokens of `cls` A `sep` `cls` n-gram `sep`."""
 
 Tokens = Annotated[int, Field(ge=1, le=10**4)]
 
 
 @dataclass(frozen=True)
 class DeepInfoMax(SampleObjective):
-    """Sentences with one n-gram masked, and that n-gram by itself: two documents of a row, neither of which sees the
+    """Sentences with one masked n-gram, and the n-gram as a second document of the sequence. Neither attends to the
     other."""
 
     shortest: Tokens = 5
-    """Tokens of an n-gram at least, where a text has more."""
+    """Minimum length of an n-gram in tokens, if the text is long enough."""
     longest: Tokens = 10
-    """Tokens of an n-gram at most; each length comes as often."""
+    """Maximum length of an n-gram in tokens. All lengths are equally likely."""
 
     name: ClassVar = "infomax"
     losses: ClassVar = {"infomax": 1.0}
@@ -57,7 +57,8 @@ class DeepInfoMax(SampleObjective):
         return BatchSpec({"": sequence}, fields((sequence,), *ROW) | fields((), "ngram_start"))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        """`ngram_start` is where the n-gram's document begins; `IGNORED` where a text has but one token."""
+        """Return the sample. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a single
+        token."""
         assert isinstance(piece, SentenceGroup)
         special, rng = context.special, context.rng
         text = np.concatenate(piece.sentences)[: self.raw_length(context.sequence)]

@@ -1,4 +1,4 @@
-"""Masked tokens, on rows of documents and on pairs of texts that are asked about (BERT, arXiv:1810.04805, 3.1)."""
+"""Masked language modeling on packed documents and on pairs of texts (BERT, arXiv:1810.04805, 3.1)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
 
 RATE = 0.15
-# The caps of the published runs; 0.15 x 128 is 19.2 and 0.15 x 512 is 76.8.
+# Limits of the published runs; 0.15 x 128 is 19.2 and 0.15 x 512 is 76.8.
 PUBLISHED_MOST_ASKED = {128: 20, 512: 76}
 
 
@@ -50,32 +50,32 @@ ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
     "phrases": ("words", "phrases"),
     "entities": ("words", "tags"),
 }
-"""What is one unit -> the annotations that say where such are."""
+"""Unit of masking -> annotations that give the units."""
 
 ROW = ("tokens", "segments", "positions", "document_ids")
-"""What a model reads of a row."""
+"""Batch fields that the model reads."""
 
 ONE = np.ones(1, dtype=np.int64)
 
 
 def most_asked(sequence: int, rate: float = RATE) -> int:
-    """K: how many positions a row of `sequence` tokens can ask about."""
+    """Return K, the largest number of target positions of a sequence."""
     most = max(1, round(rate * sequence))
     return PUBLISHED_MOST_ASKED.get(sequence, most) if rate == RATE else most
 
 
 @dataclass(frozen=True)
 class MaskedRow:
-    """A row before noise: its text with `cls` and `sep` in place (not padded), segments and documents."""
+    """Sequence before masking: text with `cls` and `sep` but without padding, segments and documents."""
 
     text: list[np.ndarray]
     segments: list[int]
     """Segment of each piece of `text`."""
     documents: list[int]
-    """Tokens of each document."""
+    """Number of tokens of each document."""
 
     def fields(self, shown: list[np.ndarray], special: SpecialTokens, sequence: int) -> Sample:
-        """What a model reads, with `shown` in the place of the text."""
+        """Return the fields that the model reads, with `shown` instead of the text."""
         assert special.pad is not None
         documents, positions = documents_of(self.documents, sequence)
         segments = [np.full(len(piece), segment) for piece, segment in zip(self.text, self.segments, strict=True)]
@@ -88,7 +88,7 @@ class MaskedRow:
 
     @classmethod
     def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> MaskedRow:
-        """Each document `cls` A `sep` B `sep`."""
+        """Build from documents of texts: `cls` A `sep` B `sep`."""
         opens, sep = np.array([special.cls]), np.array([special.sep])
         row = cls([], [], [])
         for made in documents:
@@ -101,7 +101,8 @@ class MaskedRow:
 
     @classmethod
     def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> MaskedRow:
-        """Each document `cls` text `sep`; without document mask all as one, a `sep` between neighbors."""
+        """Build from documents: `cls` text `sep`. Without a document mask all are one document, with `sep` between
+        them."""
         opens, sep = np.array([special.cls]), np.array([special.sep])
         text = laid_out([part.tokens for part in piece], piece, opens, sep, document_mask)
         return cls(text, [0] * len(text), [len(one) for one in text])
@@ -109,28 +110,28 @@ class MaskedRow:
 
 @dataclass(frozen=True)
 class MaskedLM(Objective):
-    """Masked tokens on rows packed with documents, each `cls` text `sep`."""
+    """Masked language modeling on packed documents, each `cls` text `sep`."""
 
     hide: str = "tokens"
-    """What is hidden together: one of `hide.HIDES`, or a function of your own, package.module:NAME."""
+    """What is masked together: a key of `hide.HIDES`, or a custom function, package.module:NAME."""
     rate: Rate = RATE
-    """Share of the tokens that are hidden and asked about."""
+    """Share of tokens that are masked and predicted."""
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
-    """What is one thing where `hide` hides things whole: a token; a word; a phrase, or an entity (what is tagged), and
-    elsewhere a word."""
+    """Unit of whole-word masking: tokens; words; phrases; or entities (tagged spans). Outside of phrases and entities
+    the unit is a word."""
     lengths: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
-    """How often 1, 2 ... words are hidden together, where `hide` hides several; absent: as its paper has it."""
+    """Relative frequencies of 1, 2 ... words masked together, for n-grams and spans. Empty: as in the paper."""
     show: str = "tokens"
-    """What stands in its place: one of `show_ask.SHOWS`, or a function of your own, package.module:NAME."""
+    """Replacement of masked tokens: a key of `show_ask.SHOWS`, or a custom function, package.module:NAME."""
     mask: Share = 0.8
-    """Share of the hidden tokens that are shown as the mask; with similar words, as one of these."""
+    """Share of masked tokens that are replaced by the mask token, or by a similar word."""
     random: Share = 0.1
-    """Share that is shown as a random token; what remains is shown as it is."""
+    """Share of masked tokens that are replaced by a random token. The rest is unchanged."""
     similar: str | None = None
-    """Where similar words come from: a file that `megaptm corpus similar-words` made, or a function of your own."""
+    """Source of similar words: a file made by `megaptm corpus similar-words`, or a custom function."""
     global_tokens: GlobalTokens = 0
-    """The first places of each document, so many, see all of it and are seen by all, where attention is of some places
-    alone (Longformer; BigBird's ETC)."""
+    """Number of global tokens at the start of each document, for window or block attention (Longformer,
+    BigBird-ETC)."""
 
     losses: ClassVar = {"mlm": 1.0}
     needs = ("pad", "cls", "sep", "mask")
@@ -151,10 +152,10 @@ class MaskedLM(Objective):
         check_shares(self.mask, self.random)
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+    def name(self) -> str:  # type: ignore[override] # a constant of other objectives
         hide = {"tokens": "", "whole-words": "-whole-word"}.get(self.hide, f"-{self.hide}")
         hide += "" if self.units == "words" else f"-{self.units}"
-        # What spans are is one thing with what is shown for them.
+        # SpanBERT's span masking and replacement share one name.
         return "masked-lm" + hide + ("" if self.show in ("tokens", self.hide) else f"-{self.show}")
 
     @cached_property
@@ -188,7 +189,7 @@ class MaskedLM(Objective):
             )
 
     def question_misfit(self, texts: int) -> str | None:
-        """Why a question that tells so many texts apart cannot be asked beside it; None where it can."""
+        """Return why a question about `texts` texts cannot be combined with this objective. None if it can."""
         return None
 
     def text_fields(self, length: int) -> Sample:
@@ -198,10 +199,10 @@ class MaskedLM(Objective):
         return sequence - 2
 
     def most_asked(self, sequence: int) -> int:
-        """K: how many positions a row can ask about."""
+        """Return K, the largest number of target positions of a sequence."""
         if self.hide != "independent":
             return most_asked(sequence, self.rate)
-        # The number has a binomial's spread, and more where units are long: four deviations for units of three tokens.
+        # The number is binomial, with more variance for long units: four standard deviations for units of three tokens.
         mean = self.rate * sequence
         return min(sequence, math.ceil(mean + 4 * math.sqrt(3 * mean)))
 
@@ -223,9 +224,9 @@ class MaskedLM(Objective):
         return self.mask_row(row, context, begins)
 
     def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
-        """Hide, show and ask over the whole row, so that the share hidden is the same however many documents it holds.
+        """Mask over the whole sequence, so that the masked share does not depend on the number of documents.
 
-        `begins` is 1 at the first token of each unit; absent: each token is one.
+        `begins`: 1 at the first token of each unit. None: each token is a unit.
         """
         text = padded(row.text, sum(row.documents), 0)
         most = self.most_asked(context.sequence)
@@ -251,14 +252,14 @@ class MaskedLM(Objective):
 
 
 def _named(option: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """A way to hide or to show, or the user's own."""
+    """Return a masking or replacement strategy by name, or a custom function."""
     if is_plugin(name):
         found: Callable[..., Any] = load_plugin(name, option, "function")
         if not callable(found):
             raise UserError(f"{option}: `{name}` is not a function: correct the name.")
         try:
             _parameters(found)
-        except ValueError:  # of some that are written in C
+        except ValueError:  # some functions written in C have no signature
             raise UserError(f"{option}: `{name}` does not say what it takes: call it in a function of yours.") from None
         return found
     if name not in known:
@@ -276,16 +277,16 @@ def _those_of(function: Callable[..., Any], told: Mapping[str, Any]) -> dict[str
 
 
 def enclosed_window(sequence: int, document_mask: bool) -> RowWindow:
-    """Of rows whose documents stand between two tokens, as `laid_out` puts them."""
-    # Whatever borders a row holds, only its ends may need a cls or sep that no slot was counted for: hence - 2.
-    # Unmasked, the row is one document and a sep stands between neighbors (RoBERTa's FULL-SENTENCES).
+    """Return the window of sequences whose documents are enclosed by `cls` and `sep`, as `laid_out` does."""
+    # Documents may be cut anywhere, so only the ends of a sequence may need a cls or sep without a slot: hence - 2.
+    # Without a document mask the sequence is one document with sep between neighbors (RoBERTa's FULL-SENTENCES).
     return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
 
 
 def laid_out(
     pieces: list[np.ndarray], parts: list[DocumentSlice], cls: np.ndarray, sep: np.ndarray, document_mask: bool
 ) -> list[np.ndarray]:
-    """What each document of a row holds: a `cls`, the piece of its part, a `sep`; without document mask all as one."""
+    """Return `cls` piece `sep` for each document; without a document mask one document of all pieces."""
     if document_mask:
         return [
             np.concatenate((cls, piece, sep)) for piece, part in zip(pieces, parts, strict=True) if len(part.tokens)
@@ -297,18 +298,18 @@ def laid_out(
 
 
 def word_begins(part: DocumentSlice) -> np.ndarray:
-    """int64 [tokens]: 1 where a word begins; a word that the row cut in two is a word by itself."""
+    """Return int64 [tokens]: 1 at the first token of each word. A truncated word counts as a word."""
     return units(marked(part.tokens, {"words": part.annotations["words"]}))
 
 
 def tokens_of(text: np.ndarray) -> np.ndarray:
-    """Of a text that may come with marks."""
+    """Return the tokens of a text with or without marks."""
     return text if text.ndim == 1 else text[:, 0]
 
 
 @dataclass(frozen=True)
 class MaskedLMWithQuestion(QuestionObjective):
-    """Masked tokens in `cls` A `sep` B `sep`, and a question about the two texts, one of QUESTIONS."""
+    """Masked language modeling on `cls` A `sep` B `sep`, with a question about the two texts (a key of QUESTIONS)."""
 
     masked: MaskedLM = MaskedLM()
 

@@ -1,4 +1,4 @@
-"""What phrases say, in tokens, in a file: by it captions are rewritten (`objectives.rewriting`)."""
+"""Table of phrases by meaning, in tokens, with which captions are rewritten (`objectives.rewriting`)."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from megaptm.objectives.rewriting import Rewriter, Text, words_of
 
 MOST_BYTES = 256 << 20
 MOST_IDS = 1 << 31
-"""No tokenizer has more; of larger numbers no array is made."""
+"""Larger than the vocabulary of any tokenizer; larger ids are refused before arrays are made."""
 REMEDY = "make it with `megaptm corpus meanings`"
 
 Meanings = Mapping[str, Sequence[Sequence[Sequence[int]]]]
-"""Kind, one of `rewriting.KINDS` -> for each meaning the phrases that say it, each its tokens."""
+"""Kind, a key of `rewriting.KINDS` -> phrases of each meaning, each a list of tokens."""
 
 
 @dataclass(frozen=True)
 class MeaningTable:
-    """A rewriter whose words are the tokens of each, and where words begin."""
+    """Rewriter over words, each a sequence of tokens."""
 
     rewriter: Rewriter
     inside: frozenset[int]
-    """Tokens that go on with the word of the one before."""
+    """Tokens that continue a word."""
     largest: int
-    """The largest token in it."""
+    """Largest token id."""
 
     def words(self, tokens: np.ndarray) -> Text:
-        """Of a text."""
+        """Return the words of a text."""
         return _words(tokens.tolist(), self.inside)
 
 
 def write_meanings(meanings: Meanings, inside: Sequence[int], path: Path) -> None:
-    """The file of a table."""
+    """Write a table to a file."""
     path.write_text(json.dumps({"inside": [*inside], "meanings": meanings}) + "\n")
 
 
 @lru_cache(maxsize=4)
 def meanings_named(name: str) -> MeaningTable:
-    """That of a file."""
+    """Read a table from a file; cached."""
     return read_named_file("meanings", name, _read, kind="table of meanings", remedy=REMEDY)
 
 
 def _read(path: Path) -> MeaningTable:
-    """A `ValueError` of what is none."""
+    """Read a table. Raises `ValueError` if the content is none."""
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes")
     said = json.loads(path.read_text())

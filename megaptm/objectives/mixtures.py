@@ -1,4 +1,4 @@
-"""Mixtures of tasks that have a name, because a paper trains on them."""
+"""Named mixtures of tasks, as published."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from megaptm.objectives.unified import (
 
 @dataclass(frozen=True)
 class NamedMixture(Composed):
-    """Tasks of fixed shares under one name."""
+    """Tasks with fixed shares, under one name."""
 
     label: str = ""
 
@@ -34,13 +34,12 @@ def _third(parts: int = 1) -> StepValue:
     return StepValue((0,), (1 / (3 * parts),))
 
 
-# arXiv:1905.03197, 2.3: of ten times a token is hidden by itself in eight, with the next one in one, and with the next
-# two in one.
+# arXiv:1905.03197, 2.3: 80% of masked spans are one token, 10% bigrams, 10% trigrams.
 HIDDEN = OrderedMaskedLM(hide="token-ngrams", lengths=(0.8, 0.1, 0.1))
 
 
-# The same: a third both ways, with the question about the next sentence; a third from sequence to sequence; a sixth to
-# each side.
+# Same section: a third bidirectional with next-sentence prediction, a third sequence-to-sequence, a sixth for each
+# direction.
 UNILM = NamedMixture(
     tasks=(
         Task("bidirectional", MaskedLMWithQuestion("next-sentence", HIDDEN), _third()),
@@ -52,7 +51,7 @@ UNILM = NamedMixture(
     label="unilm",
 )
 
-# arXiv:1907.12412, 4.2: the tasks that need no labeled pairs, all at once; configs/ernie-2 learns one after the other.
+# arXiv:1907.12412, 4.2: the tasks without labeled pairs, all at once. configs/ernie-2 learns them one after the other.
 ERNIE_2 = NamedMixture(
     tasks=(
         Task("knowledge", MaskedLM(hide="independent"), ONE, 0),
@@ -64,7 +63,7 @@ ERNIE_2 = NamedMixture(
     label="ernie-2",
 )
 
-# arXiv:1909.11740, section 3.2, and the released configs: 2 : 2 : 1 : 1, each batch of one task, transport at 0.1.
+# arXiv:1909.11740, section 3.2, and released configs: 2 : 2 : 1 : 1, one task per batch, transport weight 0.1.
 UNITER = NamedMixture(
     tasks=(
         Task("matching", ImageTextMatching(), _third()),
@@ -81,8 +80,8 @@ def _sevenths(parts: float) -> StepValue:
     return StepValue((0,), (parts / 7,))
 
 
-# arXiv:2012.15409, section 3.1: images, pairs and texts 1 : 1 : 5. Of what is asked of each it does not say how often:
-# here alike.
+# arXiv:2012.15409, section 3.1: images, pairs and texts 1 : 1 : 5. Shares of the tasks of each kind are not published;
+# equal here.
 UNIMO = NamedMixture(
     tasks=(
         Task("spans", TextSpans(units="tokens"), _sevenths(5 / 2)),

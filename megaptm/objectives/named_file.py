@@ -1,4 +1,4 @@
-"""Files that options of objectives name."""
+"""Files named by options of objectives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ Read = TypeVar("Read")
 
 
 def read_named_file(option: str, name: str, read: Callable[[Path], Read], *, kind: str, remedy: str) -> Read:
-    """What `read` makes of the file `name`. A `UserError` where there is no such file, or where `read` raises: then it
-    is none of its kind."""
+    """Return the result of `read` for a file. Raises `UserError` if the file does not exist or `read` fails."""
     try:
         path = Path(name).expanduser()
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             raise ValueError("there is no such file")
         return read(path)
-    except Exception as error:  # numpy, zipfile, zlib and safetensors each have kinds of their own
+    except Exception as error:  # numpy, zipfile, zlib and safetensors raise errors of their own
         raise UserError(f"{option}: {name} is no {kind} ({error}): {remedy}.") from None

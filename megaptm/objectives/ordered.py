@@ -1,4 +1,4 @@
-"""Masked tokens under an order that says who sees whom (UniLM, arXiv:1905.03197): one model, four kinds of context."""
+"""Masked language modeling with an attention order (UniLM, arXiv:1905.03197): one model, four kinds of context."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SEGMENTS: dict[str, tuple[int, ...]] = {
     "right-to-left": (3, 3),
     "sequence-to-sequence": (4, 5),
 }
-"""Segments of the first and the second text, by which the model is told what it sees (the released code's)."""
+"""Segment ids of the first and second text, which tell the model the kind of context (released code)."""
 
 
 @dataclass(frozen=True)
 class OrderedMaskedLM(MaskedLM):
-    """Masked tokens, each guessed from what its place sees of its document: all of it, what is left or right of it, or,
-    in the second of two texts, the first and what is left of it (arXiv:1905.03197, 2.3)."""
+    """Masked tokens, predicted from their visible context: the full document, its left or right part, or, in the second
+    of two texts, the first text and the left part (arXiv:1905.03197, 2.3)."""
 
     context: Context = "bidirectional"
 
@@ -51,7 +51,7 @@ class OrderedMaskedLM(MaskedLM):
         return super().raw_length(sequence) - self._two_texts
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # As for one text, and one more slot of a document for the `sep` between its two.
+        # As for one text, plus a slot for the `sep` between both texts.
         window = super().cut(sequence, document_mask)
         return RowWindow(window.stride - self._two_texts, slots=window.slots + self._two_texts)
 
@@ -65,7 +65,7 @@ class OrderedMaskedLM(MaskedLM):
         assert isinstance(piece, list)
         tokens = [part.tokens for part in piece]
         documents = [one for one in tokens if len(one)] if context.document_mask else [np.concatenate(tokens)]
-        # Both texts have a token where there are two; a document of one is a source alone.
+        # With two tokens or more both texts have one; a single token is a source without target.
         borders = [int(context.rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
         texts = [LabeledTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
         return self.mask_row(MaskedRow.of_texts(texts, context.special), context, None)
@@ -74,12 +74,13 @@ class OrderedMaskedLM(MaskedLM):
         told = replace(row, segments=[SEGMENTS[self.context][number] for number in row.segments])
         sample = super().mask_row(told, context, begins)
         order = [self._order(len(text), number) for text, number in zip(row.text, row.segments, strict=True)]
-        if self.context in ("left-to-right", "right-to-left"):  # of a document, whose texts follow each other
+        if self.context in ("left-to-right", "right-to-left"):  # of the document, whose texts are consecutive
             order = [self._order(length, 1) for length in row.documents]
         return sample | {"order": padded(order, context.sequence, 0)}
 
     def _order(self, length: int, number: int) -> np.ndarray:
-        """Of a text, the first or the second (0 or 1): a place sees those whose number is not above its own."""
+        """Return the order of a text, first or second (0 or 1): a position attends to those whose order is at most its
+        own."""
         match self.context:
             case "left-to-right":
                 return np.arange(length)

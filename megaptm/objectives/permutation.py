@@ -1,7 +1,7 @@
-"""Words guessed in a random order (XLNet, arXiv:1906.08237): each from those before it in the order, wherever they
-stand."""
+"""Permutation language modeling (XLNet, arXiv:1906.08237): each target is predicted from tokens before it in a random
+order."""
 
-# S places of a row, R of them remembered, N places asked about
+# S sequence, R positions of the recurrence cache, N target positions
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from megaptm.objectives.objective import (
 from megaptm.objectives.vocabulary import SpecialTokens
 
 LONGEST = 5
-"""Words of a span, at most; one of n is as likely as 1 / n (the released code, `_sample_mask`)."""
+"""Maximum span length in words; length n has probability proportional to 1 / n (released code, `_sample_mask`)."""
 DIVIDES = 8
-"""Tensor ranks that can divide a row along the sequence, queries and all, where they can its text."""
+"""Tensor ranks that can split a sequence with its queries, if they can split the text."""
 CONTEXT = 6
-"""A span of n words is drawn within a window of so many times n (the released code's mask_alpha)."""
+"""A span of n words is sampled within a window of this many times n words (mask_alpha of the released code)."""
 
 
 @dataclass(frozen=True)
 class PermutationLM(Objective):
-    """A row is a stretch of text that goes on where that of the step before ended, half of the row, and behind it two
-    texts: `A sep B sep cls`. A follows the first half, and so does B that, or it is from elsewhere; nothing is asked
-    about that. In each half some places are asked, in an order in which all that is not asked comes first; the first
-    half sees nothing of the second (the released code, `data_utils.py`).
+    """Sequence of a continued text, half new, and two texts: `A sep B sep cls`.
+
+    A continues the first half; B continues A, or is from another part of the corpus (no label depends on it). Target
+    positions of each half come last in a random order. The first half does not attend to the second (released code,
+    `data_utils.py`).
     """
 
     partial: Annotated[int, Option(ge=2, le=64)] = 6
-    """K: one place of so many is asked (2.3: the last in the order)."""
+    """K: one of K positions is a target (2.3: the last in the order)."""
     units: Literal["words", "tokens"] = "words"
-    """What spans are made of; tokens: what the released code's come to, since it looks for word borders at the wrong
-    place."""
+    """Unit of spans. `tokens` is what the released code amounts to, because it searches word boundaries at wrong
+    positions."""
     both_ways: bool = True
-    """Whether every second row of the batch reads its text from the end (3.1: half of the batch)."""
+    """Whether every second sequence of a batch is read backward (3.1: half of the batch)."""
     elsewhere: Share = 0.5
-    """Share of rows whose second text is from elsewhere in the corpus (the released code, after BERT)."""
+    """Probability that the second text is from another part of the corpus (released code, after BERT)."""
     sentences: bool = False
-    """Whether A ends with a sentence, and a text from elsewhere begins with one, as in the released code; else
-    anywhere. Where no sentence ends in a place that A may end at, one is cut."""
+    """Whether A ends at a sentence boundary, and a text from elsewhere starts at one, as in the released code. Without
+    a boundary in range a sentence is split."""
 
     name = "permutation-lm"
     losses: ClassVar = {"permutation-lm": 1.0}
@@ -84,8 +85,7 @@ class PermutationLM(Objective):
         return BatchSpec({"": sequence}, {**row, **asked, "begins": Field(()), "backward": Field(())})
 
     def _slots(self, sequence: int) -> int:
-        """Room for the places that are asked, such that a row with as many queries beside it has a multiple of
-        `DIVIDES`."""
+        """Return the number of target slots, rounded so that sequence plus queries is a multiple of `DIVIDES`."""
         return -(-(sequence // self.partial + sequence) // DIVIDES) * DIVIDES - sequence
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
@@ -137,13 +137,13 @@ class PermutationLM(Objective):
         }
 
     def _border(self, breaks: np.ndarray, half: int, rng: np.random.Generator) -> int:
-        """Where the second text begins: both have a token of what is behind the first half."""
+        """Return the start of the second text: both texts have a token after the first half."""
         ends = half + 1 + np.flatnonzero(breaks[half + 1 :])
         return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(breaks) - half))
 
     def _text(self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool) -> tuple[np.ndarray, ...]:
-        """The tokens of a row, each document closed by `end`; and, as they are read, which of them begin a word, and
-        which a sentence, where that is asked for."""
+        """Return tokens with `end` after each document, and, in reading order, which tokens start a word and a
+        sentence, if requested."""
         assert special.end is not None
         tokens, begins, breaks = [], [], []
         for part in piece:
@@ -152,7 +152,7 @@ class PermutationLM(Objective):
             if self.units == "words":
                 word[:] = False
                 word[part.annotations["words"]] = True
-                word[:1] = True  # what was cut in two is a word by itself
+                word[:1] = True  # a truncated word counts as a word
             sentence = np.zeros(len(part.tokens) + len(end), dtype=bool)
             if self.sentences:
                 sentence[part.annotations["sentences"]] = True
@@ -161,15 +161,15 @@ class PermutationLM(Objective):
             begins += [word, np.ones(len(end), dtype=bool)]
         text, word, sentence = np.concatenate(tokens), np.concatenate(begins), np.concatenate(breaks)
         if backward:
-            # Read from the end, a word begins with its last token, and so does a sentence.
+            # In backward order a word starts with its last token, and so does a sentence.
             last = np.append(word[1:], True), np.append(sentence[1:], False)
             return text[::-1].copy(), *(one[::-1].copy() for one in last)
         return text, word, sentence
 
 
 def spans(begins: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Booleans, `count` of them True where there are as many candidates: spans of whole words, each somewhere in a
-    window of its own, and single tokens for what is missing in the end."""
+    """Return a boolean mask with `count` positions, or all candidates if fewer: spans of complete words, each in a
+    window of its own, then single tokens to reach the count."""
     length = len(begins)
     chosen = np.zeros(length, dtype=bool)
     starts = np.flatnonzero(begins)
@@ -193,8 +193,9 @@ def spans(begins: np.ndarray, candidates: np.ndarray, count: int, rng: np.random
 
 
 def order_of(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarray:
-    """int64 [S]: a place sees those whose number is not above its own. Of each part of a row, as long as its
-    permutation, what is not `ordered` comes first, all at once, and the rest by the permutation; then the next part."""
+    """Return the attention order, int64 [S]: a position attends to those whose order is at most its own. In each part,
+    as long as its permutation, positions that are not `ordered` come first, at once, then the others by the
+    permutation."""
     order, first = np.zeros(len(ordered), dtype=np.int64), 0
     for number, permutation in enumerate(permutations):
         part = slice(first, first + len(permutation))

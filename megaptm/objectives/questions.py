@@ -1,4 +1,4 @@
-"""What is asked of texts that show all: about the row, or about each token (ERNIE 2.0, arXiv:1907.12412)."""
+"""Classification of unmasked texts: sequence questions and token questions (ERNIE 2.0, arXiv:1907.12412)."""
 
 # S tokens of a row
 
@@ -31,7 +31,7 @@ NOTHING = np.full(1, IGNORED)
 
 @dataclass(frozen=True)
 class TextQuestion(QuestionObjective):
-    """A question about the texts of a row, whose tokens are all shown."""
+    """Question about the texts of a sequence, without masking."""
 
     needs = ("pad", "cls", "sep")
     prompts = ()
@@ -58,7 +58,7 @@ class TextQuestion(QuestionObjective):
 
 @dataclass(frozen=True)
 class Capitalization(Objective):
-    """Of each token whether its word began with a capital letter, which the tokenizer made small (4.2.1)."""
+    """Whether the word of each token was capitalized before the tokenizer lowercased it (4.2.1)."""
 
     name: ClassVar = "capitalization"
     losses: ClassVar = {"capitalization": 1.0}
@@ -87,7 +87,7 @@ class Capitalization(Objective):
 
 @dataclass(frozen=True)
 class TokenDocument(SampleObjective):
-    """Of each token of a stretch of a document whether the rest of the document has it as well (4.2.1)."""
+    """Whether each token of a stretch also occurs in the rest of its document (4.2.1)."""
 
     name: ClassVar = "token-document"
     losses: ClassVar = {"token-document": 1.0}
@@ -107,7 +107,7 @@ class TokenDocument(SampleObjective):
         special, sequence = context.special, context.sequence
         text, rest = np.concatenate(piece.sentences), piece.outside()
         if not sum(map(len, rest)) and len(text) > 1:
-            # The document is no longer than this: a part of it is the rest.
+            # The document is no longer than the stretch: split it.
             borders = np.cumsum([*map(len, piece.sentences)])[:-1]
             cut = int(context.rng.choice(borders)) if len(borders) else len(text) // 2
             text, rest = text[:cut], [text[cut:]]

@@ -1,4 +1,4 @@
-"""Which of two windows is text: Collobert & Weston, 2008."""
+"""Window ranking (Collobert & Weston, 2008)."""
 
 # S tokens of a row
 
@@ -24,20 +24,20 @@ DictionarySize = Annotated[int, Field(ge=2)]
 
 @dataclass(frozen=True)
 class WindowRanking(PlainRows):
-    """A window of text is told from the same with another word of the dictionary in its middle; and words may be asked
-    for their tags, too, by the same vectors (Collobert & Weston, 2008, section 5)."""
+    """Text windows are ranked above the same window with another center word. With `tags`, words are also tagged by the
+    same vectors (Collobert & Weston, 2008, section 5)."""
 
     name = "window-ranking"
 
     dictionary: tuple[tuple[Annotated[int, Field(ge=0)], DictionarySize], ...] = ()
-    """Steps, and from each on how many of the most frequent words are in the dictionary; others are the unknown word.
-    None: all, always. (arXiv:1103.0398, 4.2: it grows, each begun with the vectors of the one before.)"""
+    """Pairs of step and dictionary size from that step on; less frequent words are unknown. Empty: the full vocabulary
+    always. (arXiv:1103.0398, 4.2: the dictionary grows, each size initialized with the vectors of the one before.)"""
 
     tags: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Labels of the corpus (`annotate.tags`), which each word has one of, or none; 0: words are not asked for them."""
+    """Number of labels of the corpus (`annotate.tags`); each word has one or none. 0: no tagging."""
 
     @cached_property
-    def losses(self) -> Mapping[str, float]:  # type: ignore[override]  # a constant of other objectives
+    def losses(self) -> Mapping[str, float]:  # type: ignore[override] # a constant of other objectives
         return {"ranking": 1.0, "tags": 1.0} if self.tags else {"ranking": 1.0}
 
     @property
@@ -50,11 +50,11 @@ class WindowRanking(PlainRows):
             raise UserError(f"dictionary begins at steps {steps}: the first must be 0, and each more than the last.")
 
     def words(self, step: int) -> int | None:
-        """Of the dictionary at a step; None: all."""
+        """Return the dictionary size at a step. None: the full vocabulary."""
         return next((words for first, words in reversed(self.dictionary) if first <= step), None)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        # From which numbers, 0 to below 1, words are drawn: how many there are depends on the step.
+        # Uniform numbers in [0, 1) from which words are sampled: the dictionary size depends on the step.
         others = BatchField((sequence,), "float64")
         asked = fields((sequence,), "tags") if self.tags else {}
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "others": others, **asked})
@@ -66,7 +66,7 @@ class WindowRanking(PlainRows):
         return made | {"tags": np.concatenate([self._tags(part) for part in piece])} if self.tags else made
 
     def _tags(self, part: DocumentSlice) -> np.ndarray:
-        """int64 [tokens]: 0 of a word without a tag, else one more than its label's number."""
+        """Return the tags of tokens, int64 [tokens]: 0 without a tag, otherwise label index + 1."""
         found = np.zeros(len(part.tokens), dtype=np.int64)
         for first, stop, label in part.annotations["tags"].tolist():
             found[first:stop] = 1 + label

@@ -1,11 +1,11 @@
-"""Files of what a detector found in an image: `.npz`, by the names that UNITER's published ones have.
+"""Files with detector output for an image: `.npz` with the array names of UNITER's published files.
 
-    features      [n, F]  numbers that tell regions apart
-    norm_bb       [n, 6]  left, top, right, bottom, width, height, as shares of the image's sides
-    soft_labels   [n, C]  how likely each class is, the background first
-    conf          [n]     how sure the detector is of a region; absent: of all alike
+    features      [n, F]  region features
+    norm_bb       [n, 6]  left, top, right, bottom, width, height, relative to the image's sides
+    soft_labels   [n, C]  class probabilities, background first
+    conf          [n]     detector confidence; may be absent
 
-Regions stand in the order of the file, which is that of confidence.
+Regions are in the order of the file, which is by confidence.
 """
 
 # R regions, F features, C classes
@@ -23,20 +23,20 @@ from megaptm.batch import BOX_NUMBERS
 
 SUFFIX = "npz"
 MOST_BYTES = 64 << 20
-"""Of a file, unpacked: 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
+"""Maximum unpacked size of a file; 100 regions of 2,048 features and 1,601 classes take 1.5 MiB."""
 NEEDED = {"features": 2, "norm_bb": 2, "soft_labels": 2}
-"""Array -> its number of axes."""
+"""Array -> number of axes."""
 ARRAYS = (*NEEDED, "conf")
-"""Those that are read; the last may be absent."""
+"""Arrays that are read. The last one may be absent."""
 OF_A_BOX = 6
 BEYOND = 0.1
-"""How far shares of an image's sides may be below 0 or above 1: detectors round."""
+"""Tolerance of relative coordinates below 0 and above 1: detectors round."""
 PACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""How numpy packs members. Of others zipfile unpacks whatever is there at once: 1,300 bytes of bzip2 become 2 GiB."""
+"""Compression types that numpy uses. For others zipfile unpacks without limit: 1,300 bytes of bzip2 become 2 GiB."""
 
 
-class RefusedRegions(Exception):  # noqa: N818  # no end, a reason
-    """Why a file is not read: a reason that many may have in common, and more about this one."""
+class RefusedRegions(Exception):  # noqa: N818 # no end, a reason
+    """Reason for refusing a file: a common reason, and details of this file."""
 
     def __init__(self, reason: str, said: str = "") -> None:
         super().__init__(f"{reason} ({said})" if said else reason)
@@ -45,27 +45,27 @@ class RefusedRegions(Exception):  # noqa: N818  # no end, a reason
 
 @dataclass(frozen=True)
 class Regions:
-    """What a detector found in an image."""
+    """Detector output for an image."""
 
     features: np.ndarray
-    """float16 [R, F]"""
+    """Features, float16 [R, F]."""
     boxes: np.ndarray
-    """float32 [R, 7]: left, top, right, bottom, width, height, area, all as shares of the image's."""
+    """Boxes, float32 [R, 7]: left, top, right, bottom, width, height, area, relative to the image."""
     likely: np.ndarray
-    """float16 [R, C]: each class."""
+    """Class probabilities, float16 [R, C]."""
     confidence: np.ndarray
-    """float32 [R]"""
+    """Confidence, float32 [R]."""
 
     def __len__(self) -> int:
         return len(self.features)
 
     def first(self, number: int) -> Regions:
-        """The first of them."""
+        """Return the first `number` regions."""
         return Regions(*(array[:number] for array in vars(self).values()))
 
 
 def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
-    """Those of a file; `RefusedRegions` where it is none, or of a detector with other numbers."""
+    """Read a file. Raises `RefusedRegions` if it is damaged, or from a detector with other dimensions."""
     arrays = _arrays(content)
     lacking = [name for name in NEEDED if name not in arrays]
     if lacking:
@@ -87,9 +87,9 @@ def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
         )
     if not number:
         raise RefusedRegions("no regions")
-    # Made when it is known that there are so many: of features of no width a header says any number.
+    # Allocated after the length is known: a header can claim any length for arrays of width 0.
     confidence = arrays.get("conf", np.ones(number, dtype=np.float32)).reshape(-1)
-    with np.errstate(over="ignore"):  # what is too large is refused below
+    with np.errstate(over="ignore"):  # too large values are refused below
         boxes = arrays["norm_bb"].astype(np.float32)
         made = Regions(
             arrays["features"].astype(np.float16),
@@ -100,7 +100,7 @@ def read_regions(content: bytes, *, features: int, classes: int) -> Regions:
     assert made.boxes.shape[1] == BOX_NUMBERS
     if not all(np.isfinite(array).all() for array in vars(made).values()):
         raise RefusedRegions("regions with numbers that are none, or too large for half precision")
-    # Pixels in the place of shares, and scores of before a softmax, of which a loss is no number.
+    # Detects coordinates in pixels, and scores before the softmax, which would make the loss NaN.
     _refuse_outside(boxes, -BEYOND, 1 + BEYOND, "boxes that are no shares of an image")
     _refuse_outside(made.likely, 0, 1, "classes that are no probabilities")
     return made
@@ -124,19 +124,19 @@ def _arrays(content: bytes) -> dict[str, np.ndarray]:
             return {name: _array(_content(file, f"{name}.npy")) for name in names}
     except RefusedRegions:
         raise
-    except Exception as error:  # numpy, zipfile and zlib each have kinds of their own
+    except Exception as error:  # numpy, zipfile and zlib raise errors of their own
         raise RefusedRegions("damaged", f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def _content(file: zipfile.ZipFile, name: str) -> bytes:
-    """Of a member, which may hold more than its header says: no more than it may is unpacked."""
+    """Return the content of a member, limited: it may be larger than its header claims."""
     with file.open(name) as member:
         return member.read(MOST_BYTES)
 
 
 def _array(content: bytes) -> np.ndarray:
-    """Of a `.npy` file, none of whose objects are made. `numpy.load` would make room for whatever a header says, before
-    it sees that there is not so much."""
+    """Parse a `.npy` file without objects. `numpy.load` would allocate what the header claims before it finds the data
+    missing."""
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,7 +1,6 @@
-"""A text and regions of an image, which a detector found (UNITER, arXiv:1909.11740, section 3.2): hidden words, hidden
-regions, never both; and whether they belong together."""
+"""Objectives on a text and regions of its image (UNITER, arXiv:1909.11740)."""
 
-# S places of a row, T of its text, R regions, A asked about, F features, C classes
+# S sequence, T positions of the text, R regions, F features, C classes, A target positions
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ from megaptm.objectives.show_ask import SHOWS, check_shares, hidden_in_place
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
-"""An option: of regions, or of what a detector says of one."""
+"""Option: number of regions, or of detector outputs per region."""
 
 
 def region_fields(regions: int, features: int) -> dict[str, Field]:
-    """What a row holds of its regions."""
+    """Return the batch fields of regions."""
     return {
         "region_features": Field((regions, features), "float16"),
         "region_boxes": Field((regions, BOX_NUMBERS), "float32"),
@@ -51,18 +50,18 @@ def region_fields(regions: int, features: int) -> dict[str, Field]:
 
 @dataclass(frozen=True)
 class RegionObjective(Objective):
-    """A row is a text, `cls` A `sep`, and behind it the regions of its image."""
+    """Sample of a text, `cls` A `sep`, followed by the regions of its image."""
 
     regions: RegionNumber = 100
-    """Places of regions, behind those of the text; what an image has beyond is left out."""
+    """Number of region positions, after those of the text. Further regions are dropped."""
     features: RegionNumber = 2048
-    """Numbers of a region's features."""
+    """Feature width of a region."""
     classes: Annotated[int, Option(ge=2, le=1 << 14)] = 1601
-    """That the detector tells apart, the background first."""
+    """Number of detector classes, background first."""
     confidence: Share = 0.2
-    """Regions of which the detector is not surer are left out, but for the first `least`."""
+    """Minimum detector confidence; the first `least` regions are kept regardless."""
     least: RegionNumber = 10
-    """Regions that are kept in any case, where there are so many."""
+    """Minimum number of regions, if the image has as many."""
 
     unit = "document"
     blobs: ClassVar = (SUFFIX,)
@@ -73,21 +72,21 @@ class RegionObjective(Objective):
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
-        """Options that do not fit each other are a `UserError`."""
+        """Raise `UserError` if options contradict each other."""
 
     @property
     def supervised(self) -> bool:
         return True
 
     def raw_length(self, sequence: int) -> int:
-        """One image a row."""
+        """Return 1: one image per sample."""
         return 1
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
         return RowWindow(stride=1, most=1)
 
     def words(self, sequence: int) -> int:
-        """T"""
+        """Return T, the number of text positions."""
         return max(sequence - self.regions, 0)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
@@ -126,19 +125,19 @@ class RegionObjective(Objective):
         return self.ask(row, text, found, context)
 
     def room(self, piece: Sequence[DocumentSlice]) -> int:
-        """Places that the image of a row has."""
+        """Return the number of positions for the image."""
         return self.regions
 
     @abstractmethod
     def asked(self, sequence: int) -> dict[str, Field]:
-        """The fields that say what is asked."""
+        """Return the label fields."""
 
     @abstractmethod
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        """What is read, which may be changed, and what is asked of it."""
+        """Return inputs, possibly changed, and labels."""
 
     def _regions(self, document: DocumentSlice, most: int) -> Regions:
-        """At most so many."""
+        """Return at most `most` regions."""
         content = document.blobs.get(SUFFIX)
         if content is None:
             raise UserError(
@@ -158,14 +157,14 @@ class RegionObjective(Objective):
 
 @dataclass(frozen=True)
 class RegionMaskedLM(RegionObjective):
-    """MLM: hidden words of a text whose image is shown."""
+    """MLM: masked tokens of a text, with its image visible."""
 
     rate: Rate = 0.15
-    """Share of the tokens that are hidden and asked about."""
+    """Share of tokens that are masked and predicted."""
     mask: Share = 0.8
-    """Share of the hidden tokens that are shown as the mask."""
+    """Share of masked tokens replaced by the mask token."""
     random: Share = 0.1
-    """Share that is shown as a random token; what remains is shown as it is."""
+    """Share replaced by a random token. The rest is unchanged."""
 
     name = "image-text-masked-lm"
     losses: ClassVar = {"mlm": 1.0}
@@ -176,14 +175,14 @@ class RegionMaskedLM(RegionObjective):
         check_shares(self.mask, self.random)
 
     def most_asked(self, sequence: int) -> int:
-        """A"""
+        """Return A, the largest number of target positions."""
         return max(1, round(self.rate * self.words(sequence)))
 
     def asked(self, sequence: int) -> dict[str, Field]:
         return fields((self.most_asked(sequence),), "masked_positions", "labels")
 
     def noise(self, text: np.ndarray, most: int) -> Denoise:
-        """What is hidden of a text, `most` tokens of it."""
+        """Return the masking of a text, with up to `most` masked tokens."""
         hide, show = HIDES["tokens"](rate=self.rate, most=most), SHOWS["tokens"](mask=self.mask, random=self.random)
         return Denoise(hide=hide, show=show, ask=hidden_in_place)
 
@@ -200,13 +199,13 @@ class RegionMaskedLM(RegionObjective):
 
 @dataclass(frozen=True)
 class MaskedRegions(RegionObjective):
-    """MRFR, MRC and MRC-kl: hidden regions of an image whose text is shown."""
+    """MRFR, MRC and MRC-kl: masked regions, with the text visible."""
 
     ask_for: Literal["features", "class", "distribution"] = "features"
-    """What of them is asked: their features; the class that the detector finds most likely, the background left out; or
-    how likely it finds each."""
+    """Labels of masked regions: their `features`; the detector's most likely `class`, background excluded; or its class
+    `distribution`."""
     rate: Rate = 0.15
-    """Share of the regions that are hidden and asked about, one at least."""
+    """Share of regions that are masked and predicted, at least one."""
 
     prompts = ()
     LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
@@ -217,7 +216,7 @@ class MaskedRegions(RegionObjective):
     }
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+    def name(self) -> str:  # type: ignore[override] # a constant of other objectives
         return "masked-regions" + ("" if self.ask_for == "features" else f"-{self.ask_for}")
 
     @property
@@ -226,7 +225,7 @@ class MaskedRegions(RegionObjective):
 
     @property
     def most_asked(self) -> int:
-        """A"""
+        """Return A, the largest number of target regions."""
         return max(1, round(self.rate * self.regions))
 
     def asked(self, sequence: int) -> dict[str, Field]:
@@ -239,7 +238,7 @@ class MaskedRegions(RegionObjective):
         return {"masked_positions": Field((most,)), self.ANSWERS[self.ask_for]: answers[self.ask_for]}
 
     def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
-        """Numbers of regions, in their order."""
+        """Return sorted indices of masked regions."""
         return np.sort(rng.choice(len(found), max(1, round(self.rate * len(found))), replace=False))
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
@@ -253,7 +252,7 @@ class MaskedRegions(RegionObjective):
         return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
 
     def _known(self, found: Regions) -> np.ndarray:
-        """[R, ...]: what is asked of hidden ones, of all."""
+        """Return the labels of all regions, [R, ...]."""
         if self.ask_for == "class":
             return found.likely[:, 1:].argmax(1) + 1
         return found.features if self.ask_for == "features" else found.likely
@@ -261,14 +260,13 @@ class MaskedRegions(RegionObjective):
 
 @dataclass(frozen=True)
 class ImageTextMatching(RegionObjective):
-    """ITM, whether the regions are of the text's image or of another's; and WRA, how near words and regions are.
-    Nothing is hidden."""
+    """ITM: whether the regions belong to the text; WRA: alignment of words and regions. Nothing is masked."""
 
     replaced: Share = 0.5
-    """Share of the rows that are shown another image. (The paper replaces either; the released code the image.)"""
+    """Probability that the image is replaced. (The paper replaces image or text; the released code the image.)"""
     retrieved: str | None = None
-    """File of images that are like others, which `megaptm corpus retrieve` makes: another image is then one like the
-    text's, which is harder to tell from it; absent, or where there is none like it: any."""
+    """File of similar images, made by `megaptm corpus retrieve`: the replacement is then similar, and harder to tell
+    apart. None, or no similar image: a random one."""
 
     name = "image-text-matching"
     prompts = ()
@@ -284,7 +282,7 @@ class ImageTextMatching(RegionObjective):
 
     @property
     def alone(self) -> ImageTextMatching:
-        """The same of each text with its own image."""
+        """Return the objective without replaced images."""
         return replace(self, retrieved=None, replaced=0.0)
 
     def asked(self, sequence: int) -> dict[str, Field]:
@@ -295,7 +293,7 @@ class ImageTextMatching(RegionObjective):
         shown = [part for part in piece if not part.retrieved]
         if len(shown) > 1 and (like := [part for part in piece if part.retrieved]):
             shown = [shown[0], replace(like[0], elsewhere=True)]
-        # An image with several texts may be drawn for another of them.
+        # Another text of the same image is a match.
         matched = shown[-1].blobs == shown[0].blobs
         return super().make(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
 

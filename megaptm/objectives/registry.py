@@ -1,4 +1,4 @@
-"""The kinds of tasks that a config can compose, and objectives that have a name of their own."""
+"""Task classes for composed objectives, and named objectives."""
 
 from __future__ import annotations
 

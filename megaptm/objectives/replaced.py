@@ -1,4 +1,5 @@
-"""Replaced token detection (ELECTRA, arXiv:2003.10555): a generator fills what is masked, and each token is judged."""
+"""Replaced token detection (ELECTRA, arXiv:2003.10555): a generator fills masked tokens, a discriminator classifies
+each token."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from megaptm.objectives.objective import Sample, SampleContext, Share
 
 @dataclass(frozen=True)
 class ReplacedTokens(MaskedLM):
-    """Masked tokens for a head that is drawn from, and a question about every token of the text.
+    """Masked language modeling for a generator, and replaced-token labels for every token.
 
-    What is asked comes with a number for each masked token, by which one is drawn when the head has said what it
-    thinks: the same on any device and layout. Which tokens were replaced is then known.
+    The batch has a uniform number for each masked token, with which the generator's token is sampled: the same on any
+    device and layout. Replaced-token labels are known after sampling.
     """
 
     hide: str = "tokens-with-repeats"
@@ -31,7 +32,7 @@ class ReplacedTokens(MaskedLM):
         return "replaced-token-detection"
 
     def most_asked(self, sequence: int) -> int:
-        """As the released code has it."""
+        """Return the limit of the released code."""
         return max(1, int((self.rate + 0.005) * sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:

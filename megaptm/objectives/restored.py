@@ -1,4 +1,4 @@
-"""The other objectives that T5 was compared with (arXiv:1910.10683, section 3.3, table 3)."""
+"""Alternative unsupervised objectives of T5's comparison (arXiv:1910.10683, section 3.3, table 3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 @dataclass(frozen=True)
 class _Restored(EncoderDecoder):
-    """Of objectives that show as many tokens as there are, and ask for all of them."""
+    """Base of objectives whose encoder and decoder lengths equal the text's."""
 
     def input_length(self, raw: int) -> int:
         return raw + 1
@@ -28,7 +28,7 @@ class _Restored(EncoderDecoder):
 
 @dataclass(frozen=True)
 class PrefixLM(_Restored):
-    """The second part of a text from the first, which ends anywhere: both rows are as long as a text may be."""
+    """Prefix language modeling: generate the second part of a text from the first, split at a random position."""
 
     name = "prefix-lm"
 
@@ -39,18 +39,18 @@ class PrefixLM(_Restored):
 
 @dataclass(frozen=True)
 class MaskedText(_Restored):
-    """The text, of which some tokens are masked where they stand; or these alone."""
+    """Generate a text in which some tokens are masked, or only the masked tokens."""
 
     rate: Rate = RATE
-    """Share of the tokens that are hidden."""
+    """Share of tokens that are masked."""
     mask: Share = 0.9
-    """Share of the hidden that are shown as the mask, or the first sentinel where there is none."""
+    """Share of masked tokens that are replaced by the mask token, or the first sentinel if there is none."""
     random: Share = 0.1
-    """Share of the hidden in whose place a random token is shown; the rest stays."""
+    """Share of masked tokens that are replaced by a random token; the rest is unchanged."""
     hide: Literal["tokens", "span"] = "tokens"
-    """What is hidden: `tokens`, each by itself; or one `span`, anywhere (MASS, arXiv:1905.02450, 3.1)."""
+    """What is masked: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
     ask: Literal["whole", "hidden"] = "whole"
-    """What is asked: the `whole` text, or what is `hidden`, in order."""
+    """Target: the `whole` text, or the `hidden` tokens in order."""
 
     prompts = ("masks",)
 
@@ -85,7 +85,7 @@ class MaskedText(_Restored):
 
 @dataclass(frozen=True)
 class Deshuffling(_Restored):
-    """The whole text, of which the tokens are shown in any order."""
+    """Generate a text from its shuffled tokens."""
 
     name = "deshuffling"
 
@@ -96,10 +96,10 @@ class Deshuffling(_Restored):
 
 @dataclass(frozen=True)
 class DroppedTokens(EncoderDecoder):
-    """The tokens that are left out of a text, one after another; nothing says where they stood."""
+    """Generate the dropped tokens of a text. Nothing marks their positions."""
 
     rate: Rate = RATE
-    """Share of the tokens that are left out."""
+    """Share of tokens that are dropped."""
 
     name = "dropped-tokens"
 

@@ -1,8 +1,8 @@
-"""Captions that are said in other words: such that still say the same, and such that no longer do, by a word or a
-phrase (UNIMO, arXiv:2012.15409, section 2.1).
+"""Rewriting of captions: paraphrases with the same meaning, and negatives that differ in a word or phrase (UNIMO,
+arXiv:2012.15409, section 2.1).
 
-Who wrote down which phrases mean the same stands in the place of the paper's parser of scenes and its translations
-there and back: objects, attributes and relations are what is found in lists of them.
+Lists of phrases with equal meaning replace the paper's scene graph parser and back-translation: objects, attributes and
+relations are found in these lists.
 """
 
 from __future__ import annotations
@@ -17,38 +17,41 @@ import numpy as np
 from megaptm.errors import UserError, shown
 
 Text = tuple[Hashable, ...]
-"""Words one after another: strings, or the tokens of each."""
+"""Words in order: strings, or the token ids of each."""
 
 KINDS = ("objects", "attributes", "relations")
-"""Of what a scene is made; only what is of one kind can stand for another."""
+"""Kinds of phrases. A phrase is only replaced by one of its kind."""
 TRIES = 8
-"""How often it is drawn for each rewritten text that is wanted."""
+"""Number of samples per requested text."""
 
 
 class Meaning(NamedTuple):
-    """What some phrases say."""
+    """Meaning that some phrases share."""
 
     kind: str
     number: int
-    """Among the meanings of its kind."""
+    """Index among the meanings of its kind."""
 
 
 @dataclass(frozen=True)
 class PhraseFound:
-    """A phrase in a text."""
+    """Phrase in a text."""
 
     first: int
     stop: int
-    """The word after its last."""
+    """Index of the word after the last."""
     meaning: Meaning
 
 
 class Rewriter:
-    """Replaces phrases of a text. What comes out is read again, so that words which make another phrase with their
-    neighbors, as a `hot` before a `dog`, never make a text something else than it is given out for."""
+    """Replacement of phrases in a text.
+
+    The result is parsed again: words that form another phrase with their neighbors, as `hot` before `dog`, must not
+    change the meaning of a paraphrase.
+    """
 
     def __init__(self, meanings: Mapping[str, Sequence[Sequence[Text]]]) -> None:
-        """Kind -> for each meaning the phrases that say it. A `UserError` of what is not so."""
+        """`meanings`: kind -> phrases of each meaning. Raises `UserError` if a phrase is empty or ambiguous."""
         self._said = {kind: [list(map(tuple, phrases)) for phrases in said] for kind, said in meanings.items()}
         self._meanings: dict[Text, Meaning] = {}
         for kind, said in self._said.items():
@@ -69,7 +72,7 @@ class Rewriter:
         self._longest = max(map(len, self._meanings), default=0)
 
     def find(self, text: Text) -> list[PhraseFound]:
-        """The phrases of a text from its beginning, of two that begin at one word the longer."""
+        """Return the phrases of a text from left to right, the longest at each position."""
         found, at = [], 0
         while at < len(text):
             for stop in range(min(at + self._longest, len(text)), at, -1):
@@ -82,7 +85,7 @@ class Rewriter:
         return found
 
     def said(self, text: Text) -> list[Hashable]:
-        """What a text says: the meaning of each phrase, and all other words."""
+        """Return the meaning of a text: meanings of its phrases, and all other words."""
         made: list[Hashable] = []
         at = 0
         for one in self.find(text):
@@ -91,7 +94,8 @@ class Rewriter:
         return [*made, *text[at:]]
 
     def kept(self, text: Text, rng: np.random.Generator, *, number: int = 1) -> list[Text]:
-        """At most so many different texts that say the same: at each phrase one of its meaning, drawn anew."""
+        """Return up to `number` different paraphrases: each phrase is replaced by a random one with the same
+        meaning."""
 
         def draw() -> Text:
             found = self.find(text)
@@ -100,8 +104,8 @@ class Rewriter:
         return self._different(text, draw, lambda made: self.said(made) == self.said(text), number=number)
 
     def broken(self, text: Text, rng: np.random.Generator, *, number: int = 1, whole: bool = False) -> list[Text]:
-        """At most so many different texts that say something else: in the place of one phrase is another of its kind,
-        but not of its meaning. `whole`: of an object and the attributes right before it each is replaced."""
+        """Return up to `number` texts with another meaning: one phrase is replaced by another meaning of its kind.
+        `whole`: an object and the attributes directly before it are all replaced."""
         groups = self._groups(text) if whole else [[one] for one in self.find(text)]
         groups = [group for group in groups if all(self._others(one.meaning) for one in group)]
         if not groups:
@@ -125,12 +129,12 @@ class Rewriter:
         return made
 
     def _says_other(self, made: Text, text: Text) -> bool:
-        """Whether phrases are where they were, of the same kinds, and one means something else."""
+        """Whether a text has phrases of the same kinds at the same positions, with a different meaning."""
         ours, theirs = self.said(made), self.said(text)
         return ours != theirs and list(map(_kind, ours)) == list(map(_kind, theirs))
 
     def _groups(self, text: Text) -> list[list[PhraseFound]]:
-        """Objects, each behind the attributes right before it."""
+        """Return objects, each with the attributes directly before it."""
         made: list[list[PhraseFound]] = []
         group: list[PhraseFound] = []
         for one in self.find(text):
@@ -146,7 +150,7 @@ class Rewriter:
         return self._said[meaning.kind][meaning.number]
 
     def _others(self, meaning: Meaning) -> int:
-        """How many other meanings there are of its kind."""
+        """Return the number of other meanings of the same kind."""
         return len(self._said[meaning.kind]) - 1
 
     def _other(self, meaning: Meaning, rng: np.random.Generator) -> Meaning:
@@ -155,18 +159,18 @@ class Rewriter:
 
 
 def words_of(tokens: np.ndarray, begins: np.ndarray) -> Text:
-    """The words [n] of tokens [T], each the ids of one; `begins` [T] is 1 where one begins, as it does at the first."""
+    """Return the words [n] of tokens [T], each a tuple of ids. `begins` [T] is 1 at the first token of each word."""
     stops = [*np.flatnonzero(begins[1:]) + 1, len(tokens)]
     return tuple(tuple(tokens[first:stop].tolist()) for first, stop in pairwise([0, *stops]) if first < stop)
 
 
 def tokens_of(words: Sequence[Any]) -> np.ndarray:
-    """int64 [T], of such words."""
+    """Return the tokens of words, int64 [T]."""
     return np.array([token for word in words for token in word], dtype=np.int64)
 
 
 def _kind(said: Hashable) -> Hashable:
-    """The kind of a meaning; a word itself."""
+    """Return the kind of a meaning, or the word itself."""
     return said.kind if isinstance(said, Meaning) else said
 
 
@@ -175,7 +179,7 @@ def _drawn(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
 
 
 def _replaced(text: Text, others: Mapping[PhraseFound, Text]) -> Text:
-    """With other phrases in the place of some, which stand in their order."""
+    """Replace phrases, given in order of position."""
     made, at = [], 0
     for one, other in others.items():
         made += [*text[at : one.first], *other]

@@ -1,4 +1,4 @@
-"""What is shown for what is hidden, and what is asked."""
+"""Replacements of masked tokens, and labels."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 
 def check_shares(mask: float, random: float) -> None:
-    """Raise a `UserError` where these shares of what is hidden are more than all of it."""
+    """Raise `UserError` if the shares of masked tokens exceed 1."""
     if mask + random > 1 + 1e-9:
         raise UserError(f"mask ({mask:g}) and random ({random:g}) are more than all that is hidden: lower one.")
 
 
 def masked(*, mask: float, random: float) -> Show:
-    """Each hidden token by itself: a mask, a random ordinary token, or (what remains) left as it is."""
+    """Replace each masked token by the mask token, a random ordinary token, or itself (the remaining share)."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         fate = rng.random(np.count_nonzero(hidden))
@@ -29,7 +29,7 @@ def masked(*, mask: float, random: float) -> Show:
 
 
 def masked_spans(*, mask: float, random: float) -> Show:
-    """As `masked`, but all hidden tokens that stand together have one fate (SpanBERT)."""
+    """Replace as `masked` does, with one choice for each run of masked tokens (SpanBERT)."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         first = first_of_spans(hidden)
@@ -49,7 +49,7 @@ def _replaced(
     mask: float,
     random: float,
 ) -> np.ndarray:
-    """`fate` is a number from 0 to 1 for each hidden token."""
+    """Replace masked tokens. `fate`: a uniform number in [0, 1) for each."""
     replaced = tokens[hidden]
     replaced[fate < mask] = special.blank
     drawn = (fate >= mask) & (fate < mask + random)
@@ -60,16 +60,16 @@ def _replaced(
 
 
 def first_of_spans(hidden: np.ndarray) -> np.ndarray:
-    """bool [tokens]: the first of each run of hidden tokens."""
+    """Return the first token of each run of masked tokens, bool [tokens]."""
     return hidden & ~np.concatenate(([False], hidden[:-1]))
 
 
 def similar_words(*, mask: float, random: float, begins: np.ndarray, similar: Similar) -> Show:
-    """Hidden words, each by itself: one that is like it, a random one, or left as it is; never a mask (MacBERT,
-    arXiv:2004.13922, 3.1). `mask` is the share of the first. A word that none is like becomes a random one.
+    """Replace each masked word by a similar word (share `mask`), a random one (share `random`), or itself; never by
+    masks (MacBERT, arXiv:2004.13922, 3.1). A word without similar words is replaced by a random one.
 
-    A word is replaced by as many tokens, so that each is asked for where it stood; of one that is hidden in part, what
-    is hidden, by random tokens.
+    Replacements have as many tokens as the word, so that labels keep their positions. A partly masked word gets random
+    tokens at its masked positions.
     """
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -98,14 +98,14 @@ SHOWS: dict[str, Callable[..., Show]] = {
     "spans": masked_spans,
     "similar-words": similar_words,
 }
-"""What masked-lm may show for what is hidden. Called with the shares `mask` and `random`; one that takes `begins` is
-told where words begin, one that takes `similar` which words are like another."""
+"""Replacement strategies of masked-lm by name. Arguments are the shares `mask` and `random`, and, if the function has
+them, `begins` (first tokens of words) and `similar` (similar words)."""
 
 
 def sentinel_per_span(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator | None = None
 ) -> np.ndarray:
-    """Each hidden span becomes one sentinel, in the order the vocabulary lists them."""
+    """Replace each masked span by one sentinel, in vocabulary order."""
     first = first_of_spans(hidden)
     shown = tokens.copy()
     shown[first] = special.sentinels[: np.count_nonzero(first)]
@@ -113,28 +113,28 @@ def sentinel_per_span(
 
 
 def hidden_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """Each hidden span after the sentinel that is shown for it."""
+    """Return each masked span after its sentinel."""
     (begins,) = np.nonzero(first_of_spans(hidden)[hidden])
     return np.insert(tokens[hidden], begins, special.sentinels[: len(begins)])
 
 
 def hidden_in_place(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """The hidden tokens themselves, in order; the model answers where they stood."""
+    """Return the masked tokens in order, as labels at their positions."""
     return tokens[hidden]
 
 
 def whole(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
-    """The text as it was."""
+    """Return the original text."""
     return tokens
 
 
 def kept(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """What is not hidden; nothing stands for the rest."""
+    """Return the unmasked tokens, with no replacement for the rest."""
     return tokens[~hidden]
 
 
 def shuffled(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-    """The hidden tokens in any order, where they stood."""
+    """Shuffle the masked tokens among their positions."""
     shown = tokens.copy()
     shown[hidden] = rng.permutation(tokens[hidden])
     return shown

@@ -1,4 +1,4 @@
-"""Words that are like another, in tokens: what MacBERT shows in place of a mask (arXiv:2004.13922, 3.1)."""
+"""Similar words in tokens, which MacBERT shows instead of masks (arXiv:2004.13922, 3.1)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from megaptm.objectives.named_file import read_named_file
 from megaptm.plugins import is_plugin, load_plugin
 
 Similar = Callable[[tuple[int, ...]], np.ndarray | None]
-"""The tokens of a word -> words like it, [words, tokens], each of as many tokens; None: there are none."""
+"""Tokens of a word -> similar words of as many tokens, [words, tokens]. None: no similar words."""
 
 MOST_BYTES = 4 << 30
-"""Of a table, unpacked: a hundred million words have less."""
+"""Maximum unpacked size of a table; a hundred million words need less."""
 REMEDY = "make it with `megaptm corpus similar-words`"
 
 
 class SimilarWords:
-    """A table in a file: for each number of tokens n the words `words-n` [W, n], and `similar-n` [W, most, n], where
-    rows of -1 stand behind those that there are."""
+    """Table of similar words from a file. For each token count n: `words-n` [W, n] and `similar-n` [W, most, n], padded
+    with rows of -1."""
 
     def __init__(self, tables: Mapping[str, np.ndarray]) -> None:
         self._found: dict[tuple[int, ...], np.ndarray] = {}
         self.largest = -1
-        """The largest id in it."""
+        """Largest id in the table."""
         for name, words in tables.items():
             if not name.startswith("words-"):
                 continue
@@ -47,7 +47,7 @@ class SimilarWords:
 
 
 def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
-    """Raise a `ValueError` unless words are [W, n], and those like them [W, most, n], as `SimilarWords` says."""
+    """Raise `ValueError` unless words are [W, n] and similar words [W, most, n], as in `SimilarWords`."""
     if {words.dtype.kind, similar.dtype.kind} != {"i"} or words.ndim != 2 or similar.ndim != 3:
         raise ValueError("it holds other arrays than tables of ids")
     if similar.shape != (len(words), similar.shape[1], words.shape[1]) or not words.shape[1]:
@@ -58,7 +58,7 @@ def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
 
 @lru_cache(maxsize=4)
 def similar_named(name: str) -> Similar:
-    """That of a file, or a function of the user's own, package.module:NAME."""
+    """Return a table from a file (cached), or a custom function, package.module:NAME."""
     if is_plugin(name):
         found: Similar = load_plugin(name, "similar", "function")
         if not callable(found):
@@ -71,7 +71,7 @@ def _read(path: Path) -> SimilarWords:
     with ZipFile(path) as archive:
         if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
             raise ValueError(f"it unpacks to {size:,} bytes")
-        # Of other kinds zipfile unpacks whatever is there, whatever was said of its size.
+        # For other compression types zipfile ignores the declared size.
         if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in archive.infolist()):
             raise ValueError("it is packed otherwise than numpy packs files")
     with np.load(path, allow_pickle=False) as tables:
@@ -79,7 +79,7 @@ def _read(path: Path) -> SimilarWords:
 
 
 def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: Path) -> None:
-    """The file of a table: word -> words like it, of as many tokens."""
+    """Write a table: word -> similar words of as many tokens."""
     tables: dict[str, np.ndarray] = {}
     for length in sorted({len(word) for word in words}):
         of_length = {word: like for word, like in words.items() if len(word) == length}

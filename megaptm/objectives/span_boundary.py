@@ -1,4 +1,4 @@
-"""Masked spans that are asked about twice: where they stood, and by their borders (SpanBERT, arXiv:1907.10529)."""
+"""Span boundary objective (SpanBERT, arXiv:1907.10529): masked spans are also predicted from their boundaries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from megaptm.objectives.masked import MaskedLM, MaskedRow
 from megaptm.objectives.objective import Sample, SampleContext
 
 LONGEST = 20
-"""Places of a span that its borders are asked about; of those beyond only the token itself is."""
+"""Largest offset in a span that is predicted from boundaries; later tokens are only predicted by masked-lm."""
 
 
 @dataclass(frozen=True)
 class SpanBoundary(MaskedLM):
-    """Masked spans on rows of documents; each of their tokens also by the two tokens around the span and its place in
-    it, but for spans at the ends of a text, where no token is outside."""
+    """Masked spans on packed documents. Each masked token is also predicted from the two tokens around its span and its
+    offset, unless the span is at the end of a text."""
 
     hide: str = "spans"
     show: str = "spans"
@@ -41,7 +41,7 @@ class SpanBoundary(MaskedLM):
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
         left, right, offset = borders(sample["masked_positions"][:count])
-        # An unknown piece is of the text; where none of it is masked, only these are not.
+        # An unknown piece belongs to the text; only these tokens do not.
         outside = np.isin(sample["tokens"], [id_ for id_ in (special.cls, special.sep, special.pad) if id_ is not None])
         asked = ~outside[left] & ~outside[right] & (offset < LONGEST)
         of_spans = {"span_left": left, "span_right": right, "span_offset": offset}
@@ -54,8 +54,8 @@ class SpanBoundary(MaskedLM):
 
 
 def borders(places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int64 [places] three times, for each hidden place, in order: the place before its span, the one behind it, and
-    how many places of the span are before its own."""
+    """Return for each masked position the position before its span, the position after it, and the offset in the span,
+    int64 each."""
     gap = np.diff(places) > 1
     first, last = np.concatenate(([True], gap))[: len(places)], np.concatenate((gap, [True]))[: len(places)]
     span = np.cumsum(first) - 1

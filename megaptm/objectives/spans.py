@@ -1,4 +1,5 @@
-"""T5's span corruption: the encoder reads text with holes, the decoder fills them (arXiv:1910.10683, 3.1.4)."""
+"""Span corruption of T5: the encoder reads text with sentinels, the decoder generates the masked spans
+(arXiv:1910.10683, 3.1.4)."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ RATE, MEAN = 0.15, 3.0
 
 @dataclass(frozen=True)
 class SpanCorruption(EncoderDecoder):
-    """The hidden spans, each after the sentinel that is shown for it."""
+    """Generation of masked spans, each after its sentinel."""
 
     rate: Rate = RATE
-    """Share of the tokens that are hidden."""
+    """Share of tokens that are masked."""
     mean: MeanLength = MEAN
-    """Mean length of a hidden span, of `spans`."""
+    """Mean length of a masked span, for `spans`."""
     hide: Literal["spans", "tokens"] = "spans"
-    """What is hidden: `spans`; or `tokens`, each by itself, where those that meet are one span (section 3.3.2)."""
+    """What is masked: `spans`, or single `tokens`, where adjacent ones form a span (section 3.3.2)."""
 
     def __post_init__(self) -> None:
         if self.hide == "tokens" and self.mean != MEAN:
@@ -43,12 +44,12 @@ class SpanCorruption(EncoderDecoder):
         return Denoise(hide=hide, show=sentinel_per_span, ask=hidden_after_sentinels)
 
     def input_length(self, raw: int) -> int:
-        """Encoder tokens that `raw` tokens become: what is kept, a sentinel a span, the end."""
+        """Return the encoder length for `raw` tokens: unmasked tokens, one sentinel per span, the end token."""
         noise, spans = self._counts(raw)
         return raw - noise + spans + 1
 
     def target_length(self, raw: int) -> int:
-        """Decoder tokens that `raw` tokens become: what is hidden, a sentinel a span, the end."""
+        """Return the decoder length for `raw` tokens: masked tokens, one sentinel per span, the end token."""
         noise, spans = self._counts(raw)
         return noise + spans + 1
 
@@ -56,7 +57,7 @@ class SpanCorruption(EncoderDecoder):
         return self._counts(raw)[1]
 
     def _counts(self, raw: int) -> tuple[int, int]:
-        """How many tokens are hidden, in how many spans; of tokens by themselves, in how many at most."""
+        """Return the number of masked tokens and of spans; for single tokens the largest number of spans."""
         if self.hide == "spans":
             return span_counts(raw, rate=self.rate, mean=self.mean)
         noise = single_count(raw, rate=self.rate)

@@ -1,4 +1,4 @@
-"""Words as characters, as the released code of ELMo numbers them."""
+"""Character ids of words, as in the released code of ELMo."""
 
 # V ids, C characters of a word
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from megaptm.batch import CHARACTERS, LONGEST_WORD
 
-# 0 stands behind a text; a byte is one more than itself.
+# Id 0 is padding; a byte has its value plus one.
 TEXT_BEGINS, TEXT_ENDS, WORD_BEGINS, WORD_ENDS, NO_CHARACTER = range(CHARACTERS - 5, CHARACTERS)
 
 
 def spelled(words: Iterable[str], marks: Mapping[str, int] | None = None) -> np.ndarray:
-    """int16 [V, C]: bytes of UTF-8 between two marks. `marks`: words that are one character of their own
-    (`TEXT_BEGINS`, `TEXT_ENDS`)."""
+    """Return character ids of words, int16 [V, C]: UTF-8 bytes between two marks. `marks`: words that are a single
+    character id (`TEXT_BEGINS`, `TEXT_ENDS`)."""
     words, marks = list(words), marks or {}
     table = np.full((len(words), LONGEST_WORD), NO_CHARACTER, dtype=np.int16)
     table[:, 0] = WORD_BEGINS

@@ -1,5 +1,5 @@
-"""Texts from a group of sentences, and a question about them: next-sentence (BERT), sentence-order (ALBERT), dialogue
-(ERNIE 1.0), sentence-distance, sentence-reordering, discourse and relevance (ERNIE 2.0)."""
+"""Texts from sentence groups with a question about them: next-sentence (BERT), sentence-order (ALBERT), dialogue (ERNIE
+1.0), sentence-distance, sentence-reordering, discourse and relevance (ERNIE 2.0)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from megaptm.batch import IGNORED
 from megaptm.objectives.objective import SampleObjective, SentenceGroup
 
-# arXiv:1810.04805, appendix A.2, and the released code.
+# arXiv:1810.04805, appendix A.2, and released code.
 SHORTER = 0.1
 RANDOM = 0.5
 ORDERED = 0.5
@@ -22,7 +22,7 @@ ORDERED = 0.5
 
 @dataclass(frozen=True)
 class LabeledTexts:
-    """Some texts, the segment of each, and the answer to what is asked about them, if anything is."""
+    """Texts, the segment id of each, and the label, if any."""
 
     texts: list[np.ndarray]
     segments: list[int]
@@ -30,12 +30,12 @@ class LabeledTexts:
 
 
 def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """A random prefix of the group, then its rest or another document's sentences; `length` tokens at most together,
-    and for some only as many whole sentences as reach a shorter target.
+    """Return a random prefix of the group, and its rest or another document's sentences: `length` tokens at most, and
+    for some pairs only complete sentences up to a shorter target.
 
     A group of one sentence has no rest, so more than half of all pairs are random, as in the released code. That code
-    puts the unused rest back and goes on from there; here groups are fixed by the index, so that sample i is known
-    without making the ones before it, and the rest waits for another epoch.
+    reuses the unused rest in the next sample. Here groups are fixed by the index, so that sample i is known without
+    making earlier ones; the rest is used in another epoch.
     """
     target = target_length(rng, length)
     sentences = up_to(group.sentences, target)
@@ -47,10 +47,10 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
 
 
 def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Two consecutive stretches of sentences in their order (label 0) or swapped (1), each as often (arXiv:1909.11942,
+    """Return two consecutive stretches of sentences in order (label 0) or swapped (1), equally often (arXiv:1909.11942,
     3.1).
 
-    A group of one sentence is cut in its middle, and nothing is asked about it.
+    A group of one sentence is split in the middle and has no label.
     """
     sentences = up_to(group.sentences, target_length(rng, length))
     if len(sentences) == 1:
@@ -63,9 +63,8 @@ def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: 
 
 
 def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Two stretches that are neighbors (label 0), apart in one document (1), or of two documents (2), each as often
-    where the group has sentences for it (arXiv:1907.12412, 4.2.2). Their lengths do not tell which.
-    """
+    """Return two stretches that are adjacent (label 0), apart in one document (1), or of two documents (2), equally
+    often if the group has enough sentences (arXiv:1907.12412, 4.2.2). Lengths do not reveal the label."""
     sentences = up_to(group.sentences, length)
     count = len(sentences)
     distances = [0, 1, 2] if count > 2 else [0, 2] if count > 1 else [2]
@@ -84,11 +83,12 @@ def sentence_distance_pair(group: SentenceGroup, rng: np.random.Generator, lengt
 
 
 STRETCHES = 3
-"""Of reordered sentences, at most."""
+"""Maximum number of reordered stretches."""
 
 
 def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Up to three stretches of a group in any order; which of 1! + 2! + 3! is asked (arXiv:1907.12412, 4.2.2)."""
+    """Return up to three shuffled stretches of a group; the label is one of 1! + 2! + 3! orders (arXiv:1907.12412,
+    4.2.2)."""
     sentences = up_to(group.sentences, length)
     stretches = int(rng.integers(1, min(STRETCHES, len(sentences)), endpoint=True))
     cuts = np.sort(rng.choice(len(sentences) - 1, stretches - 1, replace=False)) + 1
@@ -100,15 +100,15 @@ def reordered_sentences(group: SentenceGroup, rng: np.random.Generator, length: 
 
 
 def reordering_class(order: list[int]) -> int:
-    """The number of an order among those of fewer things, and then of as many, by the alphabet."""
+    """Return the index of an order: lexicographic, orders of fewer elements first."""
     fewer = sum(factorial(count) for count in range(1, len(order)))
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
 def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """The two parts of a document, whose label is asked; the longer one loses its end first."""
+    """Return the two parts of a document, with its label. The longer part is truncated first."""
     texts = group.sentences[:2]
-    if len(texts) < 2:  # a stretch of a document that is longer than a row
+    if len(texts) < 2:  # part of a document that is longer than a sequence
         return LabeledTexts([texts[0][:length]], [0], IGNORED)
     room = fair_shares([*map(len, texts)], length)
     return LabeledTexts([text[:most] for text, most in zip(texts, room, strict=True)], [0, 1], group.label)
@@ -116,14 +116,14 @@ def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) ->
 
 TURNS = 3
 FAKED = 0.5
-"""Of dialogues, those with a turn of another one: arXiv:1904.09223 does not say how many."""
+"""Share of dialogues with a turn of another dialogue. arXiv:1904.09223 does not publish it."""
 
 
 def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Three turns that follow each other, or as many as there are; whether they are real (label 0), or one has given
-    its place to a turn of another dialogue (1). Segments are roles: 0 is who speaks first (arXiv:1904.09223, 3.3).
+    """Return up to three consecutive turns; label 1 if one was replaced by a turn of another dialogue. Segment ids are
+    roles: 0 is the first speaker (arXiv:1904.09223, 3.3).
 
-    Turns come with roles as their last mark; one alone is asked nothing.
+    The last mark of a turn is its role. A single turn has no label.
     """
     first = int(rng.integers(max(0, len(group.sentences) - TURNS), endpoint=True))
     turns = group.sentences[first : first + TURNS]
@@ -138,7 +138,7 @@ def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) 
 
 
 def fair_shares(lengths: list[int], room: int) -> list[int]:
-    """How long texts may stay that must fit together: the longest lose first."""
+    """Return the lengths of texts that must fit together: the longest are truncated first."""
     kept, left = [0] * len(lengths), room
     for rank, place in enumerate(np.argsort(lengths).tolist()):
         kept[place] = min(lengths[place], left // (len(lengths) - rank))
@@ -147,12 +147,13 @@ def fair_shares(lengths: list[int], room: int) -> list[int]:
 
 
 def target_length(rng: np.random.Generator, length: int) -> int:
-    """Tokens at which no further sentence is taken: those of a row, or for a tenth of the pairs any number below."""
+    """Return the length at which no further sentence is added: `length`, or for a tenth of the pairs a smaller random
+    one."""
     return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORTER else length
 
 
 def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
-    """The first sentences, at least one, until they have `length` tokens; the last may go beyond."""
+    """Return the first sentences, at least one, until they have `length` tokens; the last may exceed it."""
     taken: list[np.ndarray] = []
     for sentence in sentences:
         taken.append(sentence)
@@ -163,12 +164,12 @@ def up_to(sentences: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
 
 
 def truncated(first: np.ndarray, second: np.ndarray, label: int, rng: np.random.Generator, length: int) -> LabeledTexts:
-    """Take tokens from the longer text, from its front or back at random, until both fit in `length`.
+    """Truncate the longer text, from front or back at random, until both fit in `length`.
 
-    One token at a time in the released code; how many each loses is known beforehand, and how many of them from the
-    front is a binomial draw.
+    The released code removes one token at a time. Here the number that each text loses is computed, and the share from
+    the front is a binomial sample.
     """
-    # Equal lengths lose from the second.
+    # Of equal lengths the second is truncated.
     keep_second = min(len(second), max(length // 2, length - len(first)))
     keep_first = min(len(first), length - keep_second)
     return LabeledTexts([_shortened(first, keep_first, rng), _shortened(second, keep_second, rng)], [0, 1], label)
@@ -181,29 +182,29 @@ def _shortened(text: np.ndarray, keep: int, rng: np.random.Generator) -> np.ndar
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about the texts of a row. The answer's field is its name, with underscores."""
+    """Question about the texts of a sequence. Its batch field is its name with underscores."""
 
     texts_of: Callable[[SentenceGroup, np.random.Generator, int], LabeledTexts]
-    """(sentences, generator, most tokens) -> the texts."""
+    """(sentences, generator, maximum tokens) -> texts."""
     texts: int = 2
-    """Of a row, at most."""
+    """Maximum number of texts."""
     segments: int = 2
-    """By which texts are told apart."""
+    """Number of segment ids."""
     pieces: Literal["sentences", "turns", "parts"] = "sentences"
-    """What it makes texts of; `turns` come with roles."""
+    """Kind of the pieces of which texts are made; `turns` have roles."""
     classes: int = 2
-    """How many answers there may be: as many as those of the head of the same name (`bricks.heads`)."""
+    """Number of classes, equal to that of the head with the same name (`bricks.heads`)."""
     says: tuple[str, ...] = ()
-    """Of answers 0, 1 ..., what the second text then is."""
+    """Meaning of labels 0, 1 ... for the second text, for messages."""
 
     @property
     def annotations(self) -> tuple[str, ...]:
-        """That texts and answers are made of."""
+        """Annotations that texts and labels need."""
         return {"sentences": (), "turns": ("turns",), "parts": ("parts", "labels")}[self.pieces]
 
 
 def field_of(question: str) -> str:
-    """Of a batch, with the answer."""
+    """Return the batch field of a question."""
     return question.replace("-", "_")
 
 
@@ -225,22 +226,23 @@ QUESTIONS: dict[str, Question] = {
     "discourse": Question(labeled_pair, pieces="parts", classes=174),
     "relevance": Question(labeled_pair, pieces="parts", classes=3),
 }
-"""By name, which is also that of its head: a new question is a row here, and a `bricks.heads.RowClassHeadBrick`."""
+"""Questions by name, which is also the name of their head. A new question needs an entry here, and a
+`bricks.heads.RowClassHeadBrick`."""
 
 
 @dataclass(frozen=True)
 class QuestionObjective(SampleObjective):
-    """Base of objectives whose rows are the texts of a question: what the question says of them."""
+    """Base of objectives whose samples are the texts of a question."""
 
     question: str = "next-sentence"
-    """One of QUESTIONS."""
+    """Key of QUESTIONS."""
 
     unit = "sentence-group"
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
 
     @property
     def asked(self) -> Question:
-        """What its name says."""
+        """Question of this name."""
         return QUESTIONS[self.question]
 
     @property
@@ -253,7 +255,7 @@ class QuestionObjective(SampleObjective):
 
     @property
     def answers(self) -> int:  # type: ignore[override]
-        # Of those that the corpus says; others are made with the texts.
+        # Only labels of the corpus; other labels are made with the texts.
         return self.asked.classes if self.asked.pieces == "parts" else 0
 
     @property

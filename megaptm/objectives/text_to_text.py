@@ -1,4 +1,4 @@
-"""Tasks as text: what the encoder reads tells the task, and the decoder says the answer (arXiv:1910.10683, 2.4)."""
+"""Tasks as text: the encoder reads the task and its input, the decoder generates the answer (arXiv:1910.10683, 2.4)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from megaptm.objectives.translation import FILL, Translation
 
 @dataclass(frozen=True)
 class TextToText(Translation):
-    """The second part of a document from the first, both cut where they are longer than a row.
+    """Generation of the second part of a document from the first, both truncated to the sequence length.
 
-    A corpus without parts is read in corrupted spans: so one run has supervised corpora and others (section 3.5.3).
+    A corpus without parts uses span corruption, so that a run can mix supervised and unsupervised corpora (section
+    3.5.3).
     """
 
     packed: bool = True
-    """Whether a row holds several examples, or one and padding."""
+    """Whether a sequence holds several examples, or one and padding."""
     fill: Annotated[float, Field(gt=0, le=2)] = FILL
-    """Share of the encoder's row for which tokens, of both parts, are dealt to it. Where answers are as long as what is
-    asked, rows are half full of either at 1; examples that find no room in their row wait for another epoch."""
+    """Share of the encoder's sequence length that is filled with tokens of both parts. If targets are as long as
+    inputs, 1 leaves both sequences half empty. Examples that do not fit are used in another epoch."""
 
     name = "text-to-text"
     prompts = ("text", "sentinels")
@@ -36,7 +37,7 @@ class TextToText(Translation):
             raise UserError(f"fill ({self.fill:g}) is of rows with several examples, and packed is false: remove one.")
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # No example counts more than a row, so that one begins in each.
+        # No example counts for more than a sequence, so that one starts in each.
         stride = max(1, int(self.fill * sequence)) if self.packed else 1
         return RowWindow(stride=stride, slots=2 * self.around, most=stride)
 

@@ -1,4 +1,4 @@
-"""The second part of each document, by the decoder, from the first: supervised translation (arXiv:1706.03762)."""
+"""Supervised translation: the decoder generates the second part of a document from the first (arXiv:1706.03762)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from megaptm.objectives.global_tokens import GlobalTokens, first_places
 from megaptm.objectives.objective import DocumentSlice, Objective, Piece, RowLength, RowWindow, Sample, SampleContext
 
 FILL = 0.875
-"""Share of a row's places for which pairs are dealt to it. Of pairs of sentences, 28 tokens on average on a side, rows
-of 448 places then have no room for one in 200, and rows of 256 for one in 50: others in each epoch."""
+"""Share of the sequence length that is filled with pairs. With sentence pairs of 28 tokens per side on average, 1 of
+200 does not fit at 448 tokens, and 1 of 50 at 256; a different one in each epoch."""
 
 
 @dataclass(frozen=True)
 class Translation(Objective):
-    """Rows of whole pairs: each is read and said by itself, with its own end, places and number on both sides.
+    """Sequences of complete pairs, each with its own end token, positions and document id on both sides.
 
-    A pair that finds no room in its row waits for another epoch; one that is longer than a row is never read.
+    Pairs that do not fit are used in another epoch. Pairs longer than a sequence are skipped.
     """
 
     targets: RowLength | None = None
-    """Places of the decoder's row; absent: as many as the encoder's."""
+    """Sequence length of the decoder. None: that of the encoder."""
     enclosed: bool = False
-    """Whether both texts begin with `begin`, and the decoder hears the `end` first, as those that learned by denoising
-    do (BART, LED)."""
+    """Whether both texts start with `begin`, and the decoder input with `end`, as in denoising models (BART, LED)."""
     global_tokens: GlobalTokens = 0
-    """The first places of each source, so many, see all of it and are seen by all, where the encoder's attention is of
-    some places alone (LED)."""
+    """Number of global tokens at the start of each source, for an encoder with window attention (LED)."""
 
     name = "translation"
     losses: ClassVar = {"lm": 1.0}
@@ -40,7 +38,7 @@ class Translation(Objective):
     annotations = ("parts",)
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant of other objectives
+    def needs(self) -> tuple[str, ...]:  # type: ignore[override] # a constant of other objectives
         return ("pad", "begin", "end") if self.enclosed else ("pad", "end")
 
     @property
@@ -53,22 +51,22 @@ class Translation(Objective):
 
     @property
     def around(self) -> int:
-        """Special tokens of each text."""
+        """Number of special tokens of each text."""
         return 2 if self.enclosed else 1
 
     def text_fields(self, length: int) -> Sample:
         return first_places(self.global_tokens, np.arange(length))
 
     def target_length(self, sequence: int) -> int:
-        """Places of the decoder's row."""
+        """Return the sequence length of the decoder."""
         return sequence if self.targets is None else self.targets
 
     def raw_length(self, sequence: int) -> int:
-        """Of the longest source."""
+        """Return the length of the longest source."""
         return sequence - self.around
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # A pair takes its tokens and the special ones on either side.
+        # A pair counts with its special tokens on both sides.
         stride = max(1, int(FILL * (sequence + self.target_length(sequence))))
         return RowWindow(stride=stride, slots=2 * self.around)
 
@@ -76,7 +74,7 @@ class Translation(Objective):
         return batch_of_two_rows(sequence, self.target_length(sequence), marks=self.global_tokens > 0)
 
     def texts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
-        """int64 [n] twice: what the encoder reads of a document, and what the decoder says."""
+        """Return encoder text and decoder text of a document, int64 [n] each."""
         return np.split(document.tokens.astype(np.int64), document.annotations["parts"][1:])[:2]
 
     def has_room(self, document: DocumentSlice, sequence: int) -> bool:
@@ -95,7 +93,7 @@ class Translation(Objective):
         encoder_inputs, decoder_inputs, labels = [], [], []
         rooms = [sequence, targets]
         for document in piece:
-            if len(document.annotations["parts"]) < 2:  # a text without a token, such as a mark of direction alone
+            if len(document.annotations["parts"]) < 2:  # a text without tokens, for instance only a language mark
                 continue
             texts = self.texts(document, sequence, targets)
             left = [room - len(text) - self.around for room, text in zip(rooms, texts, strict=True)]

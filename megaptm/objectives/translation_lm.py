@@ -1,5 +1,4 @@
-"""Masked tokens in pairs of a text and its translation, each of which helps to guess the other's (arXiv:1901.07291,
-3.3)."""
+"""Translation language modeling: masked tokens in pairs of parallel texts (arXiv:1901.07291, 3.3)."""
 
 from __future__ import annotations
 
@@ -15,23 +14,21 @@ from megaptm.objectives.text_questions import LabeledTexts, fair_shares
 from megaptm.objectives.translation import FILL
 
 SLOTS = 3
-"""Of a pair: `cls` A `sep` B `sep`."""
+"""Special tokens of a pair: `cls` A `sep` B `sep`."""
 Language = Annotated[int, Field(ge=0, le=10**6)]
 
 
 @dataclass(frozen=True)
 class TranslationLM(MaskedLM):
-    """Masked tokens on rows of whole pairs, the first two parts of a document, hidden in both alike.
+    """Masked tokens in sequences of complete pairs, the first two parts of a document.
 
-    A pair that finds no room in its row waits for another epoch; of one that is longer than a row the longer text loses
-    its end first.
+    Pairs that do not fit are used in another epoch. Pairs longer than a sequence are truncated, the longer text first.
     """
 
     languages: tuple[Language, Language] = (0, 1)
-    """Segments of the first text and of the second: which language each is in."""
+    """Segment ids of both texts, which identify their languages."""
     places: Literal["restarted", "continued"] = "restarted"
-    """Whether places of the second text begin anew, so that what means the same stands at about the same place, or go
-    on from the first's."""
+    """Whether positions restart in the second text, so that translations have similar positions, or continue."""
 
     unit = "document"
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
@@ -62,7 +59,7 @@ class TranslationLM(MaskedLM):
         return sequence - SLOTS
 
     def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        # No pair counts more than a row, so that one begins in each.
+        # No pair counts for more than a sequence, so that one starts in each.
         stride = max(1, int(FILL * sequence))
         return RowWindow(stride=stride, slots=SLOTS, most=stride)
 
@@ -73,7 +70,7 @@ class TranslationLM(MaskedLM):
         begins: list[np.ndarray] = []
         room = sequence
         for document in piece:
-            if len(document.annotations["parts"]) < 2:  # a text without a token, such as a mark of direction alone
+            if len(document.annotations["parts"]) < 2:  # a text without tokens, for instance only a language mark
                 continue
             texts = [text[:most] for text, most in self._kept(document, sequence)]
             if (left := room - SLOTS - sum(map(len, texts))) < 0:
@@ -88,7 +85,8 @@ class TranslationLM(MaskedLM):
         return sample
 
     def _kept(self, document: DocumentSlice, sequence: int) -> list[tuple[np.ndarray, int]]:
-        """int64 [n, 1 + marks] twice: the texts of a document; and how much of each a row takes."""
+        """Return both texts of a document with marks, int64 [n, 1 + marks], and the length of each that a sequence
+        takes."""
         parts = document.annotations["parts"]
         known = {name: document.annotations[name] for name in super().annotations}
         tokens = marked(document.tokens, known).reshape(len(document.tokens), 1 + len(known))
@@ -97,5 +95,5 @@ class TranslationLM(MaskedLM):
 
 
 def _begins(text: np.ndarray) -> np.ndarray:
-    """int64 [n]: 1 where a unit begins in a text with marks; without marks each token is one."""
+    """Return int64 [n]: 1 at the first token of each unit; without marks every token is one."""
     return units(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

@@ -1,10 +1,9 @@
-"""Texts, images, and texts with images, read by one stack (UNIMO, arXiv:2012.15409): what is hidden of each.
+"""Objectives on texts, images, and both in one stack (UNIMO, arXiv:2012.15409).
 
-Rows are those of `regions`, with the whole image before the regions that a detector found in it, and an order that says
-who sees whom.
+Samples are those of `regions`, with a position for the full image before its regions, and an attention order.
 """
 
-# T places of a row's texts, R regions, F features, C classes, A asked about
+# T positions of the text, R regions, F features, C classes, A target positions
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ from megaptm.objectives.vocabulary import SpecialTokens
 
 @dataclass(frozen=True)
 class TextBeforeRegions(Objective):
-    """Base of tasks of text alone: the row has places for regions, and none stands there."""
+    """Base of text-only objectives: region positions are empty."""
 
     regions: RegionNumber = 101
-    """Places of regions, behind those of the text."""
+    """Number of region positions, after those of the text."""
     features: RegionNumber = 2048
-    """Numbers of a region's features."""
+    """Feature width of a region."""
 
     own_batches: ClassVar[bool] = True
     losses: ClassVar = {"mlm": 1.0}
@@ -55,14 +54,14 @@ class TextBeforeRegions(Objective):
     @property
     @abstractmethod
     def text(self) -> Objective:
-        """What is asked of the text."""
+        """Objective on the text."""
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.text.annotations
 
     def words(self, sequence: int) -> int:
-        """T"""
+        """Return T, the number of text positions."""
         return max(sequence - self.regions, 0)
 
     def text_fields(self, length: int) -> Sample:
@@ -92,23 +91,23 @@ class TextBeforeRegions(Objective):
         inner = SampleContext(special, context.rng, words, context.document_mask)
         made = self.text.make(piece, inner)
         row = self.batch(context.sequence, context.document_mask).widened(made, pad=special.pad)
-        # What stands there is no region, whatever pads a text.
+        # Region positions are empty, whatever id pads a text.
         row["tokens"][words:] = 0
         return row
 
 
 @dataclass(frozen=True)
 class TextSpans(TextBeforeRegions):
-    """Hidden spans of a text (section 2.3: bidirectional prediction)."""
+    """Masked spans of a text (section 2.3: bidirectional prediction)."""
 
     rate: Rate = 0.15
-    """Share of the tokens that are hidden and asked about."""
+    """Share of tokens that are masked and predicted."""
     mask: Share = 0.8
-    """Share of the spans that are shown as masks."""
+    """Share of spans replaced by mask tokens."""
     random: Share = 0.1
-    """Share that is shown as random tokens; what remains is shown as it is."""
+    """Share of spans replaced by random tokens. The rest is unchanged."""
     units: Literal["tokens", "words"] = "words"
-    """What spans are made of. Whole words are those of a corpus with `annotate.words`."""
+    """Unit of spans. Words need a corpus with `annotate.words`."""
 
     name = "text-spans"
 
@@ -124,7 +123,7 @@ class TextSpans(TextBeforeRegions):
 
 @dataclass(frozen=True)
 class TextFragments(TextBeforeRegions, FragmentOptions):
-    """Fragments of a text, which are written again from what is left (section 2.3: sequence-to-sequence generation)."""
+    """Fragment generation on a text (section 2.3: sequence-to-sequence generation)."""
 
     name = "text-fragments"
 
@@ -135,11 +134,10 @@ class TextFragments(TextBeforeRegions, FragmentOptions):
 
 @dataclass(frozen=True)
 class UnifiedObjective(RegionObjective):
-    """Base of tasks with images: the whole image stands before the regions that were found in it, with the mean of
-    their features."""
+    """Base of objectives with images: a position for the full image, with mean features, precedes its regions."""
 
     regions: RegionNumber = 101
-    """Places of the whole image and of regions, behind those of the text; what an image has beyond is left out."""
+    """Number of positions of the full image and its regions, after those of the text. Further regions are dropped."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,7 +172,7 @@ class UnifiedObjective(RegionObjective):
 
 @dataclass(frozen=True)
 class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
-    """Hidden spans of a text whose image is shown (section 2.3)."""
+    """Masked spans of a text, with its image visible (section 2.3)."""
 
     name = "image-text-spans"
 
@@ -185,7 +183,7 @@ class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
 
 @dataclass(frozen=True)
 class ImageTextFragments(UnifiedObjective, FragmentOptions):
-    """Fragments of a text, which are written again from what is left and from its image (section 2.3)."""
+    """Fragment generation on a text, with its image visible (section 2.3)."""
 
     name = "image-text-fragments"
     losses: ClassVar = {"mlm": 1.0}
@@ -200,7 +198,7 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         words, special = self.words(context.sequence), context.special
-        # So that fragments find room behind it.
+        # Leaves room for the fragments after the text.
         own = (
             text if (most := words - 2 * self.fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
         )
@@ -220,36 +218,35 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
 
 @dataclass(frozen=True)
 class MaskedAreas(UnifiedObjective, MaskedRegions):
-    """Hidden regions, with all that lie over them: drawn ones, and those that have a share of their area in common
-    (section 2.2)."""
+    """Masked regions, together with all regions that overlap them (section 2.2)."""
 
     overlap: Share = 0.3
-    """Regions are hidden together whose areas have more than this share of their union in common."""
+    """Intersection over union above which regions are masked together."""
     alone: bool = False
     """Whether the image is shown without its text."""
 
     @property
-    def name(self) -> str:  # type: ignore[override]  # a constant of other objectives
+    def name(self) -> str:  # type: ignore[override] # a constant of other objectives
         asked = "" if self.ask_for == "features" else f"-{self.ask_for}"
         return f"masked-areas{asked}{'-alone' if self.alone else ''}"
 
     @property
     def most_asked(self) -> int:
-        """A: areas that meet may be more than the rate."""
+        """Return A, the largest number of target regions: overlapping regions may exceed the share."""
         return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
 
     def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
         made, words = super().ask(row, text, found, context), self.words(context.sequence)
         if self.alone:
             made["document_ids"][:words] = 0
-        # The mean of all would tell what is hidden.
+        # The mean of all regions would reveal masked ones.
         shown = 1 + np.flatnonzero(made["tokens"][words + 1 : words + len(found)] != MASKED_REGION)
         made["region_features"][0] = found.features[shown].mean(0, dtype=np.float32) if len(shown) else 0
         return made
 
     def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
-        """Numbers of regions, in their order: never the whole image, which is the first; whole areas, until the rate is
-        reached."""
+        """Return sorted indices of masked regions: complete overlap groups until the share is reached. The full image,
+        at index 0, is never masked."""
         shared = overlaps(found.boxes[1:]) > self.overlap
         hidden = np.zeros(len(shared), dtype=bool)
         wanted = max(1, round(self.rate * len(shared)))
@@ -260,13 +257,13 @@ class MaskedAreas(UnifiedObjective, MaskedRegions):
             area[anchor] = True
             if area.sum() <= self.most_asked:
                 hidden = area
-        if not hidden.any():  # each meets more than may be asked about
+        if not hidden.any():  # every group exceeds the limit
             hidden[rng.integers(len(shared))] = True
         return np.flatnonzero(hidden) + 1
 
 
 def overlaps(boxes_R7: np.ndarray) -> np.ndarray:
-    """[R, R]: of each two what they have in common, as a share of what both cover."""
+    """Return the intersection over union of each pair of boxes, [R, R]."""
     first = np.maximum(boxes_R7[:, None, :2], boxes_R7[None, :, :2])
     last = np.minimum(boxes_R7[:, None, 2:4], boxes_R7[None, :, 2:4])
     common = np.clip(last - first, 0, None).prod(-1)

@@ -1,7 +1,7 @@
-"""Words from the words around them: skip-gram and CBOW (arXiv:1301.3781, arXiv:1310.4546).
+"""Word vectors from context windows: skip-gram and CBOW (arXiv:1301.3781, arXiv:1310.4546).
 
-A row holds plain text and one number. What is drawn - which frequent words are passed over, how wide each window is,
-which words are noise - follows from that number and the corpus's counts, in the compiled code that learns (`words`).
+A sample holds plain text and a seed. The compiled training code (`words`) derives everything random from the seed and
+the corpus counts: subsampling of frequent words, window sizes, negative samples.
 """
 
 # S tokens of a row
@@ -38,7 +38,7 @@ HUFFMAN, SOFTMAX = "hierarchical-softmax", "softmax"
 
 
 class PlainRows(Objective):
-    """Base of tasks whose rows are text as it stands, full of words, and numbers by which something is drawn."""
+    """Base of objectives whose samples are plain text without special tokens, and random numbers."""
 
     template = ("A", "A B")
     prompts = ()
@@ -51,7 +51,7 @@ class PlainRows(Objective):
 
     @staticmethod
     def text_of(parts: list[DocumentSlice], document_mask: bool) -> Sample:
-        """int64 [S] twice: `tokens`, and the document of each."""
+        """Return `tokens` and `document_ids`, int64 [S] each."""
         lengths = [len(part.tokens) for part in parts]
         text = np.concatenate([part.tokens for part in parts]).astype(np.int64)
         documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
@@ -60,25 +60,25 @@ class PlainRows(Objective):
 
 @dataclass(frozen=True)
 class WordWindows(PlainRows):
-    """What skip-gram and CBOW have in common; the defaults are those of the released code."""
+    """Options of skip-gram and CBOW. Defaults are those of the released code."""
 
     window: WindowWords = 5
-    """Words to a side of the widest window."""
+    """Largest window size in words to each side."""
     shrink: bool = True
-    """Whether each window is as wide as a draw from 1 to `window`, or as wide as that always."""
+    """Whether the size of each window is sampled from 1 to `window`, or always `window`."""
     output: Literal["negative-sampling", "hierarchical-softmax", "softmax"] = "negative-sampling"
-    """How a word is told from others: from some that are drawn, along its path in a Huffman tree, or from all, which is
-    what the others stand for (arXiv:1310.4546, equation 2), and takes as long for each answer as there are words."""
+    """Output layer: negative sampling, hierarchical softmax along a Huffman tree, or full softmax, which the others
+    approximate (arXiv:1310.4546, equation 2) and whose cost grows with the vocabulary."""
     negatives: Negatives = 5
-    """Words that are drawn for each that is asked (negative-sampling)."""
+    """Number of negative samples per label (negative-sampling)."""
     noise_power: NoisePower = 0.75
-    """Words are drawn by this power of their count (negative-sampling)."""
+    """Exponent of word counts in the noise distribution (negative-sampling)."""
     subsample: Threshold = 1e-3
-    """Share of the text from which on a word is passed over now and then; 0: never."""
+    """Relative frequency above which words are subsampled; 0: never."""
     min_count: MinimumCount = 5
-    """Words that come less often are passed over always, as those without an id are."""
+    """Less frequent words are skipped, as words without an id are."""
     sigmoid: Literal["table", "exact"] = "table"
-    """From a table of 1,000 numbers, and no update beyond ±6, as the released code has it; or exact."""
+    """Sigmoid from a table of 1,000 values without updates beyond ±6 (released code), or exact."""
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})
@@ -95,7 +95,7 @@ class WordWindows(PlainRows):
 
 @dataclass(frozen=True)
 class SkipGram(WordWindows):
-    """Each word of a window says the word in its middle."""
+    """Skip-gram: predict the center word from each context word."""
 
     name = "skip-gram"
     losses: ClassVar = {"skip-gram": 1.0}
@@ -103,11 +103,11 @@ class SkipGram(WordWindows):
 
 @dataclass(frozen=True)
 class CBOW(WordWindows):
-    """The mean of a window's words says the word in its middle."""
+    """CBOW: predict the center word from the mean of its context words."""
 
     position_weights: bool = False
-    """Whether each place of the window, counted from its middle, has numbers that the vector of the word there is
-    multiplied by; they are learned, too (arXiv:1712.09405, section 2.2)."""
+    """Whether context vectors are multiplied by learned weights of their position in the window (arXiv:1712.09405,
+    section 2.2)."""
 
     name = "cbow"
     losses: ClassVar = {"cbow": 1.0}

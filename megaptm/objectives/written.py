@@ -1,4 +1,4 @@
-"""A mixture that has a name, written as the tasks of a config: so its options can be others."""
+"""Named mixtures written as composed tasks of a config, so that options can be changed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ LARGEST_DIVISOR = 1_000
 
 
 def tasks_of(mixture: NamedMixture, **others: Any) -> dict[str, dict[str, Any]]:
-    """What `compose` makes such a mixture of; `others` are options that its tasks have instead, each where it knows of
-    it. Shares are whole numbers, and weights those that tasks have by themselves."""
+    """Return the config of a mixture for `compose`. `others`: options that replace those of every task that has them.
+    Shares become integers; weights are the tasks' defaults."""
     kinds = {kind: name for name, kind in TASKS.items()}
     shares = [Fraction(task.share.at(0)).limit_denominator(LARGEST_DIVISOR) for task in mixture.tasks]
     times = lcm(*(share.denominator for share in shares))
