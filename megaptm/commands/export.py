@@ -147,7 +147,9 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     tell("loading PyTorch and transformers")
     import torch
 
+    from megaptm.hub.folder import read_tensors
     from megaptm.hub.huggingface import to_hugging_face
+    from megaptm.hub.import_run import UNUSED
     from megaptm.run.checkpoint import open_checkpoint
 
     tell("reading and writing the weights")
@@ -155,11 +157,12 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     exported = to_hugging_face(
         checkpoint.spec,
         checkpoint.mean_weights(average),
-        checkpoint.tokenizer,
+        checkpoint.tokenizer if checkpoint.tokenizer.exists() or checkpoint.step else None,
         folder,
         dtype=getattr(torch, dtype),
         objective=checkpoint.config.built_objective,
         sequence=checkpoint.config.data.sequence,
+        unused=dict(read_tensors(run / UNUSED)) if (run / UNUSED).is_file() else None,
     )
     family = checkpoint.spec.family
     beside = "AutoProcessor" if family.has_tokens else "AutoImageProcessor"

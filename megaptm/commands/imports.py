@@ -55,13 +55,18 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 @click.argument("source")
 @click.argument("run", type=click.Path(path_type=Path))
 @overrides_argument
-def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Folder of the tokenizer, if SOURCE has none or another one; absent, and not in SOURCE: that of the corpus.",
+)
+def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: Path | None) -> None:
     """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
 
-    Models of the families here that transformers has, saved as safetensors. A head that a model came without, as
-    BertForMaskedLM does without the sentence head, begins afresh. Any key of the config can be set, until the first
-    checkpoint also by `megaptm train`; model.family=spanbert says which it is where several are of one type there. No
-    code of the model's own is run.
+    Models of the families here that transformers has, saved as safetensors. A head that a model came without begins
+    afresh, and the objective is one without it, if the family has such: masked-lm for a BertForMaskedLM. Any key of the
+    config can be set, until the first checkpoint also by `megaptm train`; model.family=spanbert says which it is where
+    several are of one type there. No code of the model's own is run.
 
     \b
       megaptm import hf exported/gpt2-tiny runs/again data.mix='{corpora/books: 1}'
@@ -82,10 +87,18 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...]) -> None:
     from megaptm.plan.count import count
 
     tell(f"reading {source}")
-    done = import_run(source, run, overrides)
+    done = import_run(source, run, overrides, tokenizer=tokenizer)
     config = done.config
-    if done.fresh:
-        click.echo(f"{source} came without {', '.join(done.fresh)}: begun afresh, from train.seed={config.train.seed}")
+    if heads := [name for name in done.fresh if name not in done.decoders]:
+        click.echo(f"{source} came without {', '.join(heads)}: begun afresh, from train.seed={config.train.seed}")
+    if done.decoders:
+        click.echo(
+            f"{source} came without {', '.join(done.decoders)}: transformers has no mask decoder, and megaptm's "
+            f"{config.model.family} has one. It begins afresh: logits of masked tokens are not those of transformers"
+        )
+    if done.unused:
+        names = ", ".join(done.unused[:4]) + (f" and {len(done.unused) - 4} more" if len(done.unused) > 4 else "")
+        click.echo(f"{source} has weights that no objective here trains: {names}; an export writes them as they are")
     if done.otherwise:
         said = " and ".join(done.otherwise)
         click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
@@ -102,6 +115,7 @@ def _say_next(config: Config, run: Path) -> None:
 
     folder = typed_path(run.absolute())
     lines = [["train", folder]]
+    tokenizer = f"{folder}/tokenizer" if (run / "tokenizer").exists() else "FOLDER_OF_ITS_TOKENIZER"
     if (place := str(run.absolute() / "corpus")) in config.data.mix:  # nobody named another: it is yet to be built
-        lines.insert(0, build_words(place, config, text=None, out=f"{folder}/corpus", tokenizer=f"{folder}/tokenizer"))
+        lines.insert(0, build_words(place, config, text=None, out=f"{folder}/corpus", tokenizer=tokenizer))
     click.echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import FFN_OF_WIDTH, Counterpart, check_sharing
+from megaptm.hub.counterparts import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart, check_sharing
+from megaptm.hub.folder import CONFIG
 from megaptm.spec import Block, ModelSpec, Size, change
 
 # Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
@@ -75,7 +76,9 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     """The fields of their config that describe this model."""
     ours = numbers_of(spec)
     said = {**counterpart.numbers, **counterpart.written}
-    return {**{theirs: ours[name] for theirs, name in said.items()}, **counterpart.fixed}
+    values = {theirs: ours[name] for theirs, name in said.items()}
+    # What follows from other fields their class knows by itself.
+    return values | {name: value for name, value in counterpart.fixed.items() if name not in counterpart.may_lack}
 
 
 def nested(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def flat(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in config.items():
         if name in counterpart.sections:
             if not isinstance(value, Mapping):
-                raise UserError(f"{counterpart.model} config: {name} is no object; restore it.")
+                raise UserError(f"{CONFIG}: {name} is no object; restore it.")
             found |= {f"{name}.{field}": one for field, one in value.items()}
         else:
             found[name] = value
@@ -129,7 +132,7 @@ def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
         case _:
             wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
     if not good:
-        raise UserError(f"{counterpart.model} config: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
+        raise UserError(f"{CONFIG}: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
     return value
 
 
@@ -141,38 +144,63 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def differing(counterpart: Counterpart, config: Mapping[str, Any]) -> list[str]:
-    """Fields of their config that have another value than the architecture leaves them."""
-    # What is absent says as much as what is 0 or false.
-    said = {**config, **{name: read(config) for name, read in counterpart.spellings.items() if name in config}}
-    return [name for name, value in counterpart.fixed.items() if (said.get(name) or None) != (value or None)]
-
-
-def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
-    """The model that their config describes; an error that names the field we could not honour."""
-    for name in differing(counterpart, config):
-        raise UserError(
-            f"{counterpart.model} config: {name} is {config.get(name)!r}; only {counterpart.fixed[name]!r} can be "
-            "imported."
-        )
-    ours: dict[str, Any] = {}
-    for theirs, name in counterpart.numbers.items():
-        if theirs not in config:  # one that their class does not name, but heeds
+def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+    """Field of their config -> why an import cannot represent its value; `given`: config.json without defaults."""
+    found = {}
+    for name, fixed in counterpart.all_fixed.items():
+        if name not in config and (name in counterpart.may_lack or name in OF_EARLIER_RELEASES):
             continue
-        value = checked_number(counterpart, theirs, config[theirs])
-        if theirs == "n_inner" and value is None:
-            value = FFN_OF_WIDTH * config["n_embd"]
-        if ours.setdefault(name, value) != value:
-            raise UserError(
-                f"{counterpart.model} config: {theirs} ({value}) differs from its siblings ({ours[name]}), "
-                f"for which {counterpart.family} has one number, {name}; make them equal."
-            )
+        value = counterpart.spellings[name](config) if name in counterpart.spellings else config.get(name)
+        wanted = fixed(config) if callable(fixed) else fixed
+        # What is absent says as much as what is 0 or false.
+        if (value or None) != (wanted or None):
+            field, other = f"{name} is {_brief(config.get(name))}", counterpart.follows.get(name)
+            if name not in given and other is not None:
+                field = f"{other} is {_brief(given[other]) if other in given else 'absent'}, so that {field}"
+            found[name] = f"{field} ({counterpart.family} has {_brief(wanted)})"
+    for ours, fields in _siblings(counterpart, config).items():
+        if len({*map(str, fields.values())}) > 1:
+            said = " and ".join(f"{name} is {_brief(value)}" for name, value in fields.items())
+            found |= dict.fromkeys(fields, f"{said} ({counterpart.family} has one number for these, model.{ours})")
+    for reason in counterpart.contradictions({**config, **given}):
+        found[reason] = reason
+    return found
+
+
+def _siblings(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Number of ours -> the fields of their config that say it, with their values."""
+    found: dict[str, dict[str, Any]] = {}
+    for theirs, ours in counterpart.numbers.items():
+        if theirs in config:  # their class heeds some that it does not name
+            found.setdefault(ours, {})[theirs] = _number(counterpart, theirs, config)
+    return found
+
+
+def _number(counterpart: Counterpart, theirs: str, config: Mapping[str, Any]) -> Any:
+    value = checked_number(counterpart, theirs, config[theirs])
+    return FFN_OF_WIDTH * config["n_embd"] if theirs == "n_inner" and value is None else value
+
+
+def _brief(value: Any) -> str:
+    written = repr(value)
+    return written if len(written) <= 60 else f"{written[:57]}..."
+
+
+def refuse(found: Iterable[str]) -> NoReturn:
+    """Raise the one error that gives all reasons."""
+    raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(found))}; such a model cannot be imported.")
+
+
+def spec_of(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> ModelSpec:
+    """The model that their config describes; an error that names all fields that it cannot represent."""
+    if found := reasons(counterpart, config, given):
+        refuse(found.values())
+    ours = {name: next(iter(fields.values())) for name, fields in _siblings(counterpart, config).items()}
     if type(windows := ours.get("window")) is list:
         layers = ours["layers"] if "layers" in ours else ours[f"{next(iter(counterpart.table.stacks))}.layers"]
         if len(windows) != layers:
             raise UserError(
-                f"{counterpart.model} config: attention_window has {len(windows)} numbers for {layers} layers; "
-                "give one, or one for each."
+                f"{CONFIG}: attention_window has {len(windows)} numbers for {layers} layers; give one, or one for each."
             )
         ours["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
     if "attention" in ours:
@@ -188,19 +216,19 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
     if "attention_dropout" in ours and ours["attention_dropout"] != dropout:
         said["attention_dropout"] = ours["attention_dropout"]
     stacks = {name: change(block, **said) for name, block in family.stacks.items()}
-    check_pad(counterpart, config.get("pad_token_id"))
+    check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
     context = ours["positions"] - family.first_position if "positions" in ours else ours.get("context", family.context)
     if "image" in ours:
         if ours["image"] % ours["patch"]:
             raise UserError(
-                f"{counterpart.model} config: patches of {ours['patch']} pixels do not divide images of "
-                f"{ours['image']}; restore it."
+                f"{CONFIG}: {field_of(counterpart, 'patch')} ({ours['patch']}) does not divide "
+                f"{field_of(counterpart, 'image')} ({ours['image']}); such a model cannot be imported."
             )
         context = (ours["image"] // ours["patch"]) ** 2 + 1
     if context < 1:
         raise UserError(
-            f"{counterpart.model} config: {ours['positions']} positions, of which texts use none: they begin with "
-            f"number {family.first_position}; restore it."
+            f"{CONFIG}: {field_of(counterpart, 'positions')} is {ours['positions']}, but the first position of a text "
+            f"is number {family.first_position}; restore it."
         )
     spec = ModelSpec(
         family=change(family, stacks=stacks, tasks=ours.get("tasks", family.tasks)),
@@ -209,20 +237,21 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any]) -> ModelSpec:
         context=context,
         dropout=dropout,
     )
-    if "axial" in ours and (widths := spec.axial_widths) != (given := tuple(ours["axial_widths"])):
+    if "axial" in ours and (widths := spec.axial_widths) != (pair := tuple(ours["axial_widths"])):
         raise UserError(
-            f"{counterpart.model} config: axial_pos_embds_dim is {[*given]}; only {[*widths]} can be imported."
+            f"{CONFIG}: axial_pos_embds_dim is {[*pair]} ({family.name} has {[*widths]} for hidden_size {size.width}); "
+            "such a model cannot be imported."
         )
     if "axial" in ours and math.prod(ours["axial"]) != spec.context:
         raise UserError(
-            f"{counterpart.model} config: axial_pos_shape is {ours['axial']}, which are not the {spec.context} of "
-            "max_position_embeddings; restore it."
+            f"{CONFIG}: the product of axial_pos_shape ({ours['axial']}) is not max_position_embeddings "
+            f"({spec.context}); restore it."
         )
     scale = numbers_of(spec)["logit_scale"]
     if abs(ours.get("logit_scale", scale) / scale - 1) > 1e-6:
         raise UserError(
-            f"{counterpart.model} config: logit_scale is {ours['logit_scale']}; that of a {family.name} of width "
-            f"{size.width} is {scale:.6g}, and no other can be imported."
+            f"{CONFIG}: logit_scale is {ours['logit_scale']} ({family.name} has {scale:.6g} for hidden_size "
+            f"{size.width}); such a model cannot be imported."
         )
     check_sharing(counterpart, spec)
     return spec
@@ -242,14 +271,20 @@ def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_pad(counterpart: Counterpart, pad: int | None) -> None:
-    """An error where another id of the pad token would move all places."""
+def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
+    """An error where another id of the pad token would move all positions."""
     wanted = counterpart.table.first_position - 1
     if counterpart.places_after_pad and pad is not None and pad != wanted:
         raise UserError(
-            f"{counterpart.model} numbers places from its pad token's id on: that must be {wanted}, not {pad}; use a "
-            f"tokenizer with the special tokens of {counterpart.family}."
+            f"{where}pad_token_id is {pad}, and {counterpart.model} numbers positions from it on ({counterpart.family} "
+            f"has {wanted}); use a model and a tokenizer with the special tokens of {counterpart.family}."
         )
+
+
+def field_of(counterpart: Counterpart, *ours: str) -> str:
+    """The field of their config that says the first of these numbers that has one."""
+    fields = {name: theirs for theirs, name in reversed(counterpart.numbers.items())}
+    return next(fields[name] for name in ours if name in fields)
 
 
 def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) -> Size:
@@ -258,12 +293,20 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             found: int = ours[f"{stack}.{name}"] if f"{stack}.{name}" in ours else ours[name]
             return found
 
+        def name_of(name: str) -> str:
+            return field_of(counterpart, f"{stack}.{name}", name)
+
         layers, width, heads, ffn = map(number, OF_STACKS)
         if "head_width" not in ours and width % heads:
-            raise UserError(f"{counterpart.model} config: {heads} heads do not divide a width of {width}; restore it.")
+            raise UserError(
+                f"{CONFIG}: {name_of('heads')} ({heads}) does not divide {name_of('width')} ({width}); restore it."
+            )
         embedding, kv_heads = ours.get("embedding"), ours.get("kv_heads")
         if kv_heads is not None and heads % kv_heads:
-            raise UserError(f"{counterpart.model} config: {kv_heads} heads of keys do not divide {heads}; restore it.")
+            raise UserError(
+                f"{CONFIG}: {name_of('kv_heads')} ({kv_heads}) does not divide {name_of('heads')} ({heads}); restore "
+                "it."
+            )
         return Size(
             layers=layers,
             width=width,

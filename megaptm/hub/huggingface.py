@@ -13,7 +13,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.config_fields import check_pad, checked_number, config_values, differing, flat, nested, spec_of
+from megaptm.hub.config_fields import check_pad, checked_number, config_values, flat, nested, reasons, refuse, spec_of
 from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
@@ -62,12 +62,20 @@ class ImportedModel:
     """Whole parameters by their global names, float32."""
     absent: dict[str, tuple[int, ...]]
     """Shapes of the heads' parameters that the model came without."""
+    unused: Mapping[str, Tensor] = field(default_factory=dict)
+    """Parameters of the files that the model does not have, by their names; those of a stack that is a model of its
+    own behind `STACK/`. An export writes them again."""
+    text_end: int | None = None
+    """Id by which their class finds the end of a text, or `LARGEST_ID_ENDS`; None if it needs none."""
     otherwise: tuple[str, ...] = ()
     """Numbers of its training that are others here, as `attention_dropout 0.0`."""
     open_keys: tuple[str, ...] = ()
     """Numbers of who sees whom that no file says, since the model only begins as theirs does."""
     shown: Mapping[str, Any] = field(default_factory=dict)
     """Options of an objective by which images are shown as its processor does, where these are not the usual ones."""
+
+    without_place: frozenset[str] = frozenset()
+    """Heads of the family that their class does not have."""
 
     @property
     def fresh(self) -> tuple[str, ...]:
@@ -96,11 +104,13 @@ def to_hugging_face(
     dtype: torch.dtype = torch.float32,
     objective: BaseObjective | None = None,
     sequence: int | None = None,
+    unused: Mapping[str, Tensor] | None = None,
 ) -> ExportedModel:
     """Writes config, generation config, weights and tokenizer to a new folder.
 
     `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
-    the family's first, and the model's context. The folder appears when it is complete, or not at all.
+    the family's first, and the model's context. `unused`: parameters that an import had besides
+    (`ImportedModel.unused`). The folder appears when it is complete, or not at all.
     """
     transformers()
     from huggingface_hub import save_torch_state_dict
@@ -143,7 +153,7 @@ def to_hugging_face(
             if not spec.family.reads_images:
                 generation.save_pretrained(part)
             config.save_pretrained(part)
-            save_torch_state_dict(theirs, part)
+            save_torch_state_dict({**_besides(unused or {}, place, dtype), **theirs}, part)
     found = {place: counterpart_of(model) for place, (model, _) in models.items()}
     left_out = [
         head
@@ -153,6 +163,12 @@ def to_hugging_face(
     told = (found[place].warning(model) for place, (model, _) in models.items())
     warnings = tuple(warning for warning in told if warning)
     return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out), warnings)
+
+
+def _besides(unused: Mapping[str, Tensor], place: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The parameters of `ImportedModel.unused` that belong to a place in the folder."""
+    names = {name: name.rpartition("/") for name in unused}
+    return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == place}
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
@@ -185,6 +201,11 @@ def _converted(
     theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
+    if counterpart.sections and special["eos_token_id"] == LARGEST_ID_ENDS < spec.vocabulary - 1:
+        raise UserError(
+            f"the tokenizer ends texts with id {LARGEST_ID_ENDS}, by which {counterpart.model} takes the largest id of "
+            "a text for its end: such a model cannot be exported; use it by `megaptm.load(RUN)` in Python."
+        )
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
     generation = None if counterpart.sections else transformers().GenerationConfig(**special, **_room(spec))
@@ -221,12 +242,34 @@ def from_hugging_face(
         spec = replace(spec, context=context)
     model = replace(
         _imported(counterpart, spec, state, where),
+        text_end=_text_end(counterpart, config),
         otherwise=_otherwise(counterpart, spec, config),
         open_keys=_open_keys(counterpart, spec),
     )
     if spec.family.reads_images and isinstance(source, Path):
         return _with_processor(model, source)
-    return _with_others(model, counterpart, source) if counterpart.stack and isinstance(source, Path) else model
+    if counterpart.stack and isinstance(source, Path):
+        model = _with_others(model, counterpart, source)
+    return _without_lacking_decoder(model)
+
+
+def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
+    """The model as their class computes it: without a mask decoder whose table of positions the files lack."""
+    lacking = {name.partition(".")[0] for name in model.absent if name.endswith(".place_table.weight")}
+    if not lacking:
+        return model
+    stacks = {
+        name: change(block, last_layer="once") if name in lacking else block
+        for name, block in model.spec.family.stacks.items()
+    }
+    absent = {name: shape for name, shape in model.absent.items() if not name.endswith(".place_table.weight")}
+    return replace(model, spec=replace(model.spec, family=change(model.spec.family, stacks=stacks)), absent=absent)
+
+
+def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:
+    section = config.get(OF_TEXT)
+    usual = counterpart.special.get("eos_token_id")
+    return section.get("eos_token_id", usual) if OF_TEXT in counterpart.sections and section else None
 
 
 def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
@@ -251,8 +294,13 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
+    decoders = {stack: part.spec.family.last_block.last_layer for stack, part in parts.items()}
+    stacks = {stack: change(block, last_layer=decoders[stack]) for stack, block in spec.family.stacks.items()}
+    spec = replace(spec, family=change(spec.family, stacks=stacks))
     weights = joined(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
-    return ImportedModel(spec, weights, renamed(family, {stack: part.absent for stack, part in parts.items()}))
+    absent = renamed(family, {stack: part.absent for stack, part in parts.items()})
+    own = {f"{stack}/{name}": tensor for stack in others for name, tensor in parts[stack].unused.items()}
+    return ImportedModel(spec, weights, absent, {**model.unused, **own})
 
 
 def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -265,14 +313,21 @@ def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, A
 def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
     """The architecture and the model that their config describes."""
     known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
-    candidates = [(one, _with_defaults(one, config)) for one in known]
+    complete = {one.family + one.stack: _with_defaults(one, config) for one in known}
+    given = flat(known[0], config)
+    refused = {one.family + one.stack: reasons(one, complete[one.family + one.stack], given) for one in known}
     said = config.get("architectures")
     named = said if isinstance(said, list) else []
     # Families that theirs cannot tell apart are the first one's; of one family the architecture says which stack it is.
-    counterpart, complete = min(
-        candidates, key=lambda one: (len(differing(*one)), one[0].family != known[0].family, one[0].model not in named)
+    best = min(
+        known,
+        key=lambda one: (len(refused[one.family + one.stack]), one.family != known[0].family, one.model not in named),
     )
-    return counterpart, spec_of(counterpart, complete)
+    if found := refused[best.family + best.stack]:
+        # Where another family is as near, its reasons count as much.
+        others = [other for other in refused.values() if len(other) == len(found) and other.keys() != found.keys()]
+        refuse([*found.values(), *(reason for other in others for reason in other.values())])
+    return best, spec_of(best, complete[best.family + best.stack], given)
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
@@ -316,9 +371,12 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
         complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
     except Exception as error:  # of many kinds
         why = str(error).splitlines()[-1].strip()[:120]
-        raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
-    fixed = {name: config[name] for name in (*counterpart.fixed, "pad_token_id") if name in config}
-    return {**vars(complete), **complete.to_dict(), **fixed, **derived}
+        raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
+    known = {
+        name: value for name, value in (vars(complete) | complete.to_dict()).items() if name not in counterpart.may_lack
+    }
+    fixed = {name: config[name] for name in (*counterpart.all_fixed, "pad_token_id") if name in config}
+    return {**known, **fixed, **derived}
 
 
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -329,8 +387,8 @@ def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, An
         complete = _config_class(counterpart)(**nested(counterpart, numbers))
     except Exception as error:  # of many kinds
         why = str(error).splitlines()[-1].strip()[:120]
-        raise UserError(f"{counterpart.model} config: transformers refuses it ({why}); restore it.") from None
-    return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.fixed if name in said}
+        raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
+    return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.all_fixed if name in said}
 
 
 def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
@@ -341,7 +399,7 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
         whole = dict(build_model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
     state = _without_zeros(counterpart, spec, state, where)
-    theirs = _canonical(counterpart, state, shapes, where)
+    theirs, unused = _canonical(counterpart, state, shapes, where)
     if (table := theirs.get(counterpart.repeated)) is not None:
         theirs[counterpart.repeated] = _repeated(counterpart, spec, table, where)
     for name, tensor in theirs.items():
@@ -359,12 +417,20 @@ def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Ten
                 f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
                 "saved before its training failed."
             )
+        if name in counterpart.largest and (value := float(tensor.max())) > counterpart.largest[name] + 1e-4:
+            raise UserError(
+                f"{where}: {name} is {value:.6g}; megaptm's {counterpart.family} limits it to "
+                f"{counterpart.largest[name]:.6g}, so such a model cannot be imported."
+            )
     weights, missing = import_weights(counterpart.rows, spec, theirs)
     if missing:
         names = _some([*dict.fromkeys(missing)])  # one of which several are made is missing once
         raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
     absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
-    return ImportedModel(spec, weights, absent)
+    # A model that only begins as theirs has another class there, which has other names.
+    kept = {} if counterpart.import_only else unused
+    without = spec.family.heads if counterpart.import_only else _without_place(spec, counterpart)
+    return ImportedModel(spec, weights, absent, kept, without_place=frozenset(without))
 
 
 def _without_zeros(
@@ -372,22 +438,23 @@ def _without_zeros(
 ) -> dict[str, Tensor]:
     """Their parameters without those that ours has not; an error where they are not zero."""
     absent = counterpart.zeros(spec)
-    left = {}
-    for name, tensor in state.items():
-        if name not in absent and counterpart.prefix + name not in absent:
-            left[name] = tensor
-        elif tensor.count_nonzero() and not any(
-            one.startswith(counterpart.unused) for one in (name, counterpart.prefix + name)
-        ):
-            raise UserError(f"{where}: {name} is not 0 everywhere, and no {counterpart.family} has it; remove it.")
-    return left
+    zeros = [name for name in state if name in absent or counterpart.prefix + name in absent]
+    if other := [name for name in zeros if state[name].count_nonzero()]:
+        # Of layers alike one stands for all.
+        names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in sorted(other))]
+        raise UserError(
+            f"{where}: {', '.join(names)} must be 0, since megaptm's {counterpart.family} has no such parameters; such "
+            "a model cannot be imported."
+        )
+    return {name: tensor for name, tensor in state.items() if name not in zeros}
 
 
 def _canonical(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
-) -> dict[str, Tensor]:
-    """Their parameters under the names that the complete model has today, each once."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Their parameters under the names that the complete model has today, each once; and those that ours has not."""
     found: dict[str, Tensor] = {}
+    unused: dict[str, Tensor] = {}
     unknown = []
     for written, tensor in state.items():
         if written.endswith(BUFFERS):
@@ -398,8 +465,11 @@ def _canonical(
         names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
         name = next((name for name in names if name in known), None)
         if name is None:
-            if not any(name.startswith(counterpart.unused) for name in (today, counterpart.prefix + today)):
+            names = (name for name in (today, counterpart.prefix + today) if name.startswith(counterpart.unused))
+            if (name := next(names, None)) is None:
                 unknown.append(written)
+            else:
+                unused[name] = tensor
             continue
         if name in found and not torch.equal(found[name], tensor):
             raise UserError(f"{where}: {written} differs from {name}, with which it is one in a {counterpart.model}.")
@@ -410,7 +480,7 @@ def _canonical(
             "what was put on top of it (`model.base_model.save_pretrained`)."
         )
     found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
-    return {name: found[name] for name in known if name in found}
+    return {name: found[name] for name in known if name in found}, unused
 
 
 def _repeated(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:

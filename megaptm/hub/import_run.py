@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from safetensors.torch import save_file
 from torch import Tensor
 
 from megaptm import __version__
@@ -20,12 +22,12 @@ from megaptm.hub.config_fields import MOST
 from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
-from megaptm.hub.huggingface import ImportedModel, from_hugging_face
+from megaptm.hub.huggingface import LARGEST_ID_ENDS, ImportedModel, from_hugging_face
 from megaptm.hub.images import read_labels
 from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
-from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.models import initial_value
+from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
+from megaptm.models import build_model, initial_value
 from megaptm.objectives import objective_of
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.written import tasks_of
@@ -34,7 +36,7 @@ from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG, absolute_paths
-from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size
+from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
@@ -60,6 +62,8 @@ BESIDES = (
 )
 KNOWN = CATALOGUE | VISION
 """Families of which a run may begin from a model of theirs."""
+UNUSED = "unused.safetensors"
+"""File of a run with what `ImportedModel.unused` has: an export writes it again."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
@@ -72,18 +76,28 @@ class Import:
     """Heads that the model came without, which begin as a new model's do."""
     otherwise: tuple[str, ...] = ()
     """Dropouts that its config has otherwise: `ImportedModel.otherwise`."""
+    unused: tuple[str, ...] = ()
+    """Parameters that no part of the model reads: `ImportedModel.unused`."""
+    decoders: tuple[str, ...] = ()
+    """Modules of mask decoders that the model came without, which begin as a new model's do."""
 
 
-def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> Import:
-    """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all."""
+def import_run(
+    source: str, run: str | Path, overrides: Sequence[str] = (), *, tokenizer: str | Path | None = None
+) -> Import:
+    """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all.
+
+    `tokenizer`: folder of the tokenizer, if not the model's own. A run without any takes that of its corpus.
+    """
     run = Path(run)
     refuse_taken(run)
     said = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
     overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
     refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before anything is fetched
     context = _number(said[CONTEXT]) if CONTEXT in said else None
-    model, tokenizer = read_model(
+    model, found = read_model(
         source,
+        tokenizer=tokenizer,
         family=said.get(FAMILY),
         detector=_detector(said[DETECTOR]) if DETECTOR in said else None,
         context=context,
@@ -92,8 +106,25 @@ def import_run(source: str, run: str | Path, overrides: Sequence[str] = ()) -> I
     _check(model.spec, source)
     if context not in (None, model.spec.context):
         model = at_context(model, context)
-    config = write_run(run, source, _first_values(model, run), overrides, model, tokenizer)
-    return Import(config, model.fresh, model.otherwise)
+    model, decoders = _with_mask_decoder(model)
+    config = write_run(run, source, _first_values(model, run), overrides, model, found)
+    return Import(config, model.fresh, model.otherwise, (*model.unused,), decoders)
+
+
+def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
+    """The model as its family has it, and modules of mask decoders that it came without."""
+    spec, table = model.spec, KNOWN[model.spec.name]
+    stacks = {
+        name: change(block, last_layer=table.stacks[name].last_layer) for name, block in spec.family.stacks.items()
+    }
+    spec = replace(spec, family=change(spec.family, stacks=stacks))
+    if spec == model.spec:
+        return model, ()
+    with torch.device("meta"):
+        whole = {name: tuple(parameter.shape) for name, parameter in build_model(spec).named_parameters()}
+    lacking = {name: shape for name, shape in whole.items() if name not in model.weights and name not in model.absent}
+    decoders = tuple(dict.fromkeys(name.rpartition(".")[0] for name in lacking))
+    return replace(model, spec=spec, absent={**model.absent, **lacking}), decoders
 
 
 def _number(said: str) -> int:
@@ -135,7 +166,7 @@ def write_run(
     values: Mapping[str, Any],
     overrides: Sequence[str],
     model: ImportedModel,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
 ) -> Config:
     """The folder of a run whose step 0 is a model, and whose config says `values` where nothing else is said."""
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +176,10 @@ def write_run(
         path.write_text(yaml.safe_dump(dict(values)))
         config = absolute_paths(load(path, overrides))
         path.write_text(dump(config), encoding="utf-8")
-        tokenizer.save(unfinished / "tokenizer")
+        if tokenizer is not None:
+            tokenizer.save(unfinished / "tokenizer")
+        if model.unused:
+            save_file(dict(model.unused), unfinished / UNUSED)
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
@@ -153,10 +187,15 @@ def write_run(
 
 
 def read_model(
-    source: str, *, family: str | None = None, detector: tuple[int, int] | None = None, context: int | None = None
-) -> tuple[ImportedModel, Tokenizer]:
-    """The model in a folder or on the hub, and its tokenizer, which must fit; `family`, `detector` and `context` as in
-    `from_hugging_face`."""
+    source: str,
+    *,
+    tokenizer: str | Path | None = None,
+    family: str | None = None,
+    detector: tuple[int, int] | None = None,
+    context: int | None = None,
+) -> tuple[ImportedModel, Tokenizer | None]:
+    """The model in a folder or on the hub, and its tokenizer, which must fit, or that in the folder `tokenizer`; None
+    if there is none. `family`, `detector` and `context` as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
@@ -166,14 +205,33 @@ def read_model(
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family, detector=detector, context=context)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
-        tokenizer = read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
-    else:
-        tokenizer = read_tokenizer(folder)
-    if tokenizer.vocabulary > model.spec.vocabulary:
+        return model, read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
+    own = folder if tokenizer is None else Path(tokenizer)
+    if tokenizer is None and not has_tokenizer(folder):
+        return model, None
+    found = read_tokenizer(own)
+    if found.vocabulary > model.spec.vocabulary:
+        raise UserError(f"{own}: its tokenizer has {found.vocabulary:,} ids, the model {model.spec.vocabulary:,}.")
+    check_text_end(model, found, own)
+    return model, found
+
+
+def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """An error where their class would read another position of a text than that of its end."""
+    end, theirs = tokenizer.special.end, model.text_end
+    if theirs in (None, end) and theirs != LARGEST_ID_ENDS:
+        return
+    if theirs != LARGEST_ID_ENDS:
         raise UserError(
-            f"{source}: its tokenizer has {tokenizer.vocabulary:,} ids, its model {model.spec.vocabulary:,}."
+            f"{HF_CONFIG}: text_config.eos_token_id is {theirs}, but the tokenizer in {folder} ends texts with id "
+            f"{end}, so that transformers would read another position; restore the one that is wrong."
         )
-    return model, tokenizer
+    if end != tokenizer.vocabulary - 1:
+        raise UserError(
+            f"{HF_CONFIG}: text_config.eos_token_id is {theirs}, by which transformers takes the largest id of a text "
+            f"for its end; the tokenizer in {folder} ends texts with id {end} and has ids up to "
+            f"{tokenizer.vocabulary - 1}, so such a model cannot be imported."
+        )
 
 
 def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
@@ -217,6 +275,9 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     ours, theirs = KNOWN[spec.name].first_block, spec.family.first_block
     differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
     numbers |= {name: getattr(theirs, name) for name in differing}
+    objective: dict[str, Any] = {}
+    if (name := _objective(imported)) != KNOWN[spec.name].objectives[0]:
+        objective = {"objective": name}
     longest = min(LONGEST_ROW, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": longest}
     if spec.family.reads_images:
@@ -238,7 +299,13 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         # The name alone is of the papers' detector.
         if (own := tasks_of(mixture, features=features, classes=classes)) != tasks_of(mixture):
             return {"run": str(run), "model": {**model, **numbers}, "data": data, "objective": own, **RECIPE}
-    return {"run": str(run), "model": {**model, **numbers}, "data": data, **RECIPE}
+    return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
+
+
+def _objective(imported: ImportedModel) -> str:
+    """The first of the family's objectives that trains the fewest heads which their class has and the model lacks."""
+    lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.without_place
+    return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*objective_of(name).losses}))
 
 
 def _shape(size: Size) -> dict[str, Any]:
@@ -254,7 +321,7 @@ def _shape(size: Size) -> dict[str, Any]:
     return shape | {name: number for name, number in others.items() if number is not None}
 
 
-def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer) -> None:
+def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
     """The checkpoint of step 0: weights and no moments, since no update has been made to them."""
     begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
@@ -265,7 +332,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
             for name, value in weights.items()
         )
         store.write(0, 0, whole)
-        store.commit(0, {**compatibility(resolve_model(config), tokenizer.fingerprint), **begin}, ranks=1)
+        store.commit(0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **begin}, ranks=1)
 
 
 def _size_name(spec: ModelSpec) -> str:

@@ -24,11 +24,16 @@ FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
 """What the class of a family asks of a tokenizer's config, to rebuild what tokenizer.json has."""
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has files of a tokenizer."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     """As it lies in a folder, to the byte, so that corpora built with it still fit; else as `transformers` has it."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
-    if not any((folder / name).is_file() for name in SLOW_FILES):
+    if not has_tokenizer(folder):
         raise UserError(f"{folder} has no tokenizer.json: put the model's tokenizer beside it.")
     library = transformers()
     with tempfile.TemporaryDirectory() as converted:

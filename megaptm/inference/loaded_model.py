@@ -196,6 +196,8 @@ def open_exported(folder: str | Path, *, device: str | torch.device | None = Non
 
     folder = Path(folder)
     imported, tokenizer = read_model(str(folder))
+    if tokenizer is None:
+        raise UserError(f"{folder} has no tokenizer.json: put the model's tokenizer beside it.")
     config = first_config(imported, folder)
     return LoadedModel(
         folder=folder,

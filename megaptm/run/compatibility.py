@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from megaptm.config import Config
 
 
-def compatibility(spec: ModelSpec | WordSpec, tokenizer: str) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint."""
+def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint (None:
+    of an import without a tokenizer, which takes that of its corpus)."""
     if isinstance(spec, WordSpec):
         # As JSON gives it back: a list, and nothing where there are no pieces of words.
         ngrams = [*spec.size.ngrams] if spec.size.buckets else None
@@ -56,7 +57,8 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
                 f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
                 f"{value}; choose another run=FOLDER, or the config it was made with."
             )
-    if checkpoint.state.get("tokenizer") != wanted["tokenizer"]:
+    known = checkpoint.state.get("tokenizer")
+    if known != wanted["tokenizer"] and not (known is None and not checkpoint.step):  # imported without a tokenizer
         raise UserError(
             f"{checkpoint.folder} was trained with another tokenizer than that of the corpora in data.mix: use corpora "
             f"built with {checkpoint.folder.parent.parent / 'tokenizer'}."

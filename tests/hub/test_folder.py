@@ -121,6 +121,10 @@ def test_a_config_that_leaves_out_what_transformers_knows_is_enough(copied: Call
 def test_an_encoder_alone_is_no_t5(folders: Path, tmp_path: Path) -> None:
     transformers.T5EncoderModel.from_pretrained(folders / "t5").save_pretrained(tmp_path / "model")
     said = refused(tmp_path / "model")
+    assert "is_encoder_decoder is False (t5 has True)" in said
+    file = tmp_path / "model" / "config.json"
+    change(file, is_encoder_decoder=True)
+    said = refused(file.parent)
     assert "lacks weights of T5ForConditionalGeneration: decoder." in said
     assert said.endswith("give a complete checkpoint.")
 
@@ -173,12 +177,12 @@ def test_a_broken_config(written: str, said: str, copied: Callable[[str], Path])
         ("gpt2", {"n_layer": 10**6}, "says 1,000,000 layers, for 28 tensors"),
         ("gpt2", {"n_embd": 10**300}, "n_embd is '1000"),
         ("gpt2", {"n_embd": 64}, "transformer.wte.weight is [101, 32], but by its config.json it is [101, 64]"),
-        ("gpt2", {"n_head": 5}, "5 heads do not divide a width of 32"),
+        ("gpt2", {"n_head": 5}, "n_head (5) does not divide n_embd (32)"),
         ("gpt2", {"n_head": {"a": 1}}, "n_head is"),
         ("gpt2", {"vocab_size": 100}, "is [101, 32], but by its config.json it is [100, 32]"),
         ("gpt2", {"resid_pdrop": "none"}, "resid_pdrop is 'none'; it must be a number from 0 to below 1"),
         ("bert", {"layer_norm_eps": float("nan")}, "layer_norm_eps is 'nan'"),
-        ("bert", {"hidden_act": ["gelu"]}, "hidden_act is ['gelu']; only 'gelu' can be imported"),
+        ("bert", {"hidden_act": ["gelu"]}, "hidden_act is ['gelu'] (bert has 'gelu'); such a model cannot be imported"),
         ("bert", {"num_hidden_layers": 3}, "lacks weights of BertForPreTraining: bert.encoder.layer.2."),
         ("bert", {"num_hidden_layers": 1}, "has parameters that a BertForPreTraining has not: bert.encoder.layer.1."),
         ("t5", {"d_kv": None}, "d_kv is 'None'"),

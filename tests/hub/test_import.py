@@ -4,19 +4,28 @@ from a model of another."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 import megaptm
+from megaptm.checkpoint.store import Store
+from megaptm.commands.export import export
 from megaptm.commands.imports import imports
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.hub.huggingface import from_hugging_face
-from megaptm.hub.import_run import import_run
+from megaptm.hub.huggingface import ImportedModel, from_hugging_face, to_hugging_face
+from megaptm.hub.import_run import check_text_end, import_run
+from megaptm.models import build_model, fill
+from megaptm.run.compatibility import compatibility, refuse_another
+from megaptm.tokenizers import train
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
+from tests.models.vision import clip_model
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +137,94 @@ def test_what_a_bart_does_not_leave_open_is_told(bart: Path, tmp_path: Path, wor
     with pytest.raises(UserError, match=told):
         import_run(str(bart), tmp_path / "run", words)
     assert not (tmp_path / "run").exists()
+
+
+def saved_as(model_class: str, folder: Path, place: Path) -> Path:
+    """The model in a folder as another class of transformers saves it, without its tokenizer."""
+    getattr(transformers, model_class).from_pretrained(folder).save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize("model_class", ["BertForMaskedLM", "BertModel"])
+def test_the_objective_is_one_of_the_heads_that_the_source_has(
+    model_class: str, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    bert = export_tiny("bert", tmp_path_factory.mktemp("bert"), vocabulary=300)
+    source = saved_as(model_class, bert.folder, tmp_path / "theirs")
+    done = import_run(str(source), tmp_path / "run", tokenizer=bert.folder)
+    assert done.config.objective == "masked-lm"
+    assert import_run(str(bert.folder), tmp_path / "whole").config.objective == "masked-lm-next-sentence"
+
+
+def test_a_pooler_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    """BigBird's, which pre-training does not read."""
+    made = export_tiny("bigbird", tmp_path, vocabulary=300)
+    theirs = transformers.BigBirdForMaskedLM.from_pretrained(made.folder)
+    theirs.save_pretrained(tmp_path / "theirs")
+    told = run_command(imports, "hf", tmp_path / "theirs", tmp_path / "run", "--tokenizer", made.folder)
+    assert "has weights that no objective here trains: bert.pooler.bias, bert.pooler.weight" in told
+    run_command(export, "hf", tmp_path / "run", tmp_path / "again")
+    state = load_file(tmp_path / "again/model.safetensors")
+    assert state["bert.pooler.weight"].equal(theirs.bert.pooler.weight)
+    assert all(state[name].equal(tensor) for name, tensor in load_file(tmp_path / "theirs/model.safetensors").items())
+
+
+def test_a_model_without_a_tokenizer_takes_that_of_its_corpus(tmp_path: Path) -> None:
+    made = export_tiny("gpt2", tmp_path, vocabulary=300)
+    source = saved_as("GPT2LMHeadModel", made.folder, tmp_path / "theirs")
+    told = run_command(imports, "hf", source, tmp_path / "run")
+    assert "tokenizer=FOLDER_OF_ITS_TOKENIZER" in told
+    assert not (tmp_path / "run/tokenizer").exists()
+    checkpoint = Store(tmp_path / "run").load(0)
+    refuse_another(checkpoint, compatibility(from_hugging_face(source).spec, made.tokenizer.fingerprint))
+    run_command(export, "hf", tmp_path / "run", tmp_path / "again")
+    assert not (tmp_path / "again/tokenizer.json").exists()
+    run_command(imports, "hf", source, tmp_path / "other", "--tokenizer", made.folder)
+    assert megaptm.load(tmp_path / "other").tokenizer.fingerprint == made.tokenizer.fingerprint
+    with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's tokenizer beside it"):
+        megaptm.load(source)
+
+
+def test_a_mask_decoder_that_begins_afresh_is_told(tmp_path: Path) -> None:
+    made = export_tiny("deberta-v2", tmp_path, vocabulary=300)
+    source = saved_as("DebertaV2ForMaskedLM", made.folder, tmp_path / "theirs")
+    first, *_ = run_command(imports, "hf", source, tmp_path / "run", "--tokenizer", made.folder).splitlines()
+    assert first == (
+        f"{source} came without encoder.place_table: transformers has no mask decoder, and megaptm's deberta-v2 has "
+        "one. It begins afresh: logits of masked tokens are not those of transformers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        (7, r"text_config.eos_token_id is 7, but the tokenizer in .* ends texts with id 299, so that transformers"),
+        (2, None),
+        (299, None),
+    ],
+)
+def test_a_config_that_contradicts_the_end_of_texts_is_refused(ends: int, told: str | None, tmp_path: Path) -> None:
+    """With 2 `CLIPTextModel` takes the largest id of a text for its end, as in the first release."""
+    tokenizer = train("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="clip")
+    tokenizer.save(tmp_path / "tokenizer")
+    model = clip_model()
+    assert tokenizer.special.end == tokenizer.vocabulary - 1
+    spec = replace(model.spec, vocabulary=tokenizer.vocabulary)
+    fill(model := build_model(spec), seed=0)
+    to_hugging_face(spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    end = tokenizer.special.end
+    config["text_config"]["eos_token_id"] = end if ends == 299 else ends
+    (tmp_path / "out/config.json").write_text(json.dumps(config))
+    if told is None:
+        import_run(str(tmp_path / "out"), tmp_path / "run")
+        return
+    with pytest.raises(UserError, match=told.replace("299", str(end))):
+        import_run(str(tmp_path / "out"), tmp_path / "run")
+
+
+def test_a_larger_id_than_that_of_the_end_is_refused_where_the_largest_ends(tmp_path: Path) -> None:
+    tokenizer = train("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="roberta")
+    model = replace(ImportedModel(clip_model().spec, {}, {}), text_end=2)
+    with pytest.raises(UserError, match=r"ends texts with id 2 and has ids up to \d+, so such a model cannot be"):
+        check_text_end(model, tokenizer, tmp_path)

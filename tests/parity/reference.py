@@ -37,7 +37,7 @@ def reference_of(model: Model) -> PreTrainedModel:
 def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTrainedModel:
     """With the parameters that are one, and no others: a config may say less than their class would tie."""
     present = {f"{path}.{leaf}" for path, module in theirs.named_modules() for leaf in module._parameters}
-    tied = {name: source for name, source in counterpart.tied.items() if name in present}
+    tied = {name: source for name, source in counterpart.tied.items() if {name, source} <= present}
     for name, source in tied.items():
         module, _, last = name.rpartition(".")
         setattr(theirs.get_submodule(module), last, theirs.get_parameter(source))

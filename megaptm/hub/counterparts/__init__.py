@@ -12,7 +12,7 @@ from megaptm.hub.counterparts.albert import ALBERT
 from megaptm.hub.counterparts.bart import BART
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.clip import CLIP
-from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, Counterpart
+from megaptm.hub.counterparts.counterpart import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart
 from megaptm.hub.counterparts.distilbert import DISTILBERT, TINYBERT
 from megaptm.hub.counterparts.ernie import ERNIE, ERNIE_2
 from megaptm.hub.counterparts.gpt1 import GPT1
@@ -84,6 +84,7 @@ BY_LAYER = {"local", "lsh"}
 __all__ = [
     "COUNTERPARTS",
     "FFN_OF_WIDTH",
+    "OF_EARLIER_RELEASES",
     "Counterpart",
     "check_sharing",
     "counterpart_of",

@@ -1,11 +1,32 @@
 """`AlbertForPreTraining`, whose layers are numbered by the group that shares them and their turn in it."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
 
 OURS = "encoder.shared.{n}"
 LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
+
+
+def labels(config: Mapping[str, Any]) -> int:
+    """How many labels their config has: two where it says nothing."""
+    named = config.get("id2label")
+    return len(named) if isinstance(named, Mapping) else 2
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Their map from the tables to the layers, where both are of one width."""
+    if config["embedding_size"] == config["hidden_size"]:
+        yield (
+            f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "
+            "layers of one width)"
+        )
+
 
 ALBERT = Counterpart(
     family="albert",
@@ -17,7 +38,10 @@ ALBERT = Counterpart(
         "inner_group_num": "cycle",
         "embedding_size": "embedding",
     },
-    fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True},
+    fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True, "id2label": 2},
+    spellings={"id2label": labels},
+    may_lack=frozenset(("id2label",)),
+    contradictions=_contradictions,
     rows=(
         TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("albert.embeddings.position_embeddings.weight",)),

@@ -25,7 +25,6 @@ BIGBIRD = Counterpart(
     prefix="bert.",
     special={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     # Its class has a pooler, which its own loss does not read.
-    zeros=lambda spec: {"bert.pooler.weight": (spec.width, spec.width), "bert.pooler.bias": (spec.width,)},
     unused=("bert.pooler.",),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from megaptm.batch import CHANNELS
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.counterparts.vit import CONVOLUTION
@@ -73,6 +75,7 @@ CLIP = Counterpart(
         "text_config.attention_dropout": 0.0,
     },
     rows=ROWS,
+    largest={"logit_scale": math.log(100)},
     special={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
     unused=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
 )

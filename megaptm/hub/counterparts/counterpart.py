@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,10 @@ from megaptm.spec import Family, ModelSpec
 
 FFN_OF_WIDTH = 4
 """What the feed-forward's width is to the model's where a config of theirs has no number for it."""
+
+
+OF_EARLIER_RELEASES = {"position_embedding_type": "absolute", "pruned_heads": {}}
+"""Fields of `fixed` of every architecture: files of earlier releases of transformers have them, which read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +41,20 @@ class Counterpart:
     written: dict[str, str] = field(default_factory=dict)
     """The same of dropouts that may be others there: they are written, and an import says where they are others."""
     fixed: dict[str, Any]
-    """Fields to which the architecture leaves one value."""
+    """Fields to which the architecture leaves one value, or a function of the other fields that gives it."""
+    may_lack: frozenset[str] = frozenset()
+    """Fields of `fixed` that a config may lack: their class then takes the value in `fixed`."""
+    follows: dict[str, str] = field(default_factory=dict)
+    """Fields of `fixed` that a config.json may lack because another field decides them -> that field."""
+    contradictions: Callable[[Mapping[str, Any]], Iterable[str]] = lambda config: ()
+    """Reasons, with their keys and values, why fields cannot be imported together."""
     spellings: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Of fields of `fixed` that a config may write in several ways: their config -> the value as `fixed` has it."""
     rows: tuple[TensorRule, ...]
     zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
     """Shapes of their parameters that ours has not, because they are zero."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """Their parameters that ours limits -> the largest value."""
     renamed: dict[str, str] = field(default_factory=dict)
     """Patterns of names that some versions of theirs have -> what stands in `rows`, tried one after another."""
     tied: dict[str, str] = field(default_factory=dict)
@@ -64,6 +76,11 @@ class Counterpart:
     """What people who export are told, if not "": where the class says something else by the same weights."""
     unused: tuple[str, ...] = ()
     """What the names begin with of parameters that published checkpoints have, and pre-training does not."""
+
+    @property
+    def all_fixed(self) -> dict[str, Any]:
+        """`fixed`, with what files of earlier releases say."""
+        return OF_EARLIER_RELEASES | self.fixed
 
     @property
     def table(self) -> Family:

@@ -91,6 +91,8 @@ def _without_mask_decoder(spec: ModelSpec) -> str:
     )
 
 
+# Their classes read these, and do not declare them.
+OF_V2 = ("attention_head_size", "conv_groups")
 RELEASED_HEAD = "lm_predictions.lm_head"
 
 DEBERTA = Counterpart(
@@ -105,7 +107,10 @@ DEBERTA = Counterpart(
         "position_biased_input": False,
         "pos_att_type": ["c2p", "p2c"],
         "tie_word_embeddings": True,
+        "embedding_size": lambda config: config["hidden_size"],
+        "talking_head": False,
     },
+    may_lack=frozenset(("embedding_size", "talking_head", *OF_V2)),
     spellings={"max_relative_positions": _furthest, "pos_att_type": _terms},
     rows=(*COMMON, *V1, PLACES),
     tied={
@@ -134,6 +139,8 @@ DEBERTA_V2 = replace(
         "share_att_key": True,
         "conv_kernel_size": 3,
         "conv_act": "gelu",
+        "conv_groups": 1,
+        "attention_head_size": lambda config: config["hidden_size"] // config["num_attention_heads"],
     },
     rows=(*COMMON, *V2, PLACES),
 )
@@ -142,7 +149,8 @@ GENERATOR: Counterpart = replace(
     DEBERTA_V2,
     family="deberta-v3",
     stack="generator",
-    fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name != "conv_act"} | {"conv_kernel_size": 0},
+    fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name not in ("conv_act", "conv_groups")}
+    | {"conv_kernel_size": 0},
     rows=of_stack((*COMMON, *V3, PLACES), "generator"),
 )
 # Their class has no head for replaced tokens and passes over ours, which is named as ELECTRA's. That of the released

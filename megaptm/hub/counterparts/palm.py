@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, VOCABULARY, Form, TensorRule
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Form, TensorRule
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -26,6 +26,20 @@ def _give_keys(w: Tensor, spec: ModelSpec) -> list[Tensor]:
     return [_neighbors(keys, spec), values]
 
 
+def _give_all(w: Tensor, spec: ModelSpec) -> list[Tensor]:
+    queries, keys, values = QKV.give(w, spec)
+    return [_neighbors(queries, spec), _neighbors(keys, spec), values]
+
+
+def _take_all(ws: list[Tensor], spec: ModelSpec) -> Tensor:
+    return QKV.take([_halves(ws[0], spec), _halves(ws[1], spec), ws[2]], spec)
+
+
+def _shares_keys(spec: ModelSpec) -> bool:
+    """Of rows for fewer heads of keys than of queries."""
+    return spec.size.key_heads != spec.size.heads
+
+
 QUERY = Form(lambda w, spec: [_neighbors(w, spec)], lambda ws, spec: _halves(ws[0], spec))
 TURNED_KV = Form(_give_keys, lambda ws, spec: KV.take([_halves(ws[0], spec), ws[1]], spec))
 
@@ -33,11 +47,18 @@ LAYER = "model.layers.{n}"
 ROWS = (
     TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
     TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
-    TensorRule("decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), QUERY),
+    TensorRule(
+        "decoder.{n}.attention.qkv.weight",
+        tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"),
+        Form(_give_all, _take_all),
+        when=lambda spec: not _shares_keys(spec),
+    ),
+    TensorRule("decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), QUERY, when=_shares_keys),
     TensorRule(
         "decoder.{n}.attention.kv.weight",
         (f"{LAYER}.self_attn.k_proj.weight", f"{LAYER}.self_attn.v_proj.weight"),
         TURNED_KV,
+        when=_shares_keys,
     ),
     TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
     TensorRule(

@@ -1,12 +1,25 @@
 """`ReformerModelWithLMHead`. It draws rotations of its own in each forward pass, so that of rows longer than a chunk
 the same weights say other things there. transformers 5 has `lm_head.bias`, and does not add it to logits as 4 did."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair
 
 LAYER = "reformer.encoder.layers.{n}"
 ATTENTION = f"{LAYER}.attention.self_attention"
 POSITIONS = "reformer.embeddings.position_embeddings.weights"
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Their number of layers, which the words of attention have to be as many as."""
+    layers, words = config.get("num_hidden_layers"), config["attn_layers"]
+    if layers != len(words):
+        yield f"num_hidden_layers is {layers!r} and attn_layers has {len(words)} words (reformer: one a layer)"
+
 
 REFORMER = Counterpart(
     family="reformer",
@@ -39,6 +52,7 @@ REFORMER = Counterpart(
         "lsh_num_chunks_after": 0,
         "tie_word_embeddings": False,
     },
+    contradictions=_contradictions,
     rows=(
         TensorRule("embed.token.weight", ("reformer.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule(

@@ -46,6 +46,7 @@ def _rows(*, gated: bool) -> tuple[TensorRule, ...]:
 INPUTS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 BUCKETS = {"relative_attention_num_buckets": BIAS_BUCKETS, "relative_attention_max_distance": BIAS_FARTHEST}
 
+GATED = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
 
 T5 = Counterpart(
     family="t5",
@@ -64,8 +65,14 @@ T5 = Counterpart(
     fixed={
         **BUCKETS,
         "feed_forward_proj": "relu",
+        "dense_act_fn": "relu",
+        "is_gated_act": False,
+        "is_encoder_decoder": True,
         "scale_decoder_outputs": True,
     },
+    # Their class derives the first two of feed_forward_proj, unless the file says otherwise.
+    may_lack=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
+    follows={"scale_decoder_outputs": "tie_word_embeddings"},
     rows=_rows(gated=False),
     tied=dict.fromkeys((*INPUTS, "lm_head.weight"), "shared.weight"),
     special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
@@ -75,7 +82,7 @@ T5_V1_1 = replace(
     T5,
     family="t5-v1.1",
     model_type="t5",
-    fixed={**BUCKETS, "feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+    fixed=T5.fixed | GATED | {"scale_decoder_outputs": False},
     rows=(*_rows(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
     tied=dict.fromkeys(INPUTS, "shared.weight"),
     tied_if_absent={"lm_head.weight": "shared.weight"},
@@ -86,5 +93,5 @@ MT5 = replace(
     family="mt5",
     model="MT5ForConditionalGeneration",
     model_type="mt5",
-    fixed={**BUCKETS, "feed_forward_proj": "gated-gelu"},
+    fixed={name: value for name, value in T5_V1_1.fixed.items() if name != "scale_decoder_outputs"},
 )

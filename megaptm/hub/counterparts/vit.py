@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from megaptm.batch import CHANNELS
+from megaptm.hub.counterparts.albert import labels
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
 from megaptm.spec import ModelSpec
 
 LAYER = "vit.encoder.layer.{n}"
 ATTENTION = tuple(f"{LAYER}.attention.attention.{name}" for name in ("query", "key", "value"))
-
-
-def labels(config: Mapping[str, Any]) -> int:
-    """How many their config knows: two where it says nothing."""
-    named = config.get("id2label")
-    return len(named) if isinstance(named, Mapping) else 2
 
 
 def _masks(spec: ModelSpec) -> bool:
@@ -68,7 +60,14 @@ VIT = Counterpart(
         "hidden_dropout_prob": "dropout",
     },
     derived={"num_labels": labels},
-    fixed={"hidden_act": "gelu", "num_channels": CHANNELS, "qkv_bias": True, "attention_probs_dropout_prob": 0.0},
+    fixed={
+        "hidden_act": "gelu",
+        "num_channels": CHANNELS,
+        "qkv_bias": True,
+        "attention_probs_dropout_prob": 0.0,
+        "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+    },
+    may_lack=frozenset(("head_dim",)),
     rows=ROWS,
     # As published folders have them, whatever a version of transformers calls them in memory.
     renamed={

@@ -1,0 +1,91 @@
+"""Imports of Hugging Face models with one other value in config.json: the same logits, or a refusal that names the
+field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.hub.huggingface import described
+from tests.hub.differential import (
+    ARCHITECTURES,
+    UNDECLARED,
+    Case,
+    base_config,
+    cases_of,
+    fault,
+    fields_read,
+    known_fields,
+    outcome,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.drill
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_field_is_equal_or_refused_by_name(name: str, tmp_path: Path) -> None:
+    said = {case: outcome(name, case, tmp_path / str(number)) for number, case in enumerate(cases_of(name))}
+    assert {str(case): text for case, text in said.items() if fault(case, text)} == {}
+    assert "equal" in said.values()
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "reason"),
+    [
+        ("t5-v1.1", "scale_decoder_outputs", True, "scale_decoder_outputs is True (t5-v1.1 has False)"),
+        ("t5", "dense_act_fn", "silu", "dense_act_fn is 'silu' (t5 has 'relu')"),
+        ("t5", "is_encoder_decoder", False, "is_encoder_decoder is False (t5 has True)"),
+        ("deberta-v2", "conv_groups", 4, "conv_groups is 4 (deberta-v2 has 1)"),
+        ("deberta-v2", "position_buckets", 16, "position_buckets is 16 (deberta-v2 has 256)"),
+        ("deberta", "talking_head", True, "talking_head is True (deberta has False)"),
+        ("deberta", "embedding_size", 16, "embedding_size is 16 (deberta has 32)"),
+        ("albert", "id2label", {"0": "a"}, "id2label is {'0': 'a'} (albert has 2)"),
+        ("albert", "embedding_size", 32, "embedding_size and hidden_size are both 32"),
+        ("bert", "position_embedding_type", "relative_key", "position_embedding_type is 'relative_key' (bert has"),
+        ("gpt2", "resid_pdrop", 0.25, "resid_pdrop is 0.25 and embd_pdrop is 0.0 (gpt2 has one number for these"),
+        ("reformer", "num_hidden_layers", 3, "num_hidden_layers is 3 and attn_layers has 2 words"),
+        ("vit", "head_dim", 4, "head_dim is 4 (vit has 8)"),
+        ("vit", "patch_size", 4, "patch_size (4) does not divide image_size (6)"),
+        ("roberta", "pad_token_id", 3, "pad_token_id is 3, and RobertaForMaskedLM numbers positions from it on"),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_field(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
+    assert reason in outcome(name, Case(field, value), tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("palm", "num_key_value_heads", 4),  # as many as of queries
+        ("deberta", "hidden_size", 64),
+        ("t5", "dense_act_fn", "absent"),
+        ("bigbird", "num_random_blocks", 1),
+    ],
+)
+def test_a_field_that_a_family_has_gives_equal_logits(name: str, field: str, value: Any, tmp_path: Path) -> None:
+    assert outcome(name, Case(field, value), tmp_path / "model") == "equal"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_field_that_transformers_reads_is_tried(name: str) -> None:
+    """A release of transformers that reads another field makes this red: give it to the drill."""
+    assert fields_read(name) <= known_fields(name) | {*UNDECLARED}
+
+
+def test_a_tied_t5_with_gates_is_refused_for_what_each_version_lacks() -> None:
+    with pytest.raises(UserError) as error:
+        described({"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True})
+    assert str(error.value) == (
+        "config.json: feed_forward_proj is 'gated-gelu' (t5 has 'relu'); tie_word_embeddings is True, so that "
+        "scale_decoder_outputs is True (t5-v1.1 has False); such a model cannot be imported."
+    )
+
+
+def test_all_fields_that_cannot_be_imported_are_in_one_message() -> None:
+    with pytest.raises(UserError, match=r"conv_groups is 4 .*; position_buckets is 16 |position_buckets .*conv_groups"):
+        described({**base_config("deberta-v2"), "conv_groups": 4, "position_buckets": 16})
