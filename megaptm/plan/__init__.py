@@ -1,1 +1,1 @@
-"""What a run needs, said before it is started. No torch."""
+"""Estimates of a run before it starts: parameters, memory, time, failures. No torch."""

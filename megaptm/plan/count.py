@@ -1,4 +1,4 @@
-"""Parameters and operations of a model, by formula: no torch, no weights, any size in microseconds."""
+"""Parameter and FLOP counts by formula: no torch, no weights, microseconds for any size."""
 
 # D width, S sequence
 
@@ -17,11 +17,11 @@ from megaptm.spec import ModelSpec
 
 
 def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
-    """Parameters, each counted once, rows that pad the vocabulary left out.
+    """Return the number of parameters, shared ones once, vocabulary padding excluded.
 
-    As papers count: embeddings, stacks and BERT's pooler, and an untied output table. `with_heads` adds what only
-    pre-training uses: BERT's masked-token transform, its bias per word, the next-sentence classifier; ELECTRA's
-    generator, and what a table differs by from the generator's.
+    As in papers: embeddings, stacks, BERT's pooler and an untied output table. `with_heads` adds pre-training parts:
+    BERT's masked-token transform, vocabulary bias and next-sentence classifier; ELECTRA's generator and difference
+    tables.
     """
     if isinstance(spec, WordSpec):
         return spec.parameters
@@ -43,13 +43,12 @@ def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
 def step_flops(
     spec: ModelSpec, *, rows: int, lengths: Mapping[str, int], num_predicted: int | None = None, regions: int = 0
 ) -> int:
-    """Floating-point operations of a training step on `rows` rows; `lengths` are the tokens of a row of each stack.
+    """Return the FLOPs of a training step on `rows` sequences. `lengths`: stack -> sequence length.
 
-    Matrix products only, two operations a multiply-add, backward twice forward, nothing for recomputation: what model
-    FLOP utilization is reckoned from (arXiv:2104.04473, appendix). Attention counts its full square, causal or not.
-    Maps of a table of distances, which are done once a pass, do not count.
-    `num_predicted` is how many positions a row heads read that read only these; absent, all. `regions` are the places
-    of a row that regions of an image have.
+    Matrix products only, 2 FLOPs per multiply-add, backward twice forward, no recomputation: the basis of model FLOP
+    utilization (arXiv:2104.04473, appendix). Attention counts its full square, causal or not. Projections of a distance
+    table, once per pass, are not counted. `num_predicted`: target positions per sequence for heads that read only
+    these; None: all. `regions`: image regions per sequence.
     """
     multiply_adds, of_past, hashing = 0, 0, 0
     of_pixels = sum(patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name))
@@ -68,11 +67,11 @@ def step_flops(
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     if spec.family.reads_characters:
         multiply_adds += sum(lengths.values()) * word_products(spec)
-    if spec.size.cutoffs:  # every position goes through each cluster's map
+    if spec.size.cutoffs:  # every position is projected on each cluster
         multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
     multiply_adds += regions * of_features
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
-    # Keys and values of what is remembered, patches and boxes have a gradient for their map, and none for what they are
-    # made of; through hashes no gradient comes.
+    # Keys and values of the recurrence cache, patches and boxes have weight gradients but no input gradients. Hashes
+    # have no gradients.
     return 2 * rows * (3 * multiply_adds + 2 * (of_past + of_pixels + regions * of_boxes) + hashing)

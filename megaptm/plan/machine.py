@@ -1,4 +1,4 @@
-"""Machines as data: what a node is, in a YAML file (`configs/machines/`)."""
+"""Machine descriptions: YAML files of nodes and networks (`configs/machines/`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_file
 from megaptm.errors import UserError, must_be, nearest
 
-# What a device, a link or a disk can be; outside of it, formulas overflow.
+# Plausible ranges of devices, links and disks; outside of them formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
 Duration = Annotated[float, Field(ge=0.0, le=1e9)]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -21,68 +21,68 @@ FOLDER = CONFIGS / "machines"
 
 
 class Efficiency(Section):
-    """The one model of a chip: what it reaches of its data sheet, whatever is computed on it."""
+    """Measured efficiency of a device, used for all models."""
 
     matmul: PositiveShare
-    """Share of the peak that a large matrix product reaches; small ones pay for reading and writing besides."""
+    """Share of peak FLOP/s that a large matrix product reaches. Small products are also bound by memory traffic."""
     attention: PositiveShare
-    """Share of the peak that fused attention reaches, on the half of the square that a causal mask leaves."""
+    """Share of peak FLOP/s that fused attention reaches, on the half of the square that a causal mask leaves."""
     memory: PositiveShare
-    """Share of the memory's bandwidth that reading and writing long tensors reaches."""
+    """Share of memory bandwidth that reading and writing long tensors reaches."""
     beside: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of its time that communication costs although products hide it: both want the memory."""
+    """Share of hidden communication time that still slows compute, because both use memory bandwidth."""
     kernel_microseconds: Duration
     """Time between two kernels, or to start one on a CPU."""
     source: str
-    """Where these numbers come from."""
+    """Source of these numbers."""
 
 
 class Link(Section):
-    """What joins devices."""
+    """Link between devices."""
 
     gigabytes_per_second: Positive
-    """Of one device, in one direction, as the data sheet says."""
+    """Bandwidth of one device in one direction, as in the data sheet."""
     efficiency: PositiveShare
-    """Share of it that a collective of large messages reaches."""
+    """Share of the bandwidth that a collective with large messages reaches."""
     microseconds: Duration
-    """Time of one hop of a ring: to hand on the smallest message."""
+    """Latency of one hop of a ring with the smallest message."""
 
 
 class Machine(Section):
-    """A node of a cluster, and the network between nodes."""
+    """Node of a cluster, and the network between nodes."""
 
     name: str
-    """What is printed."""
+    """Display name."""
     devices: Count
-    """GPUs of a node; processes, where the device is a CPU."""
+    """GPUs of a node; processes if the device is a CPU."""
     memory_gib: Positive
     """Memory of one device."""
     reserved_gib: Annotated[float, Field(ge=0.0)]
-    """What driver, libraries, communicators and the allocator's gaps take of it."""
+    """Memory taken by driver, libraries, communicators and fragmentation."""
     memory_gigabytes_per_second: Positive
-    """Bandwidth of the device's memory."""
+    """Memory bandwidth of a device."""
     teraflops: dict[str, Positive]
-    """Peak by number format (bf16, fp16, fp32), dense."""
+    """Peak dense TFLOP/s by number format (bf16, fp16, fp32)."""
     efficiency: Efficiency
     inside: Link
-    """Between devices of a node."""
+    """Link between devices of a node."""
     between: Link
-    """Between nodes: each device's share of the node's network."""
+    """Link between nodes: one device's share of the node's network."""
     host_gib: Positive | None = None
-    """Memory of a node's CPUs; absent where the device is a CPU, whose own it is."""
+    """Memory of a node's CPUs. None if the device is a CPU."""
     host_gigabytes_per_second: Positive
-    """Rate at which one device copies to the host's memory, all of a node at once."""
+    """Bandwidth from one device to host memory, with all devices of a node copying."""
     disk_gigabytes_per_second: Positive
-    """Rate at which one node writes checkpoints."""
+    """Bandwidth at which one node writes checkpoints."""
     node_mtbf_days: Positive
     """Mean time between failures of one node that stop the job."""
     restart_minutes: Duration
-    """From a failure to the first step after it, reading the checkpoint left out."""
+    """Time from a failure to the next step, without reading the checkpoint."""
     sources: Annotated[list[str], Field(min_length=1)]
     """Data sheets and measurements behind the numbers."""
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of one device in a number format."""
+        """Return peak FLOP/s of one device in a number format. Raises `UserError` if the format is not listed."""
         if precision not in self.teraflops:
             known = ", ".join(self.teraflops)
             raise UserError(
@@ -92,17 +92,17 @@ class Machine(Section):
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that reading and writing long tensors reaches."""
+        """Bytes per second that reading and writing long tensors reaches."""
         return self.memory_gigabytes_per_second * 1e9 * self.efficiency.memory
 
     @property
     def usable_bytes(self) -> float:
-        """Memory that a job may fill."""
+        """Memory in bytes that a job may use."""
         return (self.memory_gib - self.reserved_gib) * 2**30
 
 
 def load_machine(name: str) -> Machine:
-    """The machine in a YAML file, or that of a name in `configs/machines`."""
+    """Load a machine from a YAML file, or by its name in `configs/machines`."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml") and not path.exists():
         path = FOLDER / f"{name}.yaml"
@@ -122,7 +122,7 @@ def load_machine(name: str) -> Machine:
 
 
 def known_machines() -> list[str]:
-    """Names of the machines that come with the project."""
+    """Return the names of the machines in `configs/machines`."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -132,7 +132,7 @@ def _unknown(name: str) -> str:
 
 
 def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:
-    """The first mistake; an unknown key comes before what is missing, since it is often its cause."""
+    """Return the first mistake as a sentence. Unknown keys come first, because they often cause missing ones."""
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")[0]
     key = ".".join(str(step) for step in details["loc"])
     where = origins.get(key, path)

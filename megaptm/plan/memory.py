@@ -14,7 +14,7 @@ from megaptm.plan.workload import Workload
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank of a stage at the fullest moment of a step."""
+    """Peak memory of one rank of a stage in a step, in bytes."""
 
     weights: float
     gradients: float
@@ -22,14 +22,14 @@ class Memory:
     activations: float
     logits: float
     workspace: float
-    """What a layer's backward pass needs for a moment, beyond the memory that the logits had."""
+    """Temporary memory of a layer's backward pass, beyond that of the logits."""
     buffers: float
     compared: float = 0.0
-    """What a comparison of all rows needs for a moment, beyond the memory that the pass after it takes."""
+    """Temporary memory of a contrastive comparison, beyond that of the pass after it."""
     remembered: float = 0.0
-    """What layers remember of rows before: in training, what a step adds until it is done, and in validation."""
+    """Recurrence cache: current and next one in training, and the one of validation."""
     teacher: float = 0.0
-    """Weights of a teacher, and what of it is compared."""
+    """Weights of a teacher, and its compared outputs."""
 
     @property
     def total(self) -> float:
@@ -40,13 +40,13 @@ class Memory:
 
 
 def memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
-    """Stage -> what each of its ranks holds; `stages` where they are known already."""
+    """Return the memory of each stage's ranks. `stages`: counted stages, if already computed."""
     stages = counted_stages(work) if stages is None else stages
     return [_rank(work, number, stage) for number, stage in enumerate(stages)]
 
 
 def fullest(stages: list[Memory]) -> int:
-    """The stage that decides whether a run fits."""
+    """Return the stage with the largest memory."""
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
@@ -59,11 +59,11 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
     if work.software.sharding is not None:
         whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, chunks)
         buffers, workspace = buffers + whole_weights, workspace + whole_gradients
-    # The layers' backward passes begin when the loss has given its memory back.
+    # Backward passes of layers start after the loss has freed its memory.
     workspace = max(0.0, workspace - logits)
     saved = activations.stage(work, number, chunks)
     compared = activations.compared(work) if any(chunk.last for chunk in chunks) else 0.0
-    if work.features_pass:  # between the two passes, when nothing else is held
+    if work.features_pass:  # between the two passes nothing else is allocated
         compared = max(0.0, compared - saved - logits - workspace - buffers)
     return Memory(
         weights=weights,
@@ -80,8 +80,7 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
 
 
 def remembered(work: Workload, chunks: Sequence[ModelChunk]) -> float:
-    """Bytes that the layers of some chunks remember of a data rank's rows, on each tensor rank
-    (`parallel.memory.RowMemory`)."""
+    """Return the bytes of the recurrence cache of some chunks, per tensor rank (`parallel.memory.RowMemory`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     numbers = sum(
         len(layers) * sizes[name].remembered * past_width(work.spec.family.stacks[name], sizes[name])
@@ -94,11 +93,11 @@ def remembered(work: Workload, chunks: Sequence[ModelChunk]) -> float:
 def states(
     work: Workload, trained: int, frozen: int = 0, known: Remembered | None = None
 ) -> tuple[float, float, float]:
-    """Bytes of weights, gradients and optimizer of `trained` parameters of a rank.
+    """Return the bytes of weights, gradients and optimizer state for `trained` parameters of a rank.
 
-    As megatron-core holds them (parallel/engine.py, parallel/optimizers): gradients of all micro-batches are summed in
-    float32; the optimizer has what its rule remembers (two moments where it is not told), and a float32 copy of weights
-    that are not; the distributed optimizer divides these over data ranks, and nothing else.
+    As in megatron-core (parallel/engine.py, parallel/optimizers): gradients of all micro-batches are summed in float32.
+    The optimizer has the state of its rule (`known`; None: two moments) and float32 copies of other weights. The
+    distributed optimizer splits only these over data ranks.
     """
     known = Remembered(2 * trained) if known is None else known
     copies = 0 if work.precision == "fp32" else trained
