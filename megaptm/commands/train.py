@@ -27,6 +27,7 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     \b
     Where torchrun or srun starts the processes, each of them becomes one of the run's:
       torchrun --nproc-per-node 8 -m megaptm train configs/gpt3/xl.yaml devices=8
+      (on several nodes: docs/torchrun.md)
       srun --ntasks-per-node 8 megaptm train configs/gpt3/175b.yaml
 
     \b

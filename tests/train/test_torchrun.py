@@ -1,14 +1,17 @@
 """Started by torchrun, each process finds its place in the run by itself."""
 
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from megaptm.resilience.events import read_events
+from megaptm.resilience.events import last_saved, read_events
 from megaptm.track import read_metrics
+from tests import ROOT
 from tests.drills.program import family_of, last_step, wait_for
 from tests.processes import environment_of, survivors
 from tests.storage.server import free_port
@@ -24,6 +27,30 @@ def torchrun(processes, *words):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def documented_commands():
+    """The commands of the page, one for each node."""
+    text = (ROOT / "docs/torchrun.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [shlex.split(line) for line in re.findall(r"^    torchrun (.*)$", text, re.MULTILINE)]
+
+
+def on_two_nodes(*more):
+    """The documented commands, with two nodes of one process on this machine."""
+    port, jobs = str(free_port()), []
+    smaller = {"node0": "127.0.0.1", "29500": port, "8": "1", "configs/gpt3/xl.yaml": "configs/gpt2/tiny.yaml"}
+    for command in documented_commands():
+        known = [smaller.get(word, word) for word in command if "=" not in word]
+        jobs.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *known, *more],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return jobs
 
 
 def words(run, corpus, *more):
@@ -50,6 +77,26 @@ def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == [1, 2, 3]
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds == ["launch", "start", "first-step", "checkpoint", "exit"]
+
+
+def test_the_documented_commands_train_one_run_on_two_nodes(tmp_path, real_corpus):
+    run = tmp_path / "run"
+    first, second = on_two_nodes(*words(run, real_corpus("byte-bpe"), "train.steps=3"))
+    said = [job.communicate()[1] for job in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert last_step(run) == 3
+    assert [event["processes"] for event in read_events(run) if event["kind"] == "start"] == [2]
+
+
+@pytest.mark.drill
+def test_a_signal_to_one_of_two_nodes_saves_the_run(tmp_path, real_corpus):
+    run = tmp_path / "run"
+    first, second = on_two_nodes(*words(run, real_corpus("byte-bpe"), "train.steps=1000000"))
+    wait_for(lambda: last_step(run) > 2, first)
+    second.terminate()
+    said = [job.communicate(timeout=240)[1] for job in (first, second)]
+    assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [75], said
+    assert last_saved(run) >= 2
 
 
 @pytest.mark.drill
