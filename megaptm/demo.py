@@ -24,6 +24,7 @@ from rich.text import Text
 
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
+from megaptm.config.extension import extended_by
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.report.summary import PICTURE
@@ -51,6 +52,7 @@ class Demo:
         self.corpus, self.run = self.folder / "corpus", self.folder / "run"
         settings = load(self.config)
         self.steps, self.vocabulary = settings.train.steps, settings.model.vocabulary
+        self.longer = extended_by(settings, 2 * self.steps)
 
     def go(self) -> None:
         self.build()
@@ -113,7 +115,7 @@ class Demo:
             ("loss curve", str(self.run / PICTURE)),
             *(("MLflow" if not number else "", line) for number, line in enumerate(how_to_look(self.run))),
             ("next", command_line(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
-            ("", command_line(["train", run, f"train.steps={2 * self.steps}", "layout.pipeline=1", "layout.tensor=2"])),
+            ("", command_line(["train", run, *self.longer, "layout.pipeline=1", "layout.tensor=2"])),
             ("", command_line(["export", "hf", run, str(self.folder / "exported")])),
         ]
         for label, line in lines:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import Config
@@ -18,6 +19,7 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, size_mismatch
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
+from megaptm.resilience.events import last_saved
 from megaptm.run.corpora import (
     RunCorpora,
     cache_of,
@@ -62,7 +64,7 @@ def corpora(case: Case) -> Iterator[Finding]:
 
 def _vectors(config: Config) -> Iterator[Finding]:
     """The file that words begin with, where there is one; what is in it is read when the run begins."""
-    if (path := config.model.vectors) is None:
+    if (path := config.model.vectors) is None or last_saved(Path(config.run)):
         return
     try:
         with plain_file(path).open("rb"):

@@ -12,9 +12,10 @@ from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
+from megaptm.run.changes import compare
 from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text, to_abandon
 from megaptm.run.corpora import cache_of
-from megaptm.run.folder import CONFIG, changes, check_phase, trained
+from megaptm.run.folder import CONFIG, check_phase, trained
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def resume(case: Case) -> Iterator[Finding]:
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):
-        changed = list(changes(load(run / CONFIG), case.config))
-        yield from (Finding(TOPIC, "fault", change) for change in changed)
-        if changed:
+        faults = compare(load(run / CONFIG), case.config).faults
+        yield from (Finding(TOPIC, "fault", fault) for fault in faults)
+        if faults:
             return
     newest, problems = _newest(case, run)
     if newest is None:

@@ -1,11 +1,15 @@
-"""Which checkpoints of a run count: looked up without reading them."""
+"""Which checkpoints of a run count: looked up without reading their tensors."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from megaptm.checkpoint.files import is_there, names_in
+from megaptm.checkpoint.files import is_there, names_in, read_whole
+from megaptm.errors import UserError
+from megaptm.storage.untrusted import parse_json
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -41,3 +45,18 @@ def _named(run: Path) -> list[tuple[int, Path]]:
 def newest_step(run: Path) -> int | None:
     """None where there is no committed checkpoint."""
     return max(committed(run), default=None)
+
+
+def newest_state(run: Path) -> dict[str, Any]:
+    """Return the trainer's state in the newest checkpoint whose manifest is readable; empty if there is none.
+
+    Nothing is compared with a hash: `checkpoint.store.Store.load` does that, and needs torch.
+    """
+    for _, folder in sorted(committed(run).items(), reverse=True):
+        path = folder / MANIFEST
+        with suppress(UserError, FileNotFoundError):
+            manifest = parse_json(read_whole(path), path, remedy="take another checkpoint")
+            state = manifest.get("state") if isinstance(manifest, dict) else None
+            if isinstance(state, dict):
+                return state
+    return {}

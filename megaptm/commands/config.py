@@ -23,7 +23,7 @@ def config() -> None:
 @click.argument("section", required=False)
 @click.option("--markdown", is_flag=True, help="As docs/config.md has them.")
 def keys(section: str | None, markdown: bool) -> None:
-    """Every key of a config: its type, its default, what it means.
+    """Every key of a config: its type, its default, whether it may change on resume, what it means.
 
     SECTION is one of them, or a key, by its path or its name alone.
 
@@ -50,7 +50,7 @@ def keys(section: str | None, markdown: bool) -> None:
         table.add_column(ratio=1)
         table.add_column(ratio=3)
         for key in one.keys:
-            table.add_row(key.path, Text(f"{key.type} ({key.default})"), Text(key.meaning))
+            table.add_row(key.path, Text(f"{key.type} ({key.default}); on resume: {key.on_resume}"), Text(key.meaning))
         console.print(table)
         console.print()
 

@@ -20,9 +20,18 @@ def train(config: Path, overrides: tuple[str, ...]) -> None:
     begun. Any key can be set on the command line.
 
     \b
-    A small model on this machine, then the same run further, on two processes:
+    A small model on this machine; then 200 steps more, at the learning rate of its last step, on two processes:
       megaptm train configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' train.steps=200
-      megaptm train runs/gpt2-tiny train.steps=400 devices=2
+      megaptm train runs/gpt2-tiny train.steps=400 optimizer.decay_steps=200 devices=2
+
+    \b
+    The first half of a run of 400 steps, then the rest of it, as if it had not been stopped:
+      megaptm train configs/gpt2/tiny.yaml run=runs/halves train.steps=400 train.stop_at=200
+      megaptm train runs/halves
+
+    \b
+    A run whose corpus was moved:
+      megaptm train runs/gpt2-tiny data.mix='{/new/place/books: 1}'
 
     \b
     Where torchrun or srun starts the processes, each of them becomes one of the run's:

@@ -29,6 +29,18 @@ def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
     )
 
 
+def decay_end(config: Config, step: int) -> int:
+    """Return the `optimizer.decay_steps` with which the rate falls as it does at `step`, for any `train.steps`."""
+    if config.optimizer.decay_steps is not None:
+        return config.optimizer.decay_steps
+    position, steps = (float(step), float(config.train.steps))
+    if config.optimizer.counts == "batches":
+        position, steps = (
+            config.batch_schedule.trained(count) / config.train.batch for count in (step, config.train.steps)
+        )
+    return round(_since_restart(position, steps, counted_restarts(config))[1])
+
+
 def counted_restarts(config: Config) -> tuple[float, ...]:
     """When the rate begins anew, counted as it counts: restarts are steps of the run, as stages of its objective."""
     restarts = config.optimizer.restarts

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from megaptm.config.on_resume import EXPLAINED, OnResume, on_resume
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
 from megaptm.suggest import equivalent
@@ -36,6 +37,11 @@ class ConfigKey:
     @property
     def path(self) -> str:
         return f"{self.section}.{self.name}" if self.section else self.name
+
+    @property
+    def on_resume(self) -> OnResume:
+        """Permission to change the key when a run is continued."""
+        return on_resume(self.path)
 
 
 @dataclass(frozen=True)
@@ -83,17 +89,27 @@ says the same of one section in a terminal, and `megaptm config show CONFIG` wha
 A file may extend another, `extends: ../defaults.yaml`, or a config that comes with megaptm, `extends: gpt2/tiny`, and
 says only what differs; any key can be set on the command line, `train.steps=100`. A default of *absent* is no value:
 the meaning says what happens then. `null` removes a value that an extended file gives.
+
+The column `on resume` says what a run that has saved a checkpoint may be continued with:
+
+{rules}
 """
 
 
 def as_markdown(sections: list[ConfigSection]) -> str:
     """A table for each section."""
-    lines = [HEAD]
+    lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in EXPLAINED.items()))]
     for section in sections:
-        lines += [f"## {section.name or 'At the top'}", "", section.meaning, "", "| key | type | default | meaning |"]
-        lines.append("|---|---|---|---|")
+        lines += [
+            f"## {section.name or 'At the top'}",
+            "",
+            section.meaning,
+            "",
+            "| key | type | default | on resume | meaning |",
+        ]
+        lines.append("|---|---|---|---|---|")
         for key in section.keys:
-            cells = (f"`{key.name}`", key.type, key.default, key.meaning)
+            cells = (f"`{key.name}`", key.type, key.default, key.on_resume, key.meaning)
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
         lines.append("")
     return "\n".join(lines)

@@ -37,6 +37,18 @@ def with_limited_warmup(config: Config) -> Config:
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": limit})})
 
 
+def with_begun_warmup(config: Config, begun: Config) -> Config:
+    """Return the config that continues a run with the warm-up that the run was begun with.
+
+    `optimizer.warmup_share` cuts a warm-up by the length of the run, and the length may change.
+    """
+    warmup = begun.optimizer.warmup_steps
+    is_cut = any(one.optimizer.warmup_steps == _longest_warmup(one) for one in (config, begun))
+    if not is_cut or config.optimizer.warmup_share != begun.optimizer.warmup_share:
+        return config
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup})})
+
+
 def _longest_warmup(config: Config) -> int | None:
     share = config.optimizer.warmup_share
     return None if share is None else max(1, int(share * _counted_steps(config)))

@@ -132,7 +132,9 @@ def seed_step(seed: int, step: int, ranks: Ranks) -> None:
     """Set every random stream of this process for one step.
 
     Dropout is a function of (run seed, step, data rank, stage) and, where ranks hold different slices, of the tensor
-    rank: nothing about generators has to be stored to continue a run bit for bit.
+    rank: nothing about generators has to be stored to continue a run bit for bit on its layout. On another layout the
+    masks are other draws: fused attention takes one seed for all rows of a micro-batch, so that masks cannot follow
+    from samples.
     """
     torch.cuda.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
     # Not by megatron-core's own function, which adds the tensor rank to one seed: streams of neighbors would coincide.

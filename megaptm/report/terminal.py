@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import psutil
 
 from megaptm.config import Config, Layout, resolve
+from megaptm.config.extension import extended_by
 from megaptm.config.uses import uses
 from megaptm.families import RECURRENT
 from megaptm.families.words import WordSpec
@@ -62,7 +63,8 @@ def begins(config: Config, *, imported: bool) -> str:
 def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
     """What is continued from: `before` is the layout that the checkpoint was written on."""
     if step >= config.train.steps:
-        return f"all {config.train.steps:,} steps are done; train.steps={2 * config.train.steps} goes on"
+        longer = " ".join(extended_by(config, 2 * config.train.steps))
+        return f"all {config.train.steps:,} steps are done; {longer} goes on"
     old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
     said = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
     stop = config.train.stop_at

@@ -98,6 +98,26 @@ class ObjectiveEvent(Event, kind="objective"):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduleEvent(Event, kind="schedule"):
+    """The config gives the steps after `step` another learning rate than the config before: keys and rates of both."""
+
+    step: int
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    rate_before: float
+    rate_after: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovedEvent(Event, kind="moved"):
+    """A corpus, or a file of a task, of the same content is read from another path."""
+
+    step: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeighingEvent(Event, kind="weighing"):
     """A step is the first with other shares of tasks, or weights of losses; those that are other ones."""
 

@@ -49,14 +49,18 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
 
 
 def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
-    """A `UserError` where the checkpoint is of another model, or was trained with another tokenizer."""
+    """Raise a `UserError` if the checkpoint is of another model, or was trained with another tokenizer."""
     model = state_of(checkpoint, "model")
-    for name, value in wanted["model"].items():
-        if _said(model.get(name)) != _said(value):
-            raise UserError(
-                f"{checkpoint.folder} is of another model: its {name} is {shown(model.get(name))}, the config's is "
-                f"{value}; choose another run=FOLDER, or the config it was made with."
-            )
+    others = [
+        f"its {name} is {shown(model.get(name))}, the config's is {value}"
+        for name, value in wanted["model"].items()
+        if _said(model.get(name)) != _said(value)
+    ]
+    if others:
+        raise UserError(
+            f"{checkpoint.folder} is of another model: {'; '.join(others)}; choose another run=FOLDER, or the config "
+            "it was made with."
+        )
     known = checkpoint.state.get("tokenizer")
     if known != wanted["tokenizer"] and not (known is None and not checkpoint.step):  # imported without a tokenizer
         raise UserError(
@@ -73,26 +77,30 @@ def _said(value: Any) -> Any:
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
-    """A `UserError` where a corpus was built again since: the samples counted so far would not be those that were read.
+    """Raise a `UserError` if a corpus was built again since: its samples are not those that were counted so far.
 
-    A model that was imported has read none of them.
+    `corpora`: path -> id of the manifest. A corpus may have been moved, to a path that the checkpoint does not know.
     """
-    for name, known in state_of(checkpoint, "corpora").items():
-        if corpora.get(name) != known:
+    recorded = state_of(checkpoint, "corpora")
+    moved = {identity for path, identity in corpora.items() if path not in recorded}
+    for path, identity in recorded.items():
+        if corpora.get(path, identity if identity in moved else None) != identity:
             raise UserError(
-                f"{name} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
+                f"{path} in data.mix was built again since {checkpoint.folder} was trained on it: put back the corpus "
                 "that was there, or choose another run=FOLDER."
             )
 
 
 def objective_files(config: Config) -> dict[str, str]:
-    """Of the files that tasks are told of (similar words, meanings, what was retrieved): `masked-lm.similar` -> a hash
-    of what is in it."""
-    found = {}
-    for name, path in files_of(config.objective).items():
-        with plain_file(path).open("rb") as file:
-            found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    """Hash the files that options of tasks name (similar words, meanings, retrieved documents): `masked-lm.similar` ->
+    sha256."""
+    return {name: content_hash(path) for name, path in files_of(config.objective).items()}
+
+
+def content_hash(path: str) -> str:
+    """Return the sha256 of a file's content."""
+    with plain_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from megaptm.data.statistics import texts_of, token_counts
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_lacking_tokens
+from megaptm.resilience.events import last_saved
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
@@ -121,10 +122,17 @@ class RunCorpora:
 
 
 def open_corpus(place: str, config: Config) -> Corpus:
-    """One of the mix; where there is none, an error with the command that builds it."""
+    """One of the mix; where there is none, an error with the command that builds it, or, if the run has read it, with
+    the key that says where it was moved."""
     try:
         return Corpus.open(place, cache_of(config))
     except NoCorpusError as error:
+        if last_saved(Path(config.run)):
+            raise UserError(
+                f"data.mix: {place} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
+                f"trained on it: put it back or, if it was moved, name its new path, data.mix='{{NEW: "
+                f"{config.data.mix[place]:g}}}'."
+            ) from None
         raise NoCorpusError(error.sentence, build_command(place, config)) from None
 
 

@@ -21,8 +21,9 @@ from typing import Any
 from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load
+from megaptm.config.schedule import with_begun_warmup
 from megaptm.errors import NO_PLACE, UserError, why_no_place
-from megaptm.objectives.compose import goes_on_as, with_files
+from megaptm.objectives.compose import with_files
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
@@ -30,12 +31,12 @@ from megaptm.resilience.events import (
     Events,
     FirstStepEvent,
     LaunchEvent,
-    ObjectiveEvent,
     last_saved,
     read_events,
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import STARTING, RunLock
+from megaptm.run.changes import compare, moved_corpora
 from megaptm.run.corpora import corpus_vocabulary
 from megaptm.run.submission import FOLDER as SUBMITTED
 from megaptm.run.submission import SCRIPT, refuse_queued
@@ -48,31 +49,6 @@ OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, SUBMITTED, "tokenizer", E
 """Folders and files of a run of which none may be a link. The folder of checkpoints may be one, to a larger disk."""
 HUGGING_FACE = "config.json"
 """What the folder of a model of theirs has in its place."""
-# What a restart may change: how the run is spread, how long it is, what is said and kept of it; not what is learned.
-MAY_CHANGE = (
-    "layout.",
-    "communication.",
-    "checkpoint.",
-    "track.",
-    "train.steps",
-    "train.stop_at",
-    "train.log_every",
-    "train.validate_every",
-    "train.validate_batches",
-    "train.threads",
-    "train.deterministic",
-    "train.attention_kernel",
-    "train.hang_seconds",
-    "data.cache",
-    "data.epochs",
-    "data.patience",
-    "data.workers",
-    "data.verify",
-    "train.init_",  # it has begun, and never reads them again
-    "distill.teacher",  # that it is the same is known by its checkpoint (`run.teacher.teacher_id`)
-)
-# And what may differ in a run's next phase, besides.
-NEXT_PHASE = ("train.after", "data.sequence", "model.dropout")
 WAIT_SECONDS = 600.0
 """For rank 0 to prepare the folder: it may wait for a lock, and for what lies on a slow disk."""
 LONGEST_PAUSE = 2.0
@@ -116,8 +92,28 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Unchec
             )
         # A folder may have been moved since; it is the run wherever it lies.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
-        path = path / CONFIG
+        return _with_moved_corpora(path, UncheckedConfig.read(path / CONFIG, overrides))
     return UncheckedConfig.read(path, overrides)
+
+
+def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
+    """Let tasks and limits follow a corpus to the path that an override of `data.mix` names."""
+    begun, data = UncheckedConfig.read(run / CONFIG), written.values.get("data")
+    if not isinstance(data, dict) or data == begun.values.get("data") or not trained(run):
+        return written
+    mix = data.get("mix")
+    typed = {_absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
+    moved = typed | {old: typed[new] for old, new in moved_corpora(run, begun.load(), typed).items()}
+
+    def follow(path: Any) -> Any:
+        return moved.get(path, path) if isinstance(path, str) else path
+
+    objective, limits = written.values.get("objective"), data.get("size_limits")
+    if isinstance(objective, dict) and (followed := with_files(objective, follow)) != objective:
+        written = written.plus(f"objective={json.dumps(followed)}")
+    if isinstance(limits, dict) and moved.keys() & limits.keys():
+        written = written.plus(f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}")
+    return written
 
 
 def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
@@ -129,8 +125,8 @@ def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The config with its folders and files absolute, and its teacher's step: the run is continued from wherever the
-    next command is typed."""
+    """The config with its folders and files absolute, its teacher's step, and the warm-up that its run was begun with:
+    the run is continued from wherever the next command is typed."""
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
@@ -157,7 +153,10 @@ def absolute_paths(config: Config) -> Config:
             step = begun.train.init_step
         step = newest_step(Path(folder)) if step is None else step
         wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
-    return config.model_copy(update=wanted)
+    config = config.model_copy(update=wanted)
+    if config.optimizer.warmup_share is not None and (begun := _begun(Path(config.run))) is not None:
+        config = with_begun_warmup(config, begun)
+    return config
 
 
 def _begun(run: Path) -> Config | None:
@@ -201,13 +200,11 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
         refuse_queued(run)
     with _folder_errors_told(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and trained(run):
-            begun = load(run / CONFIG)
-            for change in changes(begun, config):
-                raise UserError(change)
-            if begun.objective != config.objective:
-                with Events(run) as events:
-                    said = ObjectiveEvent(step=last_saved(run), before=begun.objective, after=config.objective)
-                    events.write(said)
+            resumption = compare(load(run / CONFIG), config)
+            resumption.refuse()
+            with Events(run) as events:
+                for event in resumption.events:
+                    events.write(event)
         write_whole(run / CONFIG, dump(config).encode())
     return run
 
@@ -277,46 +274,6 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 def trained(run: Path) -> bool:
     """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
     return last_saved(run) > 0
-
-
-def changes(begun: Config, config: Config) -> Iterator[str]:
-    """What is changed that a restart may not: a sentence for each key."""
-    before, now = flat(begun.model_dump()), flat(config.model_dump())
-    may_change = MAY_CHANGE + (NEXT_PHASE if config.train.after == begun.train.steps else ())
-    for key in sorted(before.keys() | now.keys()):
-        if key == "run" or _same(before.get(key), now.get(key)) or key.startswith(may_change):
-            continue
-        if key.startswith("train.skip.") and now.get(key):  # the run goes back to before it, where it has been there
-            continue
-        if key == "distill.cached" and before.get(key) and now.get(key):  # so it is with what is kept of it
-            continue
-        remedy = "set it back"
-        if key == "objective":
-            done = last_saved(Path(config.run))
-            if goes_on_as(begun.objective, config.objective, done):
-                continue
-            remedy += f", but for shares and weights from step {done} on, which may change"
-        yield (
-            f"{key} is {now.get(key)} but the run in {config.run} was begun with {before.get(key)}: "
-            f"{remedy}, or choose another run=FOLDER."
-        )
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Samples are dealt to corpora and tasks by the order in which a config names them."""
-    return one == other and (not isinstance(one, dict) or [*one] == [*other])
-
-
-def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        # Corpora have dots in their names, and an objective is one thing: each is compared as a whole.
-        if isinstance(value, dict) and key not in ("mix", "objective"):
-            leaves |= flat(value, f"{above}{key}.")
-        else:
-            leaves[f"{above}{key}"] = value
-    return leaves
 
 
 def _absolute(path: str) -> str:

@@ -10,8 +10,10 @@ from megaptm.resilience.events import (
     EvaluationEvent,
     ExitEvent,
     HangEvent,
+    MovedEvent,
     ObjectiveEvent,
     ResumeEvent,
+    ScheduleEvent,
     StartEvent,
 )
 
@@ -64,7 +66,7 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
     """The jobs of a run, in order, from its two journals."""
     found: list[JobTime] = []
     # No part of a job, however long after it the model is measured, or the next job is prepared.
-    between = (EvaluationEvent.kind, ObjectiveEvent.kind)
+    between = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, MovedEvent.kind)
     for event in (event for event in events if event["kind"] not in between):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
         if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):

@@ -16,7 +16,8 @@ from megaptm.objectives.composed import by_step
 from megaptm.plan.count import count, step_flops
 from megaptm.report.terminal import clock
 from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeighingEvent, seconds_since_launch
-from megaptm.run.folder import CONFIG, flat
+from megaptm.run.changes import flat
+from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
 from megaptm.track import Tracker, how_to_look
 from megaptm.train.batch_source import Samples

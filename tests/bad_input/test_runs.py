@@ -57,7 +57,8 @@ def test_a_run_folder_in_use_by_a_live_run(run):
 def test_the_checkpoint_of_a_model_that_the_config_no_longer_names(run):
     before = content(run.folder)
     assert told(*run.words("train.steps=100000", "model.layers=2")) == (
-        f"model.layers is 2 but the run in {run.folder} was begun with 4: set it back, or choose another run=FOLDER."
+        f"model.layers is 2 but the run in {run.folder} was begun with 4: leave the key out to continue the run, or "
+        "choose another run=FOLDER (`megaptm config keys` says which keys may change on resume)."
     )
     assert content(run.folder) == before
 

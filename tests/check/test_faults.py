@@ -104,7 +104,7 @@ FAULTS = [
         limited_files,
         r"folder: .*/run needs room for a checkpoint of .*, but its disk takes no file of more than .* \(ulimit",
     ),
-    (another_config, r"run: train.seed is 7 but the run in .* was begun with 1234: set it back"),
+    (another_config, r"run: train.seed is 7 but the run in .* was begun with 1234: leave the key out"),
     (
         another_model,
         r"run: .*/step-00000010 is of another model: its layers is 4, the config's is 2; choose another run",

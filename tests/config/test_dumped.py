@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import dump, load
-from megaptm.run.folder import absolute_paths, changes
+from megaptm.run.changes import compare
+from megaptm.run.folder import absolute_paths
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RUNS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not in ("corpora", "machines"))
@@ -17,7 +18,7 @@ RUNS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name not 
 def test_a_run_of_a_shipped_config_goes_on_by_its_command(path: Path, tmp_path: Path) -> None:
     given = absolute_paths(load(path))
     (tmp_path / "config.yaml").write_text(dump(given))
-    assert [*changes(load(tmp_path / "config.yaml"), given)] == []
+    assert compare(load(tmp_path / "config.yaml"), given).faults == []
 
 
 def test_what_is_switched_off_by_null_stays_off(tmp_path: Path) -> None:

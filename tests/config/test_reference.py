@@ -7,7 +7,7 @@ from megaptm.__main__ import main
 from megaptm.config import load
 from megaptm.config.reference import as_markdown, config_sections, find_sections
 from megaptm.errors import UserError
-from megaptm.run.folder import flat
+from megaptm.run.changes import flat
 from tests import ROOT
 
 

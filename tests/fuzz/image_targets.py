@@ -271,8 +271,9 @@ def read_config(folder: Path) -> Any:
     """As `megaptm train` does before the first process."""
     from megaptm.config import dump, resolve_model
     from megaptm.plan.count import count
+    from megaptm.run.changes import flat
     from megaptm.run.corpora import check_corpora
-    from megaptm.run.folder import absolute_paths, flat
+    from megaptm.run.folder import absolute_paths
     from megaptm.run.folder import read_config as read
 
     for path in folder.glob("*.yaml"):

@@ -153,7 +153,8 @@ def spoil_yaml(folder: Path, draw: Random) -> bool:
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
     from megaptm.plan.count import count
-    from megaptm.run.folder import absolute_paths, flat
+    from megaptm.run.changes import flat
+    from megaptm.run.folder import absolute_paths
 
     draft(folder / "it.yaml")
     config = absolute_paths(load(folder / "it.yaml"))

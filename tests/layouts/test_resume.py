@@ -132,6 +132,30 @@ def test_another_layout_continues_the_same_run(tmp_path, family, before, after):
     assert rest["norms"] == pytest.approx(whole["norms"][BEFORE:], rel=1e-5)
 
 
+def continued_with_dropout(folder, layout):
+    """Loss of the step after a checkpoint of one process."""
+    run("gpt2", ONE, folder, start=0, steps=BEFORE, dropout=0.1)
+    [loss] = run("gpt2", layout, folder, start=BEFORE, steps=1, dropout=0.1)["losses"]
+    return loss
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [DP2, Layout(microbatch=2, tensor=2), Layout(microbatch=2, pipeline=2), Layout(microbatch=4)],
+    ids=["DP2", "TP2", "PP2", "rows of a micro-batch"],
+)
+def test_dropout_masks_belong_to_the_layout(tmp_path, layout):
+    """Without dropout these layouts have one loss to 1e-5 (`test_another_layout_continues_the_same_run`)."""
+    loss, other = continued_with_dropout(tmp_path / "one", ONE), continued_with_dropout(tmp_path / "other", layout)
+    assert other != pytest.approx(loss, rel=1e-5)
+    assert other == pytest.approx(loss, rel=0.02)
+
+
+def test_dropout_masks_do_not_depend_on_what_is_recomputed(tmp_path):
+    again = Layout(microbatch=2, recompute="full")
+    assert continued_with_dropout(tmp_path / "one", ONE) == continued_with_dropout(tmp_path / "again", again)
+
+
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2_INTERLEAVED, TP2_DP2_DISTRIBUTED], ids=["1", "TP2", "PP2", "dist"])
 def test_initial_weights_are_a_function_of_seed_and_name(tmp_path, family, layout):

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from megaptm.config import Layout, load
 from megaptm.parallel.groups import stream_seed
@@ -29,6 +30,18 @@ def test_no_two_places_of_a_layout_and_no_two_steps_have_a_stream_in_common(layo
         shared.append(stream_seed(1234, step, data, pipeline))
         own += [stream_seed(1234, step, data, pipeline, tensor) for tensor in range(layout.tensor)]
     assert len({*own, *shared}) == len(own) + len(shared) == 3 * (layout.processes + layout.data * layout.pipeline)
+
+
+def test_dropout_has_one_rate_at_every_place_of_a_layout():
+    """Masks differ from place to place, and each is a draw of the same distribution."""
+    masks = []
+    with torch.random.fork_rng():
+        for data, pipeline in product(range(4), range(2)):
+            torch.manual_seed(stream_seed(1234, 5, data, pipeline))
+            masks.append(F.dropout(torch.ones(100_000), 0.1))
+    assert len({mask.sum().item() for mask in masks}) == len(masks)
+    assert [mask.count_nonzero().item() / 100_000 for mask in masks] == pytest.approx([0.9] * 8, abs=4 * 0.3 / 316)
+    assert torch.cat(masks).unique().tolist() == pytest.approx([0.0, 1 / 0.9])
 
 
 def draws():

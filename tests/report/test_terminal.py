@@ -58,7 +58,9 @@ def test_a_resumed_run_says_from_where():
     config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
     assert resumed(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
     assert resumed(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
-    assert resumed(300, {"data": 2}, config) == "all 300 steps are done; train.steps=600 goes on"
+    assert resumed(300, {"data": 2}, config) == (
+        "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 goes on"
+    )
     for step, said in ((19, ""), (20, "; it is past train.stop_at (20), and goes on to step 300")):
         config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
         assert resumed(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{said}"

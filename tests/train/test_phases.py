@@ -79,8 +79,10 @@ def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["data.sequence=32", "train.steps=8"], "data.sequence is 32 but the run in {} was begun with 16"),
-        ([*SECOND, "train.after=3"], "data.sequence is 32 but the run in {} was begun with 16"),
+        (
+            ["data.sequence=32", "train.steps=8"],
+            "data.sequence is 32 but the run in {} was begun with 16",
+        ),
         ([*SECOND, "train.after=6"], "train.after (6): the run in {} has 4 steps; train the phase before this one"),
         ([*SECOND, "optimizer.lr=1"], "optimizer.lr is 1.0 but the run in {} was begun with 0.001"),
         (["train.steps=4", "train.after=4"], "train.after (4) must be less than train.steps (4)"),
@@ -104,6 +106,13 @@ def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
 
 
 def test_there_is_no_way_back(runs, second):
-    assert f"data.sequence is 16 but the run in {second} was begun with 32" in told(
-        "train", *runs.words("second", *FIRST)
-    )
+    said = megaptm("train", *runs.words("second", *FIRST), code=2)
+    assert f"3 keys differ from those that the run in {second} was begun with" in said
+    assert "data.sequence is 16, and was 32" in said
+
+
+def test_all_keys_of_a_phase_that_is_not_the_next_are_told(runs):
+    before = content(runs.begun)
+    said = megaptm("train", *runs.words("begun", *SECOND, "train.after=3"), code=2)
+    assert "data.sequence is 32, and was 16\n  model.dropout is 0.0, and was 0.1\n  train.after is 3, and was 0" in said
+    assert content(runs.begun) == before

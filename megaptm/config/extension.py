@@ -1,0 +1,93 @@
+"""Learning rate of a run that is continued with another number of steps: whether it jumps, and which keys decide it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from megaptm.config.check import broken_rules
+from megaptm.config.learning_rate import decay_end, peak_of, rate_of
+from megaptm.config.schema import Config
+
+SCHEDULE_KEYS = ("train.steps", "optimizer.decay_steps", "optimizer.restarts")
+"""Keys of the schedule that may differ in the config that continues a run."""
+
+
+@dataclass(frozen=True)
+class RateJump:
+    """Learning rate of the first step after a resume, by the old config and by the new one."""
+
+    step: int
+    """Steps that are done."""
+    before: float
+    after: float
+
+    @property
+    def size(self) -> str:
+        """`5.5 times`, where the old rate is not zero."""
+        return f" ({self.after / self.before:.3g} times)" if self.before else ""
+
+
+@dataclass(frozen=True)
+class ScheduleChoice:
+    """A key that decides how the rate of a longer run goes on."""
+
+    key: str
+    value: Any
+    effect: str
+
+    @property
+    def override(self) -> str:
+        """As typed: `optimizer.restarts=[200]`."""
+        value = [*self.value] if isinstance(self.value, tuple) else self.value
+        return f"{self.key}={value}".replace(" ", "")
+
+
+def rate_jump(begun: Config, config: Config, step: int) -> RateJump | None:
+    """Return the jump of the rate after `step` steps; None if both configs give one rate, or no step is left."""
+    if step >= config.train.steps:
+        return None
+    before, after = rate_of(begun, step), rate_of(config, step)
+    return None if math.isclose(before, after, rel_tol=1e-9) else RateJump(step, before, after)
+
+
+def schedule_choices(begun: Config, config: Config, step: int) -> list[ScheduleChoice]:
+    """Return the ways to continue after `step` steps with the length of `config`, the one without a jump first."""
+    return [choice for choice in _choices(begun, config, step) if not any(broken_rules(_with(config, choice)))]
+
+
+def _choices(begun: Config, config: Config, step: int) -> Iterator[ScheduleChoice]:
+    steps, restarts = config.train.steps, begun.optimizer.restarts
+    config = _with(config, ScheduleChoice("optimizer.restarts", restarts, "as before"))
+    keep = ScheduleChoice("optimizer.decay_steps", decay_end(begun, step), "fall as before")
+    last = rate_of(_with(config, keep), steps - 1)
+    if steps <= begun.train.steps:
+        yield keep
+    elif last > 0.0:  # a tail at a rate of zero learns nothing
+        yield replace(keep, effect=f"fall as before, and stay at {last:.3g} to the end")
+    whole = ScheduleChoice("optimizer.decay_steps", None, "fall until the end")
+    spread = replace(whole, value=decay_end(_with(config, whole), step))
+    first = rate_of(_with(config, spread), step)
+    yield replace(spread, effect=f"spread the fall over all {steps:,} steps, which continues at {first:.3g}")
+    past = [one for one in restarts if one < step]
+    effect = f"rise to {peak_of(config):.3g} and fall again in the steps that are left"
+    yield ScheduleChoice("optimizer.restarts", (*past, step), effect)
+
+
+def extended_by(config: Config, steps: int) -> list[str]:
+    """Return the overrides that continue a finished run to `steps` steps, its rate without a jump if possible."""
+    overrides, longer = [f"train.steps={steps}"], _longer(config, steps)
+    if rate_jump(config, longer, config.train.steps) is None:
+        return overrides
+    return [*overrides, schedule_choices(config, longer, config.train.steps)[0].override]
+
+
+def _longer(config: Config, steps: int) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+
+
+def _with(config: Config, choice: ScheduleChoice) -> Config:
+    update = {choice.key.removeprefix("optimizer."): choice.value}
+    return config.model_copy(update={"optimizer": config.optimizer.model_copy(update=update)})

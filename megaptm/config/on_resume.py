@@ -1,0 +1,81 @@
+"""Table of the keys that may change when a run is continued: read by that check, and printed in docs/config.md."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class OnResume(StrEnum):
+    """Permission to change a key of a run that has saved a checkpoint."""
+
+    NO = "no"
+    YES = "yes"
+    MOVED = "moved"
+    """The path may change, its content may not."""
+    LATER = "later steps"
+    """The new value must agree with the old one for all steps that are done."""
+    NEXT_PHASE = "next phase"
+    """In a config whose `train.after` is the `train.steps` of the phase before."""
+
+
+EXPLAINED = {
+    OnResume.YES: "any value.",
+    OnResume.NO: "the value that the run was begun with. Another value needs another run folder (`run=FOLDER`).",
+    OnResume.MOVED: "another path of the same content, which is compared by a hash.",
+    OnResume.LATER: "a value that changes nothing for the steps that are done: other shares and weights of an "
+    "`objective` from a later step on, more entries of `train.skip` (the run goes back to a checkpoint before them), "
+    "another schedule for a run of another length ([longer runs](configs.md#a-longer-run)).",
+    OnResume.NEXT_PHASE: "another value in a config whose `train.after` is the `train.steps` of the phase before.",
+}
+"""Meaning of each cell of the column."""
+
+RULES = {
+    "run": OnResume.MOVED,
+    "devices": OnResume.YES,
+    "layouts": OnResume.YES,
+    "objective": OnResume.LATER,
+    "model.dropout": OnResume.NEXT_PHASE,
+    "model.vectors": OnResume.YES,  # like train.init_from it is read before the first step only
+    "data.mix": OnResume.MOVED,
+    "data.size_limits": OnResume.MOVED,
+    "data.sequence": OnResume.NEXT_PHASE,
+    "data.epochs": OnResume.YES,
+    "data.workers": OnResume.YES,
+    "data.verify": OnResume.YES,
+    "data.cache": OnResume.YES,
+    "data.patience": OnResume.YES,
+    "layout": OnResume.YES,
+    "communication": OnResume.YES,
+    "optimizer.decay_steps": OnResume.LATER,
+    "optimizer.restarts": OnResume.LATER,
+    "train.steps": OnResume.YES,
+    "train.after": OnResume.NEXT_PHASE,
+    "train.skip": OnResume.LATER,
+    "train.init_from": OnResume.YES,
+    "train.init_step": OnResume.YES,
+    "train.deterministic": OnResume.YES,
+    "train.attention_kernel": OnResume.YES,
+    "train.stop_at": OnResume.YES,
+    "train.log_every": OnResume.YES,
+    "train.validate_every": OnResume.YES,
+    "train.validate_batches": OnResume.YES,
+    "train.threads": OnResume.YES,
+    "train.hang_seconds": OnResume.YES,
+    "distill.teacher": OnResume.MOVED,
+    "distill.cached": OnResume.MOVED,
+    "checkpoint": OnResume.YES,
+    "track": OnResume.YES,
+}
+"""Key or section -> rule; what is not listed is `OnResume.NO`."""
+
+
+def on_resume(key: str) -> OnResume:
+    """Return the rule of a key (`train.skip.1180`): its own, or that of the nearest key or section above it."""
+    while key not in RULES and "." in key:
+        key = key.rpartition(".")[0]
+    return RULES.get(key, OnResume.NO)
+
+
+def keys_with(rule: OnResume) -> list[str]:
+    """Return the keys and sections that have a rule."""
+    return [key for key, own in RULES.items() if own is rule]

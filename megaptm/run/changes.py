@@ -1,0 +1,234 @@
+"""Differences between the config that a run was begun with and the config that continues it. No torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from megaptm.checkpoint.committed import newest_state
+from megaptm.config import Config
+from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
+from megaptm.config.learning_rate import rate_of
+from megaptm.config.on_resume import OnResume, keys_with, on_resume
+from megaptm.data import Corpus
+from megaptm.errors import UserError
+from megaptm.objectives.compose import files_of, goes_on_as, with_files
+from megaptm.resilience.events import Event, MovedEvent, ObjectiveEvent, ScheduleEvent, last_saved, read_events
+from megaptm.run.compatibility import content_hash
+from megaptm.run.corpora import cache_of
+
+ALLOWED = f"Keys that may change on resume: {', '.join(keys_with(OnResume.YES))}; others: `megaptm config keys`."
+
+
+@dataclass(frozen=True)
+class RefusedChange:
+    """A key whose new value is refused."""
+
+    key: str
+    before: Any
+    now: Any
+    note: str = ""
+    """What of the key may change."""
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.now}, and was {self.before}{self.note}"
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Result of the comparison: what forbids to continue the run, and what its journal notes."""
+
+    run: str
+    changes: tuple[RefusedChange, ...] = ()
+    choice: tuple[str, ...] = ()
+    """Sentences about a learning rate that would jump, with the keys that decide it."""
+    events: tuple[Event, ...] = field(default=())
+
+    @property
+    def faults(self) -> list[str]:
+        """A sentence for each change, and one for the learning rate."""
+        faults = [
+            f"{change.key} is {change.now} but the run in {self.run} was begun with {change.before}: leave the key out "
+            f"to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` says which keys "
+            "may change on resume)."
+            for change in self.changes
+        ]
+        return [*faults, *([" ".join(self.choice)] if self.choice else [])]
+
+    def refuse(self) -> None:
+        """Raise a `UserError` that names every refused key."""
+        if len(self.changes) == 1:
+            raise UserError(self.faults[0])
+        if self.changes:
+            raise UserError(
+                f"{len(self.changes)} keys differ from those that the run in {self.run} was begun with; leave them out "
+                f"to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another run=FOLDER:",
+                *self.changes,
+                ALLOWED,
+            )
+        if self.choice:
+            raise UserError(*self.choice)
+
+
+def compare(begun: Config, config: Config) -> Resumption:
+    """Compare the config of a run that has saved a checkpoint with the config that is to continue it."""
+    done = last_saved(Path(config.run))
+    moved = _moved(begun, config)
+    begun = relocated(begun, moved)
+    changes = tuple(_refused(begun, config, done))
+    jump = rate_jump(begun, config, done)
+    if changes or (jump is not None and not _chosen(begun, config, done)):
+        choice = () if changes or jump is None else tuple(_choice(begun, config, jump))
+        return Resumption(config.run, changes, choice)
+    events: list[Event] = [MovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
+    if begun.objective != config.objective:
+        events.append(ObjectiveEvent(step=done, before=begun.objective, after=config.objective))
+    if jump is not None or _schedule(begun)[1:] != _schedule(config)[1:]:
+        events.append(_schedule_event(begun, config, done))
+    return Resumption(config.run, events=tuple(events))
+
+
+def _schedule_event(begun: Config, config: Config, done: int) -> ScheduleEvent:
+    before, after = (dict(zip(SCHEDULE_KEYS, _schedule(one), strict=True)) for one in (begun, config))
+    rates = rate_of(begun, done), rate_of(config, done)
+    return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
+
+
+def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange]:
+    before, now = flat(begun.model_dump()), flat(config.model_dump())
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if key == "run" or _same(old, new):
+            continue
+        note = ""
+        match on_resume(key):
+            case OnResume.YES:
+                continue
+            case OnResume.NEXT_PHASE if config.train.after == begun.train.steps:
+                continue
+            case OnResume.MOVED if key.startswith("distill."):
+                if old and new:  # compared by a hash when the checkpoint is loaded
+                    continue
+            case OnResume.MOVED:
+                note = " (a corpus that was moved is known by the id in its manifest)"
+            case OnResume.LATER if key == "objective":
+                if goes_on_as(begun.objective, config.objective, done):
+                    continue
+                note = f" (shares and weights from step {done} on may change)"
+            case OnResume.LATER if key.startswith("train.skip."):
+                if new:  # the run goes back to a checkpoint before it
+                    continue
+                note = " (entries may be added)"
+            case OnResume.LATER if key == "optimizer.restarts":
+                if _until(old or (), done) == _until(new or (), done):
+                    continue
+                note = f" (steps from {done} on may change)"
+            case OnResume.LATER if key == "optimizer.decay_steps":
+                continue  # by what it does to the rate: see `_chosen`
+            case _:
+                pass
+        yield RefusedChange(key, old, new, note)
+
+
+def _until(steps: Iterable[int], done: int) -> list[int]:
+    return [step for step in steps if step < done]
+
+
+def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
+    return config.train.steps, config.optimizer.decay_steps, [*config.optimizer.restarts]
+
+
+def _chosen(begun: Config, config: Config, done: int) -> bool:
+    """Whether the config says by a key of its own how the rate of a run of another length goes on."""
+    if done in config.optimizer.restarts:
+        return True
+    if (end := config.optimizer.decay_steps) is None or end == begun.optimizer.decay_steps:
+        return False
+    # Until a step is made with it, a choice may be made anew.
+    is_anew = any(
+        event["kind"] == ScheduleEvent.kind and event.get("step") == done for event in read_events(Path(config.run))
+    )
+    return config.train.steps != begun.train.steps or is_anew
+
+
+def _choice(begun: Config, config: Config, jump: RateJump) -> Iterator[str]:
+    keys = zip(SCHEDULE_KEYS, _schedule(begun), _schedule(config), strict=True)
+    changed = " and ".join(f"{key} from {_shown(old)} to {_shown(new)}" for key, old, new in keys if old != new)
+    yield (
+        f"{changed} changes the learning rate of the run in {config.run} at step {jump.step + 1}: {jump.after:.3g} in "
+        f"place of {jump.before:.3g}{jump.size}. Say how the rate goes on, by one of these keys:"
+    )
+    choices = schedule_choices(begun, config, jump.step)
+    *others, last = (f"{choice.override}: {choice.effect}" for choice in choices)
+    yield from (*(f"{other};" for other in others), f"{last}.")
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _moved(begun: Config, config: Config) -> dict[str, str]:
+    """Return old path -> new path of corpora and files of the run that lie elsewhere, by hashes of their content."""
+    moved = moved_corpora(Path(config.run), begun, config.data.mix)
+    old, new = files_of(begun.objective), files_of(config.objective)
+    if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
+        hashes = _strings(newest_state(Path(config.run)).get("files"))
+        moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
+    return moved
+
+
+def moved_corpora(run: Path, begun: Config, mix: Iterable[str]) -> dict[str, str]:
+    """Return old path -> path in `mix` of each corpus of `begun` that is in `mix` under a new path, by its id."""
+    new = [path for path in mix if path not in begun.data.mix]
+    if not new:
+        return {}
+    ids = _strings(newest_state(run).get("corpora"))
+    there = {identity: path for path in new if (identity := _corpus_id(path, begun)) is not None}
+    return {path: there[ids[path]] for path in begun.data.mix if path not in mix and ids.get(path) in there}
+
+
+def _corpus_id(place: str, config: Config) -> str | None:
+    with suppress(UserError):  # a corpus that cannot be opened is told elsewhere
+        return Corpus.open(place, cache_of(config)).manifest.id
+    return None
+
+
+def _strings(value: Any) -> dict[str, str]:
+    """Return the entries of a checkpoint's state whose values are strings; the state may be anybody's."""
+    return {key: one for key, one in value.items() if isinstance(one, str)} if isinstance(value, dict) else {}
+
+
+def relocated(config: Config, moved: Mapping[str, str]) -> Config:
+    """Return the config with new paths in the place of old ones, wherever it names corpora and files of tasks."""
+    if not moved:
+        return config
+    data = config.data
+    objective = config.objective
+    update = {
+        "mix": {moved.get(place, place): weight for place, weight in data.mix.items()},
+        "size_limits": {moved.get(place, place): limit for place, limit in data.size_limits.items()},
+    }
+    if not isinstance(objective, str):
+        objective = with_files(objective, lambda path: moved.get(path, path))
+    return config.model_copy(update={"data": data.model_copy(update=update), "objective": objective})
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; the order of keys counts, because samples are dealt to corpora and tasks by it."""
+    return one == other and (not isinstance(one, dict) or [*one] == [*other])
+
+
+def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        # Corpora have dots in their names, and an objective is one thing: each is compared as a whole.
+        if isinstance(value, dict) and key not in ("mix", "objective"):
+            leaves |= flat(value, f"{above}{key}.")
+        else:
+            leaves[f"{above}{key}"] = value
+    return leaves
