@@ -18,7 +18,7 @@ from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_n
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
 from megaptm.hub.images import label_names
-from megaptm.hub.library import transformers
+from megaptm.hub.library import quiet, transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.hub.tokenizer import exported_tokenizer
@@ -95,6 +95,7 @@ class ExportedModel:
     """Where those classes say something else."""
 
 
+@quiet()
 def to_hugging_face(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
@@ -212,6 +213,7 @@ def _converted(
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}
 
 
+@quiet()
 def from_hugging_face(
     source: Path | PreTrainedModel,
     *,

@@ -332,7 +332,9 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
             for name, value in weights.items()
         )
         store.write(0, 0, whole)
-        store.commit(0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **begin}, ranks=1)
+        store.commit(
+            0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **begin}, ranks=1
+        )
 
 
 def _size_name(spec: ModelSpec) -> str:

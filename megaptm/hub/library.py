@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from megaptm.errors import UserError
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep messages of transformers, of its libraries and of Python's `warnings` from the terminal: what matters in a
+    folder is told by an error of ours."""
+    logging = transformers().utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def transformers() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.hub.library import transformers
+from megaptm.hub.library import quiet, transformers
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
@@ -38,7 +38,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     library = transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
-            library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
+            with quiet():
+                library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises kinds of its own.
         except Exception as error:
             why = in_brief(error)

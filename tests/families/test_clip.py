@@ -99,6 +99,20 @@ def test_features_cosines_loss_and_every_gradient_are_hugging_faces(tmp_path):
     assert max(differences(tmp_path / "theirs")) <= 1e-5
 
 
+def test_the_loss_is_half_of_the_cross_entropy_of_rows_and_of_columns():
+    """Equations of figure 3 of the paper, on cosines by the temperature; a pair is the diagonal."""
+    model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
+    features = model(batch, features=True)[HEAD]
+    images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
+    assert torch.allclose(images.norm(dim=-1), torch.ones(5))
+    assert torch.allclose(texts.norm(dim=-1), torch.ones(5))
+    logits = scale[0] * images @ texts.t()
+    rows, columns = ((logits.logsumexp(axis) - logits.diagonal()).mean() for axis in (1, 0))
+    loss, number = model(batch)[HEAD]
+    assert abs(rows - columns) > 0.01
+    assert (loss / number).item() == pytest.approx(((rows + columns) / 2).item(), rel=1e-6)
+
+
 def test_an_exported_model_comes_back(tmp_path):
     model = clip_model()
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")

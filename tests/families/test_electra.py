@@ -207,6 +207,34 @@ def test_the_judge_teaches_the_generator_nothing() -> None:
     assert {"embed.token.weight", "embed.norm.weight", "discriminator.0.ffn.up.weight"} <= moved
 
 
+def test_each_of_the_pair_learns_from_its_own_loss_alone() -> None:
+    """Of the joint loss, MLM + 50 replaced-token: gradients of either encoder are bit for bit those of its own part."""
+    model, batch = tiny_model("electra"), tiny_batch("electra")
+    parameters = dict(model.named_parameters())
+
+    def gradients(**weights: float) -> dict[str, Tensor | None]:
+        losses = model(batch)
+        total = sum(weight * losses[name][0] / losses[name][1] for name, weight in weights.items())
+        found = torch.autograd.grad(total, [*parameters.values()], allow_unused=True)
+        return dict(zip(parameters, found, strict=True))
+
+    generator, discriminator = gradients(mlm=1.0), gradients(**{"replaced-token": 50.0})
+    joint = gradients(mlm=1.0, **{"replaced-token": 50.0})
+    shared = set()
+    for name, gradient in joint.items():
+        one, two = generator[name], discriminator[name]
+        assert gradient is not None
+        if one is None or two is None:
+            assert gradient.equal(two if one is None else one), name
+        else:
+            shared.add(name)
+            torch.testing.assert_close(gradient, one + two)
+    assert shared == {name for name in parameters if name.startswith("embed.") and "widen" not in name}
+    assert {name for name, gradient in generator.items() if gradient is None} == {
+        name for name in parameters if name.startswith(("discriminator.", "head.replaced-token."))
+    }
+
+
 def test_the_judge_sees_what_was_drawn_and_not_the_mask() -> None:
     model, batch = tiny_model("electra"), tiny_batch("electra")
     said = {draw: model({**batch, "draws": torch.full_like(batch["draws"], draw)}) for draw in (0.01, 0.99)}

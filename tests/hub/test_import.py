@@ -4,6 +4,8 @@ from a model of another."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,3 +230,26 @@ def test_a_larger_id_than_that_of_the_end_is_refused_where_the_largest_ends(tmp_
     model = replace(ImportedModel(clip_model().spec, {}, {}), text_end=2)
     with pytest.raises(UserError, match=r"ends texts with id 2 and has ids up to \d+, so such a model cannot be"):
         check_text_end(model, tokenizer, tmp_path)
+
+
+def test_an_import_prints_no_warnings_of_other_libraries(tmp_path: Path) -> None:
+    """transformers complains of an id outside the vocabulary, and of a tokenizer that it converts."""
+    made = export_tiny("gpt2", tmp_path, vocabulary=300)
+    config = json.loads((made.folder / "config.json").read_text())
+    (made.folder / "config.json").write_text(json.dumps(config | {"pad_token_id": -1}))
+    content = json.loads((made.folder / "tokenizer.json").read_text())["model"]
+    (made.folder / "tokenizer.json").unlink()
+    (made.folder / "vocab.json").write_text(json.dumps(content["vocab"]))
+    merges = "\n".join(" ".join(merge) for merge in content["merges"])
+    (made.folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    (made.folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    command = [sys.executable, "-m", "megaptm", "import", "hf", str(made.folder), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"{made.folder} is step 0 of {tmp_path / 'run'}")
+
+
+def test_the_package_is_imported_without_a_word() -> None:
+    command = [sys.executable, "-W", "always", "-c", "import megaptm; megaptm.load, megaptm.build_model"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")

@@ -22,6 +22,7 @@ from megaptm.models import Model, fill
 from megaptm.models.distill import DistillationLosses
 from megaptm.spec import Distillation, ModelSpec, Size, change
 from tests.models.tiny import tiny_batch, tiny_spec
+from tests.parity.reference import labels_everywhere
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -221,3 +222,35 @@ def test_maps_are_one_or_one_of_each_kind() -> None:
     for projection, maps in (("shared", {"shared"}), ("by-kind", {"embeddings", "hidden"}), ("none", set())):
         built = DistillationLosses(spec, replace(wanted, projection=projection))
         assert {name.partition(".")[0] for name, _ in built.named_parameters()} == maps
+
+
+def test_the_model_trains_by_the_closed_form_of_the_triple_loss() -> None:
+    """DistilBERT: 5 T^2 KL(teacher, student) + 2 MLM + 1 - cosine of last states, and its gradient for each weight."""
+    spec, teacher_spec = tiny_spec("distilbert"), tiny_spec("bert")
+    wanted = Distillation(
+        teacher=teacher_spec, weights={"logits": 5.0, "cosine": 1.0}, layers={}, temperature=2.0, objective=2.0
+    )
+    student, teacher = model_with(spec, {}, wanted), model_with(teacher_spec, {}).requires_grad_(False)
+    batch = tiny_batch("bert")
+    real = batch["document_ids"] > 0
+    losses: Any = student(batch, teacher=teacher)
+    weights = wanted.weigh({"mlm": 1.0})
+    assert weights == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
+    total = sum(weight * losses[name][0] / losses[name][1] for name, weight in weights.items())
+
+    said, told = student.logits(batch)["mlm"][real], teacher.logits(batch)["mlm"][real]
+    p, q = (told / 2).softmax(-1), (said / 2).softmax(-1)
+    divergence = 4 * (p * (p / q).log()).sum(-1).mean()
+    asked = labels_everywhere(batch)[real]
+    chosen = said.softmax(-1).gather(1, asked.clamp(min=0)[:, None])[:, 0]
+    masked = -chosen.log()[asked >= 0].mean()
+    one, two = student.encode(batch)[real], teacher.encode(batch)[real]
+    cosine = ((one * two).sum(-1) / (one.norm(dim=-1) * two.norm(dim=-1))).mean()
+    closed_form = 5 * divergence + 2 * masked + 1 - cosine
+    assert total.item() == pytest.approx(closed_form.item(), rel=1e-5)
+
+    parameters = dict(student.named_parameters())
+    ours, theirs = (torch.autograd.grad(value, [*parameters.values()]) for value in (total, closed_form))
+    assert all(gradient.norm() > 0 for gradient in theirs)
+    for name, mine, other in zip(parameters, ours, theirs, strict=True):
+        assert (mine - other).abs().max() <= 1e-5, name

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.bricks import HEADS, heads
 from megaptm.bricks.heads import MaskedHeadBrick
+from megaptm.config import load, resolve_model
 from megaptm.families import BERT, CATALOGUE, GPT3, T5
 from megaptm.models import build_model
 from megaptm.plan.count import count, step_flops
 from megaptm.spec import ModelSpec, Size, change, published
+from tests import ROOT
 from tests.models.tiny import mean_losses, tiny_batch, tiny_model
 
+CONFIGS = ROOT / "configs"
 # Unique parameters of the reference implementations, tied ones once.
 EXACT = {
     ("transformer", "base"): 63_045_632,
@@ -132,6 +136,14 @@ def test_every_size_has_its_number_here() -> None:
 @pytest.mark.parametrize(("family", "size"), EXACT)
 def test_the_formula_gives_the_published_count(family: str, size: str) -> None:
     assert as_published(published(CATALOGUE[family], size)) == EXACT[family, size]
+
+
+def test_the_config_of_bart_large_builds_what_transformers_builds() -> None:
+    """Its default config is that of facebook/bart-large."""
+    spec = resolve_model(load(CONFIGS / "bart/large.yaml"))
+    with torch.device("meta"):
+        theirs = transformers.BartModel(transformers.BartConfig())
+    assert as_built(spec) == sum(parameter.numel() for parameter in theirs.parameters()) == 406_291_456
 
 
 @pytest.mark.parametrize(("family", "size"), WITH_HEADS)
