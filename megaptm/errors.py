@@ -34,11 +34,19 @@ class UserError(ValueError):
     would obey; its end, where the remedy is, is kept.
     """
 
+    exit_code = EXIT_USER_ERROR
+
     def __init__(self, *sentences: object) -> None:
         super().__init__(*map(_on_one_line, sentences))
 
     def __str__(self) -> str:
         return "\n  ".join(self.args)
+
+
+class FailureError(UserError):
+    """A failure that is told in one sentence, and is no mistake of the user's: a launcher may start the run again."""
+
+    exit_code = EXIT_FAILURE
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:

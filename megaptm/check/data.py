@@ -285,10 +285,10 @@ def index_mistake(shard: Shard, info: ShardInfo, vocabulary: int, most: int | No
 def _lies_there(shard: Shard, document: int, at: int, count: int) -> bool:
     """Whether the tar has an array of so many tokens there: its header ends where they begin."""
     size = count * shard.dtype.itemsize
-    if not 0 < size <= len(shard.content) - at:
+    if not 0 < size <= shard.content.size - at:
         return False
     header = npy_bytes(shard.tokens(document))[:-size]
-    return shard.content[max(0, at - len(header)) : at] == header
+    return shard.content.read(max(0, at - len(header)), min(at, len(header))) == header
 
 
 def _retry(corpus: Corpus) -> RetryPolicy:

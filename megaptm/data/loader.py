@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import queue
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -56,6 +57,18 @@ class RankSlice:
         mine = self.schedule.size(step) // self.ranks
         first = self.schedule.first(step) + self.rank * mine
         return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
+
+
+class LostWorkerError(RuntimeError):
+    """A process that reads data has ended before its time."""
+
+    def __init__(self, pid: int, exit_code: int) -> None:
+        self.exit_code = exit_code
+        """Minus the number of the signal that ended it."""
+        ended = f"exit code {exit_code}"
+        if exit_code < 0:
+            ended = f"signal {-exit_code}, {signal.strsignal(-exit_code)}"
+        super().__init__(f"process {pid}, which reads data, was lost ({ended})")
 
 
 class Loader:
@@ -235,6 +248,7 @@ class _Processes:
         """The micro-batch that comes next, counted from the first that was read."""
         # Workers are asked for the next when one has come, and before it was copied.
         self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
+        heeded = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
         self._batches: Iterator[UserError | list[str]] = iter(
             DataLoader(
                 _SharedBatches(loader.mix, self._memory),
@@ -251,9 +265,18 @@ class _Processes:
                 generator=torch.Generator(),
             )
         )
+        # torch would raise that a worker is lost wherever this process is, also in the middle of a step.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, heeded)
 
     def next(self) -> MicroBatch:
-        fields = next(self._batches)
+        try:
+            fields = next(self._batches)
+        except RuntimeError:
+            for process in getattr(self._batches, "_workers", ()):
+                if process.exitcode:
+                    raise LostWorkerError(process.pid, process.exitcode) from None
+            raise
         if isinstance(fields, UserError):
             raise fields
         arrays = self._memory.arrays(self._next)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,10 +67,40 @@ CHECKED_AT_ONCE = 10_000
 """Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
 
-class Shard:
-    """A shard mapped into memory: any document is a view, read from disk when it is looked at."""
+class ShardFile:
+    """The bytes of a shard, read from disk when they are asked for.
 
-    def __init__(self, path: Path, content: mmap.mmap, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
+    Not mapped into memory: where a mapped file is cut short, or its disk fails, the system ends the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with plain_file(path).open("rb") as file:
+            self._descriptor = os.dup(file.fileno())
+        self.size = os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, size: int) -> bytes:
+        """Bytes [start, start + size); a `UserError` where the file has become shorter."""
+        try:
+            content = os.pread(self._descriptor, size, start)
+        except OSError:
+            content = through_outages(lambda: os.pread(self._descriptor, size, start), self.path)
+        if len(content) < size:
+            left = os.fstat(self._descriptor).st_size
+            raise UserError(
+                f"{self.path} was cut short while it was read: it had {self.size:,} bytes and has {left:,}; {REMEDY}"
+            )
+        return content
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class Shard:
+    """A shard whose documents are read from disk when they are looked at."""
+
+    def __init__(self, path: Path, content: ShardFile, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
         self.path = path
         self.content = content
         self.index = index
@@ -91,7 +120,7 @@ class Shard:
         fields: Sequence[str] = ("tokens",),
         verify: Verify = "size",
     ) -> Shard:
-        """Map the shard that the manifest calls `info`, after checking it as far as `verify` says; through outages of
+        """Open the shard that the manifest calls `info`, after checking it as far as `verify` says; through outages of
         its disk."""
         return through_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
 
@@ -102,12 +131,13 @@ class Shard:
         check_shard(folder, info, verify)
         path = Path(folder) / info.name
         try:
-            with plain_file(path).open("rb") as file:
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            content = ShardFile(path)
+        except OSError as error:
             if _may_pass(error):
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
+        if not content.size:
+            raise UserError(f"{path} is missing or empty: {REMEDY}")
         index = open_index(folder, info, fields, dtype)
         kind, stored = (LabeledShard, "uint32") if dtype == LABELS else (cls, dtype)
         if (texts := TEXTS.fullmatch(dtype)) is not None:
@@ -122,19 +152,20 @@ class Shard:
         at, count = self.index[:, 0::2], self.index[:, 1::2]
         rows = np.array([self.dtype.itemsize, *(4 * ANNOTATIONS.get(name, 0) or 1 for name in self.fields[1:])])
         # Not at + count * bytes, which may overflow.
-        inside = (at >= 0) & (at <= len(self.content)) & (count >= 0) & (count <= (len(self.content) - at) // rows)
+        inside = (at >= 0) & (at <= self.content.size) & (count >= 0) & (count <= (self.content.size - at) // rows)
         return bool(inside.all())
 
     def __len__(self) -> int:
         return len(self.index)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Token ids [start, stop) of a document, not copied, read-only."""
+        """Token ids [start, stop) of a document, read-only."""
         at, count = self.index[document, TOKENS_AT : TOKENS + 1].tolist()
         stop = count if stop is None else min(stop, count)
         if not 0 <= start <= stop:
             raise self._damaged("sentences")
-        tokens = np.frombuffer(self.content, self.dtype, stop - start, at + start * self.dtype.itemsize)
+        size = self.dtype.itemsize
+        tokens = np.frombuffer(self.content.read(at + start * size, (stop - start) * size), self.dtype)
         if self.vocabulary is not None:
             self._refuse_beyond(self.vocabulary, tokens)
         return tokens
@@ -150,16 +181,16 @@ class Shard:
             raise UserError(f"{self.path} holds id {largest:,}, beyond the {vocabulary:,} of its tokenizer: {REMEDY}")
 
     def annotation(self, name: str, document: int) -> np.ndarray:
-        """int32 [n] or [n, columns], not copied: see `ANNOTATIONS`; no rows where the document has none."""
+        """int32 [n] or [n, columns]: see `ANNOTATIONS`; no rows where the document has none."""
         columns = ANNOTATIONS[name]
         at, rows = self._place(name, document)
-        numbers = np.frombuffer(self.content, "<i4", rows * columns, at)
+        numbers = np.frombuffer(self.content.read(at, 4 * rows * columns), "<i4")
         return numbers if columns == 1 else numbers.reshape(rows, columns)
 
     def blob(self, name: str, document: int) -> bytes:
         """The bytes of a document's member `<key>.<name>`; none where it has none."""
         at, size = self._place(name, document)
-        return self.content[at : at + size]
+        return self.content.read(at, size)
 
     def sentences(self, document: int) -> np.ndarray:
         """int32 [sentences]: where each sentence of a document starts; `[0]` when boundaries were not kept."""
@@ -206,7 +237,7 @@ class LabeledShard(Shard):
         if ((labels < 0) | (labels > np.iinfo(self.dtype).max)).any():
             return False
         at, size = files[:, 0::2], files[:, 1::2]
-        return bool(((at >= 0) & (at <= len(self.content)) & (size >= 0) & (size <= len(self.content) - at)).all())
+        return bool(((at >= 0) & (at <= self.content.size) & (size >= 0) & (size <= self.content.size - at)).all())
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         label = self.index[document, TOKENS_AT : TOKENS_AT + 1].astype(self.dtype)[start:stop]
@@ -223,7 +254,7 @@ class CaptionedShard(Shard):
         at, size = places[:, 0::2], places[:, 1::2]
         if (self.index[:, TOKENS] > ids.shape[1] * ids.itemsize // self.dtype.itemsize).any():
             return False
-        return bool(((at >= 0) & (at <= len(self.content)) & (size >= 0) & (size <= len(self.content) - at)).all())
+        return bool(((at >= 0) & (at <= self.content.size) & (size >= 0) & (size <= self.content.size - at)).all())
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         ids = self.index[document, 2 * len(self.fields) :].view(self.dtype)

@@ -77,17 +77,15 @@ def _train_here(config: Config) -> int:
 
 
 def _be_a_worker(config: Config, place: RankEnvironment) -> int:
-    from megaptm.train.lost_loader import ended_by_lost_loader
     from megaptm.train.run import run_worker
 
-    with ended_by_lost_loader(config.run):
-        if place.rank > 0:
-            return run_worker(str(wait_until_prepared(config)), place)
-        check_corpora(config)
-        with only_start(config):
-            run = prepare(config)
-            note_launch(run)
-            return run_worker(str(run), place)
+    if place.rank > 0:
+        return run_worker(str(wait_until_prepared(config)), place)
+    check_corpora(config)
+    with only_start(config):
+        run = prepare(config)
+        note_launch(run)
+        return run_worker(str(run), place)
 
 
 def launch(

@@ -11,10 +11,12 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+import psutil
 
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.storage import open_own
@@ -30,6 +32,8 @@ ORDER = "order"
 STACKS, LEAVE = "stacks", "leave"
 END = b"end of the stacks\n"
 RECORD_BYTES = 512
+MOST_READERS = 8
+"""Halted ones that a beat names."""
 STEPS_REMEMBERED = 20
 
 
@@ -50,6 +54,8 @@ class Beat:
     """Steps done."""
     step_seconds: float
     """The longest of the last steps; 0 before the first."""
+    halted_readers: Sequence[int] = ()
+    """Of a rank that waits for data: its children that are halted, which are those that read it."""
 
 
 class Heartbeat:
@@ -64,6 +70,7 @@ class Heartbeat:
         self._silence = (hang_seconds or HANG_SECONDS) / 2
         self._phase, self._position, self._steps, self._count = "starting", 0, 0, 0
         self._durations: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._halted_readers: list[int] = []
         self._stop, self._file = threading.Event(), -1
         who = {"host": socket.gethostname(), "pid": os.getpid(), "thread": threading.main_thread().ident}
         self._who = json.dumps(who)[1:-1]
@@ -143,6 +150,7 @@ class Heartbeat:
     def _flush(self) -> None:
         """Beat, so that others see it: network file systems send what was written when its file is closed."""
         self._count += 1
+        self._halted_readers = halted_children() if self._phase == "data" else []
         # A thread of C, held back by each beat: it writes the stacks when no thread of Python can, because one of them
         # never lets go of the interpreter.
         faulthandler.dump_traceback_later(self._silence, file=self._stacks)
@@ -158,9 +166,10 @@ class Heartbeat:
         if file < 0:
             return
         longest = max(self._durations, default=0.0)
+        readers = self._halted_readers if self._phase == "data" else []
         beat = (
             f'{{{self._who}, "count": {self._count}, "position": {self._position}, "phase": "{self._phase}", '
-            f'"step": {self._steps}, "step_seconds": {longest}}}'
+            f'"step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
         )
         with contextlib.suppress(OSError):  # a full disk, a server that is away: the next one may get through
             os.pwrite(file, beat.ljust(RECORD_BYTES).encode(), 0)
@@ -169,6 +178,23 @@ class Heartbeat:
 def beat_seconds(hang_seconds: float | None) -> float:
     """Seconds between two beats: few enough to tell a hang, many enough for a disk that a thousand ranks share."""
     return min(5.0, (hang_seconds or HANG_SECONDS) / 20)
+
+
+def halted_children() -> list[int]:
+    """Children of this process that are halted, the first few."""
+    try:
+        children = psutil.Process().children()
+    except psutil.Error:
+        return []
+    return [child.pid for child in children if is_halted(child.pid)][:MOST_READERS]
+
+
+def is_halted(pid: int) -> bool:
+    """Whether a process of this machine is halted (SIGSTOP, a debugger)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
 
 
 def beat_file(folder: Path, rank: int) -> Path:

@@ -7,11 +7,9 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from megaptm.resilience.events import HangEvent
 from megaptm.resilience.heartbeat import (
@@ -21,6 +19,7 @@ from megaptm.resilience.heartbeat import (
     Beat,
     beat_seconds,
     give_order,
+    is_halted,
     read_beat,
     stacks_file,
 )
@@ -98,18 +97,12 @@ class Seen:
     @property
     def halted(self) -> bool:
         """Whether its process is known to be halted; of another machine's that is not known."""
-        return self.pid_here is not None and _is_halted(self.pid_here)
+        return self.pid_here is not None and is_halted(self.pid_here)
 
     @property
-    def halted_readers(self) -> list[int]:
-        """Of a rank that waits for data: the processes that read it and are halted, as far as that is known."""
-        if self.phase != "data" or self.pid_here is None:
-            return []
-        try:
-            children = psutil.Process(self.pid_here).children()
-        except psutil.Error:
-            return []
-        return [child.pid for child in children if _is_halted(child.pid)]
+    def halted_readers(self) -> Sequence[int]:
+        """Of a rank that waits for data: the processes that read it and are halted."""
+        return self.beat.halted_readers if self.beat is not None and self.phase == "data" else ()
 
     def doing(self) -> str:
         """In words."""
@@ -170,6 +163,8 @@ class Limits:
             return min(hang, STOP_SECONDS) if stopping else self._start_up  # asked to stop it has nothing to save
         if seen.beat is None or seen.phase not in ("data", "step", "between"):
             return hang * LONG
+        if seen.halted_readers:  # no server is waited for
+            return min(hang, HALTED_STOP_SECONDS) if stopping else hang
         if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
             return hang if stopping else self._start_up
         hang = min(hang, STOP_SECONDS) if stopping else hang
@@ -356,13 +351,6 @@ class Watchdog:
         found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
         frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
         return "\n".join(frames[:STACK_LINES])
-
-
-def _is_halted(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False
 
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.config.learning_rate import rate_of
-from megaptm.errors import EXIT_CONTINUE, UserError, storage_errors_as_user_errors
+from megaptm.data.loader import LostWorkerError
+from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
@@ -20,6 +21,7 @@ from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
+from megaptm.train.lost_loader import explained_loss
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.training_engine import TrainingEngine
 
@@ -112,12 +114,16 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     if isinstance(mine, PluginError):
         print(mine.traceback, file=sys.stderr, flush=True)
     ours = mine is not None and not isinstance(mine, UserError | StopError)
-    told = all_gather_object((ours, str(mine) if isinstance(mine, UserError) else None))
+    told = all_gather_object((ours, (type(mine), str(mine)) if isinstance(mine, UserError) else None))
     if mine is not None and ours:
         raise mine
     if any(failed for failed, _ in told):
         barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
-    return next((UserError(sentence) for _, sentence in told if sentence is not None), None)
+    return next((_of_kind(*mistake) for _, mistake in told if mistake is not None), None)
+
+
+def _of_kind(kind: type[UserError], sentence: str) -> UserError:
+    return FailureError(sentence) if issubclass(kind, FailureError) else UserError(sentence)
 
 
 def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> UserError:
@@ -125,7 +131,8 @@ def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> Us
     if not step:
         return mistake
     saved = f"the run is saved at step {step}." if not_saved is None else f"nor is step {step} saved: {not_saved}"
-    return UserError(f"{str(mistake).removesuffix('.')}; {saved}" + (f"; {EARLIER_STANDS}" if not_saved else ""))
+    earlier = f"; {EARLIER_STANDS}" if not_saved else ""
+    return _of_kind(type(mistake), f"{str(mistake).removesuffix('.')}; {saved}{earlier}")
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
@@ -160,6 +167,8 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
         weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.ends_waiting():
             return (next(run.microbatches), weights), None
+    except LostWorkerError as error:
+        return None, explained_loss(error, run.config)
     except Exception as error:
         return None, error
 
@@ -218,6 +227,8 @@ def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]
                 waited += time.monotonic() - begun if run.stop.requested else 0.0
                 if waited > GRACE_SECONDS:
                     raise StopError
+        except LostWorkerError as error:
+            unreadable = explained_loss(error, run.config)
         except Exception as error:  # whatever it is, the steps before can be saved
             unreadable = error
         if any_rank(unreadable is not None):

@@ -11,7 +11,7 @@ from pathlib import Path
 from megaptm.config import Config, load, resolve
 from megaptm.config.objective_fit import row_lengths
 from megaptm.config.schedule import config_warnings
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, begins, device_title, next_commands, resumed
@@ -132,8 +132,8 @@ def _work(
     try:
         with storage_errors_as_user_errors(run):
             code = train(training, start=start)
-    except UserError:
-        code = EXIT_USER_ERROR
+    except UserError as error:
+        code = error.exit_code
         raise
     finally:
         heartbeat.enter("ending")

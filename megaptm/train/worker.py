@@ -8,9 +8,8 @@ import traceback
 
 import click
 
-from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_FAILURE, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
-from megaptm.train.lost_loader import ended_by_lost_loader
 
 
 @click.command()
@@ -21,11 +20,11 @@ def main(run: str) -> None:
     try:
         from megaptm.train.run import run_worker
 
-        with ended_by_lost_loader(run), storage_errors_as_user_errors(run):
+        with storage_errors_as_user_errors(run):
             code = run_worker(run)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
-        end_now(EXIT_USER_ERROR, handlers=False)
+        end_now(error.exit_code, handlers=False)
     except KeyboardInterrupt:
         # While the program is still loading, or a second time under torchrun: an end by a signal, no failure.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

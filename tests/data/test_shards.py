@@ -55,6 +55,14 @@ def test_a_disk_that_fails_once_is_asked_again_and_never_takes_a_shard_for_damag
         Shard.open(folder, info, "uint16", FIELDS)
 
 
+def test_a_shard_that_is_cut_short_while_it_is_read_is_a_sentence(shard):
+    folder, info = shard
+    opened = Shard.open(folder, info, "uint16", FIELDS)
+    os.truncate(folder / info.name, 520)
+    with pytest.raises(UserError, match=r"was cut short while it was read: it had 8,192 bytes and has 520; "):
+        opened.tokens(2)
+
+
 def test_plain_tar_reads_the_shard(shard, tmp_path):
     folder, info = shard
     listed = subprocess.run(["tar", "-tf", folder / info.name], capture_output=True, text=True, check=True)

@@ -4,21 +4,17 @@ import os
 import re
 import shutil
 import signal
-import sys
 
 import pytest
-from click.testing import CliRunner
-from torch.utils.data import DataLoader, Dataset, _utils
 
-from megaptm.config import dump, load
+from megaptm.config import load
 from megaptm.data import Corpus
+from megaptm.data.loader import Loader, LostWorkerError
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
-from megaptm.run.folder import CONFIG
-from megaptm.train import lost_loader, worker
-from megaptm.train.lost_loader import why_lost
+from megaptm.train.lost_loader import explained_loss
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
@@ -48,71 +44,40 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
     )
 
 
-def test_a_loader_that_a_shard_cut_short_has_ended_names_the_shard(corpus, tmp_path):
-    """torch speaks of shared memory."""
+def test_a_reader_that_an_index_cut_short_has_ended_names_the_shard(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus")
     asked = config(tmp_path / "corpus", "data.verify=size")
-    (tmp_path / CONFIG).write_text(dump(asked))
-    said = "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers are out"
-    assert why_lost(said, tmp_path) == (
-        f"a process that reads this rank's data was lost (signal: Bus error): {MAPPED}.",
-        EXIT_FAILURE,
-    )
+    lost = LostWorkerError(7, -signal.SIGBUS)
+    told = explained_loss(lost, asked)
+    assert str(told) == f"process 7, which reads data, was lost (signal 7, Bus error): {MAPPED}."
+    assert told.exit_code == EXIT_FAILURE
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
-    sentence, code = why_lost(said, tmp_path)
-    assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", sentence)
-    assert code == EXIT_USER_ERROR
+    told = explained_loss(lost, asked)
+    assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", str(told))
+    assert told.exit_code == EXIT_USER_ERROR
 
 
 @pytest.mark.parametrize(
-    ("ended", "causes"),
-    [
-        ("is killed by signal: Killed. ", (True, False)),
-        ("exited with code 3", (False, True)),
-        ("exited unexpectedly", (False, True)),
-        (f"exited unexpectedly {lost_loader.KILLED}", (True, False)),
-    ],
+    ("code", "cause"), [(-signal.SIGKILL, "the machine was out of memory"), (3, "see what it wrote above")]
 )
-def test_causes_are_told_of_how_it_ended(ended, causes, tmp_path):
-    sentence, code = why_lost(f"DataLoader worker (pid 7) {ended}", tmp_path)
-    assert ("the machine was out of memory" in sentence, "see what it wrote above" in sentence) == causes
-    assert code == EXIT_FAILURE
+def test_the_cause_of_a_lost_reader_is_told_by_how_it_ended(code, cause, corpus):
+    told = explained_loss(LostWorkerError(7, code), config(corpus))
+    assert cause in str(told)
+    assert told.exit_code == EXIT_FAILURE
 
 
-class Unheard(Dataset):
-    """Its process is killed, or ends itself."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, number):
-        if number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(3)
-
-
-@pytest.mark.parametrize(("number", "killed"), [(1, True), (0, False)])
-def test_a_loader_that_torch_knows_only_as_lost_is_looked_at(number, killed, monkeypatch):
-    """As where the rank misses the data before it hears of the process."""
-    monkeypatch.setattr(_utils.signal_handling, "_set_SIGCHLD_handler", lambda: None)
-    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
-        next(iter(DataLoader(Unheard(), sampler=[number], num_workers=1, timeout=1)))
-    assert lost_loader.was_killed(caught.value) == killed
-
-
-def test_what_is_said_of_a_lost_loader_begins_a_line(monkeypatch, tmp_path):
-    """torch raises it wherever the rank is, also in the midst of what it prints."""
-
-    def lose(run):
-        print("step 5/8  loss 0.7  0:01 left", end="")
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-
-    monkeypatch.setattr("megaptm.train.run.run_worker", lose)
-    for name in ("outlive_terminal", "collect_garbage_rarely"):
-        monkeypatch.setattr(worker, name, lambda: None)
-    monkeypatch.setattr(lost_loader, "end_now", lambda code, handlers: sys.exit(code))
-    said = CliRunner().invoke(worker.main, ["--run", str(tmp_path)])
-    assert (said.exit_code, said.output.count("\nerror: a process that reads this rank's data was lost")) == (1, 1)
+@pytest.mark.parametrize(
+    ("end", "code"), [(lambda: os.kill(os.getpid(), signal.SIGKILL), -9), (lambda: os._exit(3), 3)]
+)
+def test_a_lost_reader_is_told_where_its_data_is_missed_and_nowhere_else(corpus, monkeypatch, end, code):
+    mix = RunCorpora(config(corpus)).mix("train")
+    monkeypatch.setattr(type(mix), "sample", lambda self, number: end())
+    heeded = signal.getsignal(signal.SIGCHLD)
+    with Loader(mix, batch=1, microbatch=1, workers=1) as loader:
+        assert signal.getsignal(signal.SIGCHLD) == heeded
+        with pytest.raises(LostWorkerError) as caught:
+            next(loader)
+    assert caught.value.exit_code == code
 
 
 def test_each_is_opened_once(corpus, monkeypatch):

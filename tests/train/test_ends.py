@@ -1,5 +1,6 @@
 """How runs end that do not end by themselves: each start of one run, which trains, is ended in another way."""
 
+import os
 import re
 import signal
 
@@ -18,7 +19,7 @@ class Runs:
     """Starts of one run of two ranks, each with two loaders, that would go on for ever."""
 
     def __init__(self, run, corpus):
-        self.run, self.begun = run, 0
+        self.run, self.corpus, self.begun = run, corpus, 0
         more = ("layout.data=2", "data.workers=2", "train.steps=1000000", "checkpoint.every=3")
         self._words = arguments("gpt2", run, corpus, *more, f"train.hang_seconds={HANG_SECONDS}")
 
@@ -75,15 +76,37 @@ def test_no_loader_outlives_a_launcher_that_is_killed(runs):
     assert left_of([*ranks, *loaders]) == []
 
 
+def assert_nothing_is_lost(runs, errors):
+    """The last step that was done is saved, and the sentence says so."""
+    done = max(record["step"] for record in read_metrics(runs.run) if "loss" in record)
+    assert checkpoints(runs.run)[-1] == done
+    assert f"the run is saved at step {done}." in errors
+
+
+def test_a_shard_that_is_cut_short_under_its_readers_costs_no_step(runs):
+    [shard] = runs.corpus.glob("train-*.tar")
+    content = shard.read_bytes()
+    job, ranks, loaders = runs.begin()
+    try:
+        os.truncate(shard, 1000)
+        _, errors = job.communicate(timeout=240)
+    finally:
+        shard.write_bytes(content)
+    assert job.returncode == 2, errors
+    assert re.search(rf"error: {shard} was cut short while it was read: it had [\d,]+ bytes and has 1,000; ", errors)
+    assert_nothing_is_lost(runs, errors)
+    assert left_of([*ranks, *loaders]) == []
+
+
 def test_a_loader_that_is_killed_is_told_in_a_sentence(runs):
     job, ranks, loaders = runs.begin()
     next(loader for loader in loaders if loader.parent().pid == ranks[1].pid).kill()
     _, errors = job.communicate(timeout=240)
     assert job.returncode == 1, errors
-    assert "error: a process that reads this rank's data was lost (DataLoader worker (pid" in errors
-    assert "the machine was out of memory" in errors
+    assert re.search(r"error: process \d+, which reads data, was lost \(signal 9, Killed\): .*out of memory", errors)
+    assert_nothing_is_lost(runs, errors)
     assert "Traceback" not in errors
-    assert runs.last("worker-lost")["problem"].startswith("error: a process that reads this rank's data was lost")
+    assert "which reads data, was lost" in runs.last("worker-lost")["problem"]
     assert left_of([*ranks, *loaders]) == []
 
 

@@ -138,7 +138,9 @@ def test_the_rank_that_hangs_is_named_with_its_phase_and_stack(program, tmp_path
 
 
 def test_a_process_that_reads_data_and_is_halted_is_named(program, tmp_path, capfd):
-    assert launch(program(READER_IS_HALTED), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 75
+    """However long a server of data may be waited for."""
+    run = tmp_path / "run"
+    assert launch(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=600.0) == 75
     reader = int((tmp_path / "reader").read_text())
     words = f"it has been waiting for the data of step 4, and of those that read its data process {reader} is halted ("
     assert words in capfd.readouterr().err
