@@ -49,10 +49,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """The tokenizer with the normalization table of the folder's SentencePiece model, which transformers does not
-    convert for DeBERTa-v2 and v3."""
+    convert for DeBERTa v2 and v3, nor for BigBird."""
     file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
     parts = flat(plain(tokenizer.content.get("normalizer")))
-    if file is None or any(part["type"] == "Precompiled" for part in parts):
+    if tokenizer.kind != "unigram" or file is None or any(part["type"] == "Precompiled" for part in parts):
         return tokenizer
     from sentencepiece import sentencepiece_model_pb2
 

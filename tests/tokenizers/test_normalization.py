@@ -17,7 +17,16 @@ from sentencepiece import sentencepiece_model_pb2
 from megaptm.errors import UserError
 from megaptm.hub.tokenizer import read_tokenizer
 from megaptm.tokenizers import load, starts_of, train
-from megaptm.tokenizers.normalization import BLOCK, SPLIT, exact, library_normalizer, nmt_nfkc, plain, precompiled
+from megaptm.tokenizers.normalization import (
+    BLOCK,
+    SIGMA,
+    SPLIT,
+    exact,
+    library_normalizer,
+    nmt_nfkc,
+    plain,
+    precompiled,
+)
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 SENTENCES = (
@@ -146,6 +155,13 @@ def reference_model(tokenizer, rule: str = "nmt_nfkc") -> sentencepiece.Sentence
     return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
 
 
+def test_lower_case_of_a_sigma_is_that_of_python():
+    lower = library_normalizer({"type": "Sequence", "normalizers": [SIGMA, {"type": "Lowercase"}]})
+    draw = random.Random(0)
+    for text in ("".join(draw.choices("ΣΣaΔ'.\u0301 1\u00adʰ漢\n", k=draw.randint(1, 6))) for _ in range(5_000)):
+        assert lower.normalize_str(text) == text.lower(), ascii(text)
+
+
 @pytest.fixture(scope="module")
 def trained():
     """Cased and lower-case tokenizers of composed sentences."""
@@ -199,6 +215,7 @@ FAMILIES = {
     "mt5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "albert": {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]"},
     "xlnet": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "control_symbols": "<cls>,<sep>,<pad>,<mask>,<eod>,<eop>"},
+    "big_bird": {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": 3, "control_symbols": "[CLS],[SEP],[MASK]"},
     "deberta-v2": {
         "pad_id": 0,
         "bos_id": 1,
