@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import resource
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +127,9 @@ def _on_one_line(sentence: object) -> str:
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors; EFBIG is of the limit that `ulimit -f` sets."""
+FULL_BYTES = 1 << 16
+"""A file system with less room counts as full."""
+SHARED_MEMORY = "/dev/shm"
 # What a user's choice of a place, or the state of its disk, leads to; other errors of the system are ours to explain.
 NO_PLACE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
@@ -143,12 +148,44 @@ def storage_errors_as_user_errors(place: object) -> Iterator[None]:
     except OSError as error:
         where = error.filename2 or error.filename or place
         if error.errno in FULL_DISK:
-            raise UserError(f"no space left on the disk of {where}: make room there and start again.") from error
+            raise UserError(f"{why_no_room(error, place)} and start again.") from error
         if error.errno in NO_PLACE:
             raise UserError(
                 f"{where} cannot be used ({why_no_place(error, where)}): mend that, or choose another place."
             ) from error
         raise
+
+
+def why_no_room(error: OSError, place: object) -> str:
+    """What has no room, and what to do, for an error of `FULL_DISK`; `place` is where, if the error names no file."""
+    named = error.filename2 or error.filename
+    where = named or place
+    if error.errno == errno.EFBIG:
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY:
+            return (
+                f"{where} needs more than the {limit:,} bytes that a file may have here: raise that limit (ulimit -f)"
+            )
+        return f"{where} needs a larger file than its file system can have: choose a place on another one"
+    if error.errno == errno.EDQUOT:
+        return f"your quota on the disk of {where} is used up: remove files there, or have it raised,"
+    if named is None and not is_full(place):
+        # Semaphores and shared memory have no name that the system tells.
+        if str(place) == SHARED_MEMORY or is_full(SHARED_MEMORY):
+            return f"no space left in {SHARED_MEMORY}, the memory that processes share: enlarge it (docker: --shm-size)"
+        if is_full(tempfile.gettempdir()):
+            where = f"{tempfile.gettempdir()} (TMPDIR)"
+    return f"no space left on the disk of {where}: make room there"
+
+
+def is_full(place: object) -> bool:
+    """Whether the file system that holds a folder has next to no room, for bytes or for names."""
+    path = Path(str(place))
+    there = next((parent for parent in (path, *path.parents) if parent.exists()), None)
+    if there is None:
+        return False
+    room = os.statvfs(there)
+    return room.f_bavail * room.f_frsize < FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
 
 
 def why_no_place(error: OSError, place: object) -> str:

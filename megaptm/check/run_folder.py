@@ -16,7 +16,7 @@ from pathlib import Path
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve
-from megaptm.errors import FULL_DISK, UserError
+from megaptm.errors import FULL_DISK, UserError, why_no_room
 from megaptm.plan.count import count
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, in_use
@@ -68,6 +68,8 @@ def _told(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EFBIG, errno.EDQUOT):
+            raise UserError(f"{why_no_room(error, run)}; or choose another run=FOLDER.") from None
         if error.errno in FULL_DISK:
             raise UserError(
                 f"no space left on the disk of run ({run}): free some there, or choose another run=FOLDER."

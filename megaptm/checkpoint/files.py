@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from megaptm.errors import FULL_DISK, UserError
+from megaptm.errors import FULL_DISK, UserError, why_no_room
 from megaptm.storage.files import plain_file
 from megaptm.storage.retry import OutageError, RetryPolicy, keep_trying
 
@@ -240,6 +240,10 @@ def explained(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in (errno.EFBIG, errno.EDQUOT):
+            raise StorageError(
+                f"cannot {what}: {why_no_room(error, folder)}; checkpoints saved before are intact"
+            ) from error
         if error.errno in FULL_DISK:
             raise StorageError(
                 f"no space left to {what}: {_free_sentence(folder)}; free some space there, or move the run folder to "

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from megaptm.batch import BatchSpec, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.mix import Mix
-from megaptm.errors import UserError, storage_errors_as_user_errors
+from megaptm.errors import SHARED_MEMORY, UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
 
@@ -249,8 +249,15 @@ class _Processes:
         # Workers are asked for the next when one has come, and before it was copied.
         self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
         heeded = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
-        self._batches: Iterator[UserError | list[str]] = iter(
-            DataLoader(
+        self._batches = self._start(loader, workers, prefetch)
+        # torch would raise that a worker is lost wherever this process is, also in the middle of a step.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, heeded)
+
+    def _start(self, loader: Loader, workers: int, prefetch: int) -> Iterator[UserError | list[str]]:
+        # Queues between processes have semaphores, which lie in shared memory.
+        with storage_errors_as_user_errors(SHARED_MEMORY):
+            batches = DataLoader(
                 _SharedBatches(loader.mix, self._memory),
                 batch_size=None,
                 sampler=enumerate(loader.numbers()),
@@ -264,10 +271,7 @@ class _Processes:
                 # that seed from the generator of dropout.
                 generator=torch.Generator(),
             )
-        )
-        # torch would raise that a worker is lost wherever this process is, also in the middle of a step.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, heeded)
+            return iter(batches)
 
     def next(self) -> MicroBatch:
         try:

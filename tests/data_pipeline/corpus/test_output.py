@@ -230,6 +230,6 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(small_disk):
-    with pytest.raises(UserError, match=r"disk of .* is full"):
+    with pytest.raises(UserError, match=r"no space left on the disk of .*: make room there or choose another place"):
         build(small_disk / "corpus", documents=400)
     assert entries(small_disk) == set()

@@ -1,0 +1,55 @@
+"""What has no room is named: the disk, the memory that processes share, a limit on files, a quota."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from megaptm.errors import UserError, storage_errors_as_user_errors
+
+
+def told_by(code, *before):
+    """What a process of its own says that runs `code`."""
+    lines = [
+        "from megaptm.errors import UserError, storage_errors_as_user_errors",
+        "try:",
+        "    with storage_errors_as_user_errors('/'):",
+        *(f"        {line}" for line in code),
+        "except UserError as error:",
+        "    print(error)",
+    ]
+    words = [*before, sys.executable, "-c", "\n".join(lines)]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
+
+
+def test_a_small_shared_memory_is_not_taken_for_the_disk_of_the_run():
+    small = ("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"', "bash")
+    if os.geteuid() or subprocess.run([*small, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    told = told_by(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
+    assert told == (
+        "no space left in /dev/shm, the memory that processes share: enlarge it (docker: --shm-size) and start again."
+    )
+
+
+def test_a_limit_on_the_size_of_files_is_not_taken_for_a_full_disk(tmp_path):
+    told = told_by(
+        [
+            "import resource",
+            "from megaptm.storage import write_whole",
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+            f"write_whole({str(tmp_path / 'file')!r}, bytes(2000))",
+        ]
+    )
+    assert told == (
+        f"{tmp_path}/file needs more than the 1,000 bytes that a file may have here: raise that limit (ulimit -f) and "
+        "start again."
+    )
+
+
+def test_a_quota_is_told_as_one(tmp_path):
+    said = f"your quota on the disk of {tmp_path} is used up"
+    with pytest.raises(UserError, match=said), storage_errors_as_user_errors("the output"):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(tmp_path))
