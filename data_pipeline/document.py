@@ -31,6 +31,8 @@ class Document:
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What readers and steps learned, as JSON can say it: `language`, `url`, `turns` ([[first character, role], ...]),
     `parts` (the first character of each text that it is made of), `image` (the file that the text belongs to)."""
+    origin: str = field(default="", compare=False)
+    """Format and path of the source, for the report: `json-lines crawl/*.jsonl`."""
 
 
 @dataclass

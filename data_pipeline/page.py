@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from data_pipeline.report import CorpusReport
+from data_pipeline.corpus.composition import TextSize
+from data_pipeline.report import CorpusReport, by_tokens
 
 PAGE = "report.html"
+LARGEST = 5
+"""Documents that the page names."""
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
@@ -53,8 +56,14 @@ def html(report: CorpusReport) -> str:
         *_examples(report.examples, report.said),
         *titled("Languages", report.languages),
         *_unknown_words(report),
+        *_sizes("source", report.composition.sources),
+        *_sizes("format", report.composition.formats),
         "<h2>Documents by length in tokens</h2>",
         bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
+        "<h2>Tokens by length of their document</h2>",
+        bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.composition.lengths.items())}),
+        "<h2>Largest documents</h2>",
+        bars({name: tokens for tokens, name in report.composition.largest[:LARGEST]}, form="{:,} tokens"),
         "<h2>Time</h2>",
         bars(report.seconds, form="{:,.1f} s"),
         f"<p class=faint>{escape(report.who)}{_found(report)}</p>",
@@ -80,6 +89,11 @@ def _tokenizer(report: CorpusReport) -> str:
 
 def _found(report: CorpusReport) -> str:
     return f"; {report.found:,} jobs were found done by an earlier build" if report.found else ""
+
+
+def _sizes(title: str, sizes: Mapping[str, TextSize]) -> list[str]:
+    rows = ((name, f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}") for name, size in by_tokens(sizes))
+    return [f"<h2>By {title}</h2>", table((title, "documents", "tokens", "bytes"), rows)] if sizes else []
 
 
 def _unknown_words(report: CorpusReport) -> list[str]:

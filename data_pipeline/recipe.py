@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from data_pipeline.annotate import Annotations
 from data_pipeline.clean import CLEAN, STEPS, CleaningStep
 from data_pipeline.deduplicate import Deduplicate
 from data_pipeline.sources import OnError, Source
+from data_pipeline.sources.overrides import check_overrides
 from data_pipeline.typed import typed
 from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
@@ -115,6 +117,8 @@ class Recipe:
 
 def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     """The recipe of one YAML file, or of the text that `source` names, with `key=value` settings over it."""
+    overrides = [match for word in (*source, *settings) if (match := OVERRIDE.fullmatch(word))]
+    source, settings = ([word for word in words if not OVERRIDE.fullmatch(word)] for words in (source, settings))
     named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
     where = source[0] if named else "the corpus"
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
@@ -122,7 +126,12 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
         content = _over(content, read_override(setting).values)
     for name in content:
         if name in OF_SOURCES and name not in RECIPE:
-            raise UserError(f"{where}: {name} is said of a source: 'sources=[{{path: FILES, {name}: ...}}]'.")
+            raise UserError(
+                f"{where}: {name} is a setting of sources: write 'sources=[{{path: FILES, {name}: ...}}]', or "
+                f"'GLOB:{name}=...' on the command line for the files that match."
+            )
+    if overrides and "sources" in content:
+        content["sources"] = _with_overrides(content["sources"], overrides)
     ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}
     if isinstance(folder := content.get("tokenizer"), str):
         content["tokenizer"] = {"folder": folder}
@@ -139,11 +148,29 @@ def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
     return {**content, **change, **tables}
 
 
+def _with_overrides(written: Any, overrides: Sequence[re.Match[str]]) -> list[Any]:
+    """The sources of a recipe with those of the command line in `Source.overrides` of each."""
+    change: dict[str, Any] = {}
+    for override in overrides:
+        change = _over(change, {override["files"]: read_override(override["setting"]).values})
+    return [
+        _over(table, {"overrides": _over(table.get("overrides") or {}, change)}) if isinstance(table, dict) else table
+        for table in _tables(written)
+    ]
+
+
+def _tables(written: Any) -> list[Any]:
+    sources = written if isinstance(written, list) else [written]
+    return [{"path": source} if isinstance(source, str) else source for source in sources]
+
+
 def _sources(written: Any, where: str) -> tuple[Source, ...]:
     """One source, or a list of them; each a path, or a table with a path in it."""
-    sources = written if isinstance(written, list) else [written]
-    tables = [{"path": source} if isinstance(source, str) else source for source in sources]
-    return tuple(typed(Source, table, f"{where}: source {number}") for number, table in enumerate(tables, 1))
+    found = []
+    for number, table in enumerate(_tables(written), 1):
+        found.append(typed(Source, table, f"{where}: source {number}"))
+        check_overrides(found[-1], f"{where}: source {number}")
+    return tuple(found)
 
 
 def _changed(source: Source) -> Any:
@@ -196,4 +223,6 @@ def plain_step(step: CleaningStep) -> dict[str, Any]:
 
 
 RECIPE, OF_SOURCES = ({one.name for one in fields(kind)} for kind in (Recipe, Source))
+OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(OF_SOURCES))})=.*)", re.DOTALL)
+"""`GLOB:KEY=VALUE`, a setting for some files of the sources."""
 LISTS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
 from data_pipeline.corpus.unknown import UnknownWords, merged
 from data_pipeline.document import Dropped
@@ -21,6 +22,8 @@ from megaptm.data.shards import Manifest, Split
 
 REPORT = "report.json"
 BAR_WIDTH = 40
+MOST_ROWS = 12
+"""Sources that the terminal shows; the page and report.json have all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,8 @@ class CorpusReport:
     """language -> documents, where a step has told it"""
     unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
     """language, or script where none was told -> words, and those that the tokenizer makes unknown"""
+    composition: Composition = field(default_factory=Composition)
+    """Documents, tokens and bytes by source and by format, tokens by the length of documents, the largest documents"""
     lengths: dict[int, int]
     """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
     tokenizer: dict[str, Any]
@@ -90,7 +95,11 @@ class CorpusReport:
         if self.unknown_words:
             shares = ", ".join(f"{name} {count.share:.1%}" for name, count in self.unknown_words.items())
             console.print(Text(f"unknown words: {shares}"), soft_wrap=True)
-        console.print(histogram(self.lengths, "documents by length in tokens"))
+        for name, sizes in (("source", self.composition.sources), ("format", self.composition.formats)):
+            if len(sizes) > 1:
+                console.print(_sizes(name, sizes))
+        title = "documents by length in tokens, and the tokens of all that are so long"
+        console.print(histogram(self.lengths, title, self.composition.lengths))
 
     def _summary(self) -> str:
         return (
@@ -122,6 +131,23 @@ def report_on(
     )
 
 
+def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
+    """A row for each source or format, the largest first."""
+    table = Table(box=None, padding=(0, 1))
+    for column in (title, "documents", "tokens", "bytes"):
+        table.add_column(column, justify="left" if column == title else "right")
+    for name, size in by_tokens(sizes)[:MOST_ROWS]:
+        table.add_row(Text(name), f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}")
+    if len(sizes) > MOST_ROWS:
+        table.add_row(f"and {len(sizes) - MOST_ROWS:,} more")
+    return table
+
+
+def by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
+    """Names and sizes, the largest first."""
+    return sorted(sizes.items(), key=lambda item: (-item[1].tokens, item[0]))
+
+
 def _sums(split: Split) -> dict[str, int]:
     sums = {"documents": split.samples, "tokens": split.tokens, "bytes": split.bytes}
     return {**sums, "shards": len(split.shards)}
@@ -139,8 +165,8 @@ def left_out(
     return lines
 
 
-def histogram(bins: dict[int, int], title: str) -> Table:
-    """Counts by powers of two, as bars."""
+def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:
+    """Counts by powers of two, as bars; `totals` are other numbers of the same rows."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(justify="right")
@@ -148,7 +174,8 @@ def histogram(bins: dict[int, int], title: str) -> Table:
     most = max(bins.values(), default=0)
     for low in _powers(bins):
         count = bins.get(low, 0)
-        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / most))
+        beside = [f"{totals.get(low, 0):,}"] if totals else []
+        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / most), *beside)
     return table
 
 

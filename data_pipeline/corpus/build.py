@@ -16,6 +16,7 @@ from rich.console import Console
 
 from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.building import open_build
+from data_pipeline.corpus.composition import composition_of
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
@@ -81,6 +82,7 @@ def build_corpus(
         found = found_of(itertools.chain(*results.values()), annotations)
         fields = stored_fields(annotations, images=images)
         manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), found)
+        composition = composition_of(result.composition for result in itertools.chain(*results.values()))
         report = report_on(
             folder=str(out),
             manifest=manifest,
@@ -89,8 +91,10 @@ def build_corpus(
             results=list(itertools.chain(*results.values())),
             notes=[
                 *_notes(recipe, selection, tokenizer, manifest, work),
+                *composition.warnings(),
                 *warnings(merged(result.unknown for result in itertools.chain(*results.values())), tokenizer),
             ],
+            composition=composition,
             workers=work.workers.count,
             found=work.found,
             seconds=work.stages.seconds,

@@ -18,6 +18,7 @@ import numpy as np
 from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import batches
+from data_pipeline.corpus.composition import Composition
 from data_pipeline.corpus.parts import Part, hashes_of
 from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.unknown import UnknownWords, count_unknown
@@ -79,6 +80,7 @@ class ShardResult:
     """Annotation -> how many of it."""
     unknown: dict[str, UnknownWords]
     """Language -> its words; empty where the tokenizer knows every word."""
+    composition: Composition
 
 
 def write_shards(
@@ -141,6 +143,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
     found = Counter(dict.fromkeys(job.annotations.fields, 0))
     unknown: dict[str, UnknownWords] = {}
+    composition = Composition()
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
@@ -161,11 +164,12 @@ def write_shard(job: ShardJob) -> ShardResult:
                 count_unknown(document, ids, tokenizer, unknown)
                 found.update({name: len(places) for name, places in annotations.items()})
                 size = len(document.text.encode())
+                composition.add(document, len(ids), size)
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # nothing to do after close
-    return ShardResult(info, lengths.tolist(), dropped, languages, found, unknown)
+    return ShardResult(info, lengths.tolist(), dropped, languages, found, unknown, composition)
 
 
 def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:

@@ -27,7 +27,7 @@ from megaptm.storage import appeared, hash_of, write_whole
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-VERSION = f"{__version__} 4"
+VERSION = f"{__version__} 5"
 """Results of another version are not taken. The second number rises when a job's meaning changes."""
 
 

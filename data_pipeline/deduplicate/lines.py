@@ -18,6 +18,7 @@ BY_JSON = b" "
 
 def to_line(document: Document) -> bytes:
     fields = {"text": document.text, "source": document.source, "form": document.form, "notes": document.notes}
+    fields["origin"] = document.origin
     if orjson:
         try:
             return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)

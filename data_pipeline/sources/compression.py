@@ -173,11 +173,9 @@ def _decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
         return _BrotliDecompressor
     if kind == "gzip":
         return partial(_ZlibDecompressor, 16 + zlib.MAX_WBITS)
-    return {
-        "deflate": _DeflateDecompressor,
-        "bzip2": bz2.BZ2Decompressor,
-        "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
-    }[kind]
+    if kind == "xz":
+        return partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+    return {"deflate": _DeflateDecompressor, "bzip2": bz2.BZ2Decompressor}[kind]
 
 
 class _ZlibDecompressor:

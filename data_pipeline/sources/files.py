@@ -16,6 +16,7 @@ from data_pipeline.sources.formats.image_text import is_image, is_metadata
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
+from data_pipeline.sources.overrides import overridden, refuse_unmatched
 from data_pipeline.sources.remote import list_url
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
@@ -47,6 +48,7 @@ def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) 
             found.append(file)
         if dropped is not None and source.path != PYTHON_LIBRARY:  # which nobody looks for text of their own in
             dropped.merge(passed)
+    refuse_unmatched((source for source in sources if isinstance(source, Source)), found)
     return found
 
 
@@ -98,9 +100,11 @@ def _list(source: Source) -> Listing:
 
 
 def _alone(source: Source, listing: Listing) -> Iterator[InputFile]:
-    for file in listing.files:
-        if listing.kind == "file" or archive_kind(file.name) or not passed_over(file.name, source, listing.kind):
-            yield _input(file, source)
+    for found in listing.files:
+        file = _input(found, source)
+        named = listing.kind == "file" or file.source is not source
+        if named or archive_kind(file.name) or not passed_over(file.name, source, listing.kind):
+            yield file
 
 
 def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
@@ -111,7 +115,7 @@ def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
         name = str(PurePosixPath(inner).with_suffix(source.aligned)) + file.name[len(inner) :]
         if name == file.name:
             continue  # one of those beside others
-        if format_of(file).reader is not read_text:
+        if FORMATS[format_of(file)].reader is not read_text:
             raise UserError(f"source {source.path}: aligned is for lines of text, and {file.path} is none: use parts.")
         path = file.path.removesuffix(PurePosixPath(file.name).name) + PurePosixPath(name).name
         other = list_url(path) if is_remote(path) else list_path(path)
@@ -150,7 +154,7 @@ def _stem(name: str) -> str:
 
 
 def _input(file: FoundFile, source: Source, image: str | None = None) -> InputFile:
-    return InputFile(file.path, file.name, file.size, file.version, source, image)
+    return overridden(InputFile(file.path, file.name, file.size, file.version, source, image))
 
 
 def _identity(path: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from data_pipeline.document import Document, Dropped, is_of_document
 from data_pipeline.sources.archives import archive_kind, members
 from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.compression import has_other_compression
-from data_pipeline.sources.formats import can_be_cut, format_of, passed_over
+from data_pipeline.sources.formats import FORMATS, can_be_cut, format_of, passed_over
 from data_pipeline.sources.lines import count_lines
+from data_pipeline.sources.overrides import overridden
 from data_pipeline.sources.source import InputFile, OnError, Span
 from megaptm.errors import UserError
 from megaptm.storage import is_remote
@@ -32,7 +34,9 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
             what = "is compressed in a way that is not read here"
             raise Unreadable("unknown compression", what, "decompress it, or use .gz, .zst, .bz2 or .xz")
         else:
-            yield from format_of(span.file).reader(span, bad)
+            name = format_of(span.file)
+            for document in FORMATS[name].reader(span, bad):
+                yield replace(document, origin=f"{name} {span.file.source.path}")
     except Unreadable as error:
         # What is wrong with all of a file its first span tells, once.
         if not span.start or error.reason == "unreadable":
@@ -48,9 +52,10 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
 
 
 def _read_member(file: InputFile, bad: Bad, on_error: OnError) -> Iterator[Document]:
+    own = overridden(file)
     if archive_kind(file.name):
         bad.left_out("archive in an archive", file.name)
-    elif reason := passed_over(file.name, file.source, "folder"):
+    elif own is file and (reason := passed_over(file.name, file.source, "folder")):
         bad.left_out(reason, file.name)
     else:
-        yield from read(Span(file), bad.dropped, on_error)
+        yield from read(Span(own), bad.dropped, on_error)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from data_pipeline.document import OnError
 from megaptm.errors import UserError
@@ -64,6 +64,8 @@ class Source:
     """HTML, WARC: of a page its main content, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
+    overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Glob of names -> other settings for the files that match: `{"reviews*.jsonl": {text: content}}`."""
     max_bytes: int | None = None
     """Bytes of a line, row, JSON value, web page or article, at most; absent: 256 MiB of a line, row or value, 64 MiB
     of a web page, 4 MiB of an article."""

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ WRONG = [
     ("sources: [{path: a, txt: b}]", "source 1: unknown setting txt; did you mean text"),
     ("sources: [{a: 1}]", "source 1"),
     ("sources: [a]\nsteps: normalize", r"a list is due; on the command line write it like 'steps=\[drop-empty, "),
-    ("sources: [a]\ntext: true", r"text is said of a source: 'sources=\[{path: FILES, text: ...}\]'"),
+    ("sources: [a]\ntext: true", r"text is a setting of sources: write 'sources=\[{path: FILES, text: ...}\]'"),
     ("sources: [a]\nsteps: [drop-short: {words: -3}]", r"step drop-short: words \(-3\) must be 0 or more"),
     ("sources: [a]\nsteps: [[normalize]]", "unknown step"),
     ("validation: 0.1", "sources is missing"),
@@ -101,3 +102,31 @@ def test_settings_of_the_command_line_change_a_recipe_and_its_tables(tmp_path):
     recipe = read_recipe([path], ["tokenizer.vocabulary=7", "validation=0.5"])
     assert recipe.tokenizer == TokenizerRecipe(kind="wordpiece", vocabulary=7)
     assert (recipe.seed, recipe.validation) == (3, 0.5)
+
+
+def test_a_setting_for_some_files_is_written_on_the_command_line():
+    recipe = read_recipe(["books", "s3://pile/x"], ["b*.jsonl:text=content", "b*.jsonl:keep=[url]", "seed=3"])
+    changed = {"b*.jsonl": {"text": "content", "keep": ["url"]}}
+    assert [source.overrides for source in recipe.sources] == [changed, changed]
+    assert recipe.plain()["sources"][0] == {"path": "books", "overrides": changed}
+    assert recipe.seed == 3
+
+
+def test_a_setting_for_some_files_is_added_to_a_recipe(tmp_path):
+    path = written(tmp_path, "sources: [{path: a, text: body, overrides: {c.csv: {text: x}}}, b]")
+    recipe = read_recipe([path, "c.csv:delimiter=;", "d:format=text"])
+    expected = {"c.csv": {"text": "x", "delimiter": ";"}, "d": {"format": "text"}}
+    assert recipe.sources[0].overrides == expected
+    assert recipe.sources[0].text == "body"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("a.csv:format=text-lines", "source 1: a.csv: format must be 'text'"),
+        ("a.csv:parts=[a, b]", "parts is of a whole source: name a.csv as a source of its own"),
+    ],
+)
+def test_a_mistake_in_such_a_setting_names_the_files(word, sentence):
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        read_recipe(["a", word])

@@ -90,13 +90,13 @@ def passed_over(file_name: str, source: Source, kind: Literal["file", "folder", 
     return None if found is not None and source.format in (None, found) else "no known format"
 
 
-def format_of(file: InputFile) -> Format:
-    """The row of a file; whoever names a file with an unknown suffix means text."""
-    return FORMATS[file.source.format or format_name(file.name, named=True) or "text"]
+def format_of(file: InputFile) -> FormatName:
+    """The format of a file; whoever names a file with an unknown suffix means text."""
+    return file.source.format or format_name(file.name, named=True) or "text"
 
 
 def can_be_cut(file: InputFile) -> bool:
     """Whether documents of it can be found from the middle."""
     if archive_kind(file.name):
         return False
-    return compression_of(file.name) is None and format_of(file).can_be_cut(file.source)
+    return compression_of(file.name) is None and FORMATS[format_of(file)].can_be_cut(file.source)

@@ -10,6 +10,7 @@ from data_pipeline.sources import PYTHON_LIBRARY, InputFile, Source, Span, find_
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.sources.reading import reading, written
+from tests.data_pipeline.sources.test_archives import archive
 
 
 def names(*sources: object, **options) -> list[str]:
@@ -286,3 +287,26 @@ def test_a_corpus_at_a_url_is_no_text_either():
         system.pipe_file(f"/mended/{name}", b"x")
     assert names("memory://mended") == ["mended/a.txt"]
     assert set(passed_over("memory://mended")) == {"corpus"}
+
+
+OVERRIDES = {"other*": {"text": "content"}, "notes": {"format": "text"}}
+
+
+def test_some_files_of_a_folder_have_other_settings(tmp_path):
+    written(tmp_path / "pile" / "one.jsonl", '{"text": "one"}\n')
+    written(tmp_path / "pile" / "below" / "other.jsonl", '{"content": "other"}\n')
+    written(tmp_path / "pile" / "notes", "no suffix")
+    found = reading(tmp_path / "pile", overrides=OVERRIDES)
+    assert (found.texts, found.counts) == (["other", "no suffix", "one"], {})
+
+
+def test_some_members_of_an_archive_have_other_settings(tmp_path):
+    files = {"one.jsonl": b'{"text": "one"}\n', "other.jsonl": b'{"content": "other"}\n', "notes": b"no suffix"}
+    found = reading(archive(tmp_path / "pile.zip", files), overrides=OVERRIDES)
+    assert (found.texts, found.counts) == (["one", "other", "no suffix"], {})
+
+
+def test_a_pattern_that_no_file_matches_is_refused(tmp_path):
+    written(tmp_path / "a.jsonl", "{}")
+    with pytest.raises(UserError, match=r"no file matches b\*.jsonl of its overrides: correct the name or glob"):
+        names(tmp_path, overrides={"*.jsonl": {"text": "x"}, "b*.jsonl": {"text": "content"}})

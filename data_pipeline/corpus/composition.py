@@ -1,0 +1,86 @@
+"""The share of each source, format and document length in a corpus; a warning where a few documents are half of it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from data_pipeline.document import Document
+
+MOST_GIANTS = 32
+"""Documents that are a few, at most; so many of the largest are remembered."""
+GIANT_SHARE = 0.01
+"""A few are also no more than this share of all."""
+LEAST_DOCUMENTS = 10
+"""Of fewer one is often the half."""
+
+
+@dataclass
+class TextSize:
+    """The size of some documents."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, other: TextSize) -> None:
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.bytes += other.bytes
+
+
+@dataclass
+class Composition:
+    """Sizes of the documents of a corpus, or of a shard."""
+
+    sources: dict[str, TextSize] = field(default_factory=dict)
+    """Path of a source -> its documents."""
+    formats: dict[str, TextSize] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    """2**i -> tokens of the documents of 2**i to 2**(i + 1) - 1 tokens."""
+    largest: list[tuple[int, str]] = field(default_factory=list)
+    """Tokens and name of the largest documents, the largest first."""
+
+    def add(self, document: Document, tokens: int, num_bytes: int) -> None:
+        name, _, source = document.origin.partition(" ")
+        size = TextSize(1, tokens, num_bytes)
+        self.sources.setdefault(source or "unknown", TextSize()).add(size)
+        self.formats.setdefault(name or "unknown", TextSize()).add(size)
+        power = 1 << tokens.bit_length() - 1
+        self.lengths[power] = self.lengths.get(power, 0) + tokens
+        if len(self.largest) < MOST_GIANTS or tokens > self.largest[-1][0]:
+            self.largest = heapq.nlargest(MOST_GIANTS, [*self.largest, (tokens, document.source)])
+
+    def merge(self, other: Composition) -> None:
+        for mine, theirs in ((self.sources, other.sources), (self.formats, other.formats)):
+            for name, size in theirs.items():
+                mine.setdefault(name, TextSize()).add(size)
+        for power, tokens in other.lengths.items():
+            self.lengths[power] = self.lengths.get(power, 0) + tokens
+        self.largest = heapq.nlargest(MOST_GIANTS, [*self.largest, *other.largest])
+
+    def warnings(self) -> list[str]:
+        """A sentence where half of all tokens are in a few documents."""
+        documents = sum(size.documents for size in self.sources.values())
+        half = sum(size.tokens for size in self.sources.values()) / 2
+        few = min(MOST_GIANTS, max(1, int(GIANT_SHARE * documents)))
+        total = 0
+        for count, (tokens, _) in enumerate(self.largest[:few] if documents >= LEAST_DOCUMENTS else (), 1):
+            total += tokens
+            if total >= half:
+                who = "one document has" if count == 1 else f"{count} documents have"
+                largest, name = self.largest[0]
+                return [
+                    f"{who} half of all tokens, of {documents:,} documents ({name}: {largest:,}): if a file holds many "
+                    "texts, give its source `documents: line` or `documents: blank-line`"
+                ]
+        return []
+
+
+def composition_of(parts: Iterable[Composition]) -> Composition:
+    """The sum of the compositions of shards."""
+    whole = Composition()
+    for part in parts:
+        whole.merge(part)
+    return whole

@@ -1,0 +1,57 @@
+"""Other settings for some files of a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import Any
+
+from data_pipeline.sources.archives import archive_kind
+from data_pipeline.sources.source import InputFile, Source
+from data_pipeline.typed import typed
+from megaptm.errors import UserError
+
+WHOLE_SOURCE = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
+"""Settings that the files of a source cannot have each for itself."""
+
+
+def check_overrides(source: Source, where: str) -> None:
+    """Raise `UserError` for a setting that does not exist or is not a file's."""
+    for pattern, settings in source.overrides.items():
+        if of_whole := sorted(WHOLE_SOURCE & settings.keys()):
+            raise UserError(f"{where}: {of_whole[0]} is of a whole source: name {pattern} as a source of its own.")
+        _source(pattern, settings, where)
+
+
+def overridden(file: InputFile) -> InputFile:
+    """The file with the settings that its source has for it; the same object where it has none."""
+    for pattern in _matching(file):
+        settings = file.source.overrides[pattern]
+        read = _source(pattern, settings, f"source {file.source.path}")
+        file = replace(file, source=replace(file.source, **{name: getattr(read, name) for name in settings}))
+    return file
+
+
+def refuse_unmatched(sources: Iterable[Source], files: Iterable[InputFile]) -> None:
+    """Raise `UserError` for a pattern that no file of any source matches."""
+    patterns = {pattern: source for source in sources for pattern in source.overrides}
+    if not patterns:
+        return
+    for file in files:
+        if archive_kind(file.name):
+            return  # its members may match
+        for pattern in _matching(file):
+            patterns.pop(pattern, None)
+    for pattern, source in patterns.items():
+        raise UserError(f"source {source.path}: no file matches {pattern} of its overrides: correct the name or glob.")
+
+
+def _matching(file: InputFile) -> list[str]:
+    names = (file.name, file.path, PurePosixPath(file.name).name)
+    return [pattern for pattern in file.source.overrides if any(fnmatchcase(name, pattern) for name in names)]
+
+
+def _source(pattern: str, settings: Mapping[str, Any], where: str) -> Source:
+    return typed(Source, {"path": pattern, **settings}, f"{where}: {pattern}")
