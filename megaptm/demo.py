@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from rich.text import Text
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.config.extension import extended_by
+from megaptm.config.model import model_spec
 from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.report.summary import PICTURE
@@ -34,9 +36,72 @@ from megaptm.track import how_to_look
 
 CONFIG = "configs/demo/gpt2.yaml"
 # More than the model will see, and little enough to be read in a few seconds.
-LIMIT_BYTES = 20_000_000
+LIMIT_BYTES = 8_000_000
+EVALUATED_ROWS = 200
 PROMPT = "def __init__(self"
 WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model and a number of steps."""
+
+    layers: int
+    width: int
+    steps: int
+    cost: float
+    """Time of a step, relative to the first scale."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return the words of `megaptm train`."""
+        model = [f"model.layers={self.layers}", f"model.width={self.width}", f"model.ffn={4 * self.width}"]
+        return [*model, f"train.steps={self.steps}", f"train.validate_every={max(1, self.steps // 6)}"]
+
+
+SCALES = (Scale(4, 128, 600, 1.0), Scale(4, 128, 300, 1.0), Scale(4, 128, 150, 1.0), Scale(2, 96, 150, 0.5))
+# The whole demo stays under three minutes where the processor is that of the measurement to its end.
+LONGEST_SECONDS = 150.0
+# On two cores of Zen 5 and on two of an EPYC of 2021 alike: a step of two processes takes 1.4 times as long as the pass
+# that is measured, and all of the demo that is no step as long as 250 steps.
+STEP_PASSES = 1.4
+OTHER_STEPS = 250
+
+
+def expected_seconds(pass_seconds: float, scale: Scale) -> float:
+    """Return the time of a whole demo; `pass_seconds` is what `measure_pass` returns."""
+    return STEP_PASSES * pass_seconds * (scale.steps * scale.cost + OTHER_STEPS)
+
+
+def choose_scale(pass_seconds: float, scales: Sequence[Scale] = SCALES) -> Scale:
+    """Return the first scale whose demo takes at most `LONGEST_SECONDS`, else the last."""
+    return next((scale for scale in scales if expected_seconds(pass_seconds, scale) <= LONGEST_SECONDS), scales[-1])
+
+
+def measure_pass(config: str, passes: int = 5) -> float:
+    """Return the seconds of a forward and backward pass over the rows that each of two data ranks has in a step.
+
+    The median of some passes on one thread, which is what each process of the demo has.
+    """
+    import torch  # takes seconds
+
+    from megaptm.models import build_model, fill
+
+    settings = load(config)
+    model = build_model(model_spec(settings.model))
+    fill(model, settings.train.seed)
+    tokens = torch.zeros(settings.train.batch // 2, settings.data.sequence, dtype=torch.int64)
+    threads, seconds = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        for _ in range(passes):
+            begun = time.perf_counter()
+            losses = model({"tokens": tokens, "labels": tokens})
+            sum(loss for loss, _ in losses.values()).backward()
+            seconds.append(time.perf_counter() - begun)
+    finally:
+        torch.set_num_threads(threads)
+    return sorted(seconds)[passes // 2]
 
 
 @dataclass
@@ -46,13 +111,12 @@ class Demo:
     text: str
     folder: Path
     config: str = CONFIG
+    scales: Sequence[Scale] = SCALES
     console: Console = field(default_factory=lambda: Console(width=min(WIDTH, shutil.get_terminal_size().columns)))
 
     def __post_init__(self) -> None:
         self.corpus, self.run = self.folder / "corpus", self.folder / "run"
-        settings = load(self.config)
-        self.steps, self.vocabulary = settings.train.steps, settings.model.vocabulary
-        self.longer = extended_by(settings, 2 * self.steps)
+        self.vocabulary = load(self.config).model.vocabulary
 
     def go(self) -> None:
         self.build()
@@ -61,12 +125,12 @@ class Demo:
 
     def build(self) -> None:
         """Text to shards, with a tokenizer trained on the way."""
-        self.say("1  From text to shards", f"Ray workers read and clean {self.text}; a tokenizer is trained on it.")
+        self.say("1  From text to shards", f"{self.text} is read and cleaned; a tokenizer is trained on it.")
         done = (self.corpus / MANIFEST).exists()
         if done and (sources := read_manifest(self.corpus).made_from["recipe"]["sources"]) != [self.text]:
             raise UserError(f"{self.folder} was made from {', '.join(sources)}: remove it to begin with other text.")
         size = [f"tokenizer.vocabulary={self.vocabulary}", f"limit_bytes={LIMIT_BYTES}", "validation=0.05"]
-        self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size, "workers=2"], done=done)
+        self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 
     def source(self) -> str:
         """The text; a single file by a recipe that cuts it, since whole documents are held out."""
@@ -80,10 +144,13 @@ class Demo:
 
     def train(self) -> None:
         """Half on one layout, half on another."""
-        half = self.steps // 2
+        scale = self.scale()
+        half = scale.steps // 2
         self.say("2  Pre-training on two processes", "Data-parallel: each has the model and reads half of each batch.")
         begin = ["train", self.config, f"run={self.run}", f"data.mix={{{self.corpus}: 1}}", "layout.data=2"]
-        code = self.do([*begin, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE))
+        code = self.do(
+            [*begin, *scale.overrides, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE)
+        )
         if code == EXIT_CONTINUE:
             self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a machine that is taken.")
         self.say(
@@ -91,13 +158,30 @@ class Demo:
             "A pipeline: each process has half of the layers. Same samples, same curve as if it had never stopped.",
         )
         pipeline = ["layout.data=1", "layout.pipeline=2", "layout.microbatch=4"]
-        self.do(["train", str(self.run), *pipeline], done=self.saved() >= self.steps)
+        self.do(["train", str(self.run), *pipeline], done=self.saved() >= scale.steps)
+
+    def scale(self) -> Scale:
+        """Return the scale of the run that was begun, else the one that fits the speed of this machine."""
+        if (begun := self.run / "config.yaml").exists():
+            config = load(begun)
+            model = (config.model.layers, config.model.width, config.train.steps)
+            return next(one for one in self.scales if (one.layers, one.width, one.steps) == model)
+        seconds = measure_pass(self.config)
+        chosen = choose_scale(seconds, self.scales)
+        self.console.print(
+            f"A pass over half a batch takes {seconds:.2f} s on one thread here. Chosen: {chosen.steps} steps of "
+            f"{chosen.layers} layers of width {chosen.width}; the demo should take about "
+            f"{expected_seconds(seconds, chosen) / 60:.1f} minutes.",
+            style="dim",
+            highlight=False,
+        )
+        return chosen
 
     def results(self) -> None:
         """What came of it: printed, and kept as a picture."""
         self.console = Console(width=self.console.width, file=self.console.file, record=True)
         self.say("4  Held-out text", "Beside two that read no context: how often each token comes, and not even that.")
-        self.show(["evaluate", str(self.run), "--rows", "1000"])
+        self.show(["evaluate", str(self.run), "--rows", str(EVALUATED_ROWS)])
         self.say("5  How it went")
         self.show(["report", str(self.run)])
         self.say("6  What it says", "The first words are ours.")
@@ -115,11 +199,16 @@ class Demo:
             ("loss curve", str(self.run / PICTURE)),
             *(("MLflow" if not number else "", line) for number, line in enumerate(how_to_look(self.run))),
             ("next", command_line(["generate", run, "--prompt", "class Stack:", "--tokens", "200"])),
-            ("", command_line(["train", run, *self.longer, "layout.pipeline=1", "layout.tensor=2"])),
+            ("", command_line(["train", run, *self.longer(), "layout.pipeline=1", "layout.tensor=2"])),
             ("", command_line(["export", "hf", run, str(self.folder / "exported")])),
         ]
         for label, line in lines:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
+
+    def longer(self) -> list[str]:
+        """Return the words that train the run twice as long."""
+        config = load(self.run / "config.yaml")
+        return extended_by(config, 2 * config.train.steps)
 
     def saved(self) -> int:
         """Steps that need not be trained again."""

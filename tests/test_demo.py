@@ -7,7 +7,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from megaptm.demo import Demo, main
+from megaptm.demo import SCALES, Demo, Scale, choose_scale, main
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from tests import ROOT
@@ -19,7 +19,8 @@ pytest.importorskip("ray")
 def demo(text, folder, config):
     """The demo, and what it prints itself; what its commands print goes where the test's output goes."""
     printed = io.StringIO()
-    return Demo(str(text), folder, config=str(config), console=Console(file=printed, width=100)), printed
+    scales = (Scale(layers=4, width=32, steps=8, cost=1.0),)
+    return Demo(str(text), folder, str(config), scales, Console(file=printed, width=100)), printed
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def test_the_demo_does_all_and_does_nothing_twice(small, tmp_path):
     first.go()
     told = printed.getvalue()
     assert f"corpus build {tmp_path}/demo/corpus.yaml out={tmp_path}/demo/corpus" in told
+    assert "Chosen: 8 steps of 4 layers of width 32" in told
     assert "Exit code 75" in told
     for line in ("bits per byte", "unigram", "uniform", "● training", "mlflow ui", "export hf"):
         assert line in told
@@ -67,13 +69,22 @@ def test_the_demo_does_all_and_does_nothing_twice(small, tmp_path):
         other.go()
 
 
+@pytest.mark.parametrize(
+    ("pass_seconds", "steps", "width"), [(0.001, 600, 128), (0.1, 600, 128), (0.25, 150, 128), (2.0, 150, 96)]
+)
+def test_a_slower_machine_trains_fewer_steps_and_a_smaller_model(pass_seconds, steps, width):
+    chosen = choose_scale(pass_seconds)
+    assert (chosen.steps, chosen.width) == (steps, width)
+
+
 def test_one_text_at_a_time():
     with pytest.raises(UserError, match="give one text"):
         main(["one.txt", "two.txt"])
 
 
-def test_what_make_demo_trains_is_a_config_that_fits_two_processes():
+@pytest.mark.parametrize("scale", SCALES, ids=str)
+@pytest.mark.parametrize("layout", ["layout.data=2", "layout.pipeline=2", "layout.tensor=2"])
+def test_what_make_demo_trains_is_a_config_that_fits_two_processes(scale, layout):
     from megaptm.config import load
 
-    for layout in ("layout.data=2", "layout.pipeline=2", "layout.tensor=2"):
-        assert load(ROOT / "configs/demo/gpt2.yaml", [layout]).layout.processes == 2
+    assert load(ROOT / "configs/demo/gpt2.yaml", [*scale.overrides, layout]).layout.processes == 2
