@@ -35,7 +35,8 @@ def resume(case: Case) -> Iterator[Finding]:
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):
-        faults = compare(load(run / CONFIG), case.config).faults
+        with away_from_the_cache(case.config) as config:
+            faults = compare(load(run / CONFIG), config).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return

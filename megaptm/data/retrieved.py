@@ -172,7 +172,8 @@ def _opened(source: RetrievedFrom, file: str, kind: str, cache: Cache | None) ->
         corpus = Corpus.open(source.place, cache)
     except NoCorpusError:
         raise UserError(
-            f"retrieved: {file} has {kind} of {source.place}, and no corpus is there: put it back, or {REMEDY} anew."
+            f"retrieved: {file} has {kind} of {source.place}, and no corpus is there: put it back (a symbolic link is "
+            f"enough), or {REMEDY} anew."
         ) from None
     if corpus.manifest.id != source.id:
         raise UserError(

@@ -20,6 +20,7 @@ from megaptm.objectives.compose import files_of, goes_on_as, with_files
 from megaptm.resilience.events import Event, MovedEvent, ObjectiveEvent, ScheduleEvent, last_saved, read_events
 from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import cache_of
+from megaptm.storage import Cache
 
 ALLOWED = f"Keys that may change on resume: {', '.join(keys_with(OnResume.YES))}; others: `megaptm config keys`."
 
@@ -173,27 +174,28 @@ def _shown(value: Any) -> str:
 
 def _moved(begun: Config, config: Config) -> dict[str, str]:
     """Return old path -> new path of corpora and files of the run that lie elsewhere, by hashes of their content."""
-    moved = moved_corpora(Path(config.run), begun, config.data.mix)
+    moved = moved_corpora(Path(config.run), begun, config.data.mix, cache_of(config))
     old, new = files_of(begun.objective), files_of(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
         hashes = _strings(newest_state(Path(config.run)).get("files"))
-        moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
+        with suppress(OSError, UserError):  # a file that cannot be read is told elsewhere
+            moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
     return moved
 
 
-def moved_corpora(run: Path, begun: Config, mix: Iterable[str]) -> dict[str, str]:
+def moved_corpora(run: Path, begun: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
     """Return old path -> path in `mix` of each corpus of `begun` that is in `mix` under a new path, by its id."""
     new = [path for path in mix if path not in begun.data.mix]
     if not new:
         return {}
     ids = _strings(newest_state(run).get("corpora"))
-    there = {identity: path for path in new if (identity := _corpus_id(path, begun)) is not None}
+    there = {identity: path for path in new if (identity := _corpus_id(path, cache)) is not None}
     return {path: there[ids[path]] for path in begun.data.mix if path not in mix and ids.get(path) in there}
 
 
-def _corpus_id(place: str, config: Config) -> str | None:
+def _corpus_id(path: str, cache: Cache) -> str | None:
     with suppress(UserError):  # a corpus that cannot be opened is told elsewhere
-        return Corpus.open(place, cache_of(config)).manifest.id
+        return Corpus.open(path, cache).manifest.id
     return None
 
 

@@ -37,7 +37,7 @@ from megaptm.resilience.events import (
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.lock import STARTING, RunLock
 from megaptm.run.changes import compare, moved_corpora
-from megaptm.run.corpora import corpus_vocabulary
+from megaptm.run.corpora import cache_of, corpus_vocabulary
 from megaptm.run.submission import FOLDER as SUBMITTED
 from megaptm.run.submission import SCRIPT, refuse_queued
 from megaptm.storage import refuse_link, write_whole
@@ -103,7 +103,8 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
         return written
     mix = data.get("mix")
     typed = {_absolute(path): path for path in mix if isinstance(path, str)} if isinstance(mix, dict) else {}
-    moved = typed | {old: typed[new] for old, new in moved_corpora(run, begun.load(), typed).items()}
+    config = begun.load()
+    moved = typed | {old: typed[new] for old, new in moved_corpora(run, config, typed, cache_of(config)).items()}
 
     def follow(path: Any) -> Any:
         return moved.get(path, path) if isinstance(path, str) else path

@@ -1,12 +1,14 @@
 """Config that continues a run: which keys may differ, and how corpora, files and the learning rate are compared."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 
 from megaptm.checkpoint.store import Checkpoint, Store
+from megaptm.commands.train import train
 from megaptm.config import load
 from megaptm.config.extension import extended_by, schedule_choices
 from megaptm.config.learning_rate import rate_of
@@ -216,6 +218,16 @@ def test_a_longer_run_whose_rate_does_not_depend_on_its_length_is_not_asked(tmp_
     run = begin(config_of(tmp_path, "train.steps=20", "optimizer.warmup_steps=2", *schedule), ids={})
     prepare(config_of(tmp_path, "train.steps=40", "optimizer.warmup_steps=2", *schedule))
     assert told(run, "schedule") == []
+
+
+def test_the_first_example_of_train_help_continues_at_the_last_rate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = [shlex.split(line)[3:] for line in train.help.splitlines() if " megaptm train " in line][:2]
+    run = begin(absolute_paths(load(TINY, first)), step=200, ids={})
+    config = read_config(run, second)
+    prepare(config)
+    assert config.train.steps == 400
+    assert {rate_of(config, step) for step in range(200, 400)} == {config.optimizer.final * config.optimizer.lr}
 
 
 def test_a_choice_that_is_left_out_in_the_next_command_is_asked_for_again(tmp_path):

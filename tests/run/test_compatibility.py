@@ -101,7 +101,19 @@ def test_the_same_corpora_are_continued():
     refuse_other_text(saved(books="1", news="2"), {"books": "1", "news": "2"})
 
 
-@pytest.mark.parametrize("now", [{"books": "1", "news": "3"}, {"books": "1"}])
+def test_corpora_that_were_moved_are_continued():
+    refuse_other_text(saved(books="1", news="2"), {"books": "1", "elsewhere": "2"})
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"books": "1", "news": "3"},
+        {"books": "1"},
+        {"books": "1", "elsewhere": "3"},
+        {"books": "1", "news": "3", "x": "2"},
+    ],
+)
 def test_a_corpus_that_was_built_again_is_refused(now):
     with pytest.raises(UserError, match=r"^news in data\.mix was built again since run/checkpoints/step-00000005"):
         refuse_other_text(saved(books="1", news="2"), now)
