@@ -24,7 +24,7 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
-from megaptm.errors import EXIT_INTERRUPTED, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now
 
 
@@ -58,7 +58,7 @@ class Commands(click.Group):
     @staticmethod
     def _tell(ctx: click.Context, error: UserError | str) -> NoReturn:
         click.secho(f"error: {error}", fg="red", err=True)
-        ctx.exit(error.exit_code)
+        ctx.exit(error.exit_code if isinstance(error, UserError) else EXIT_USER_ERROR)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

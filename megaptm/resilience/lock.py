@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from megaptm.checkpoint.files import UnreadableError, read_whole
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.storage import open_own
@@ -150,9 +151,9 @@ class RunLock:
 
     def _beat(self, stop: threading.Event) -> None:
         while not stop.wait(self._beat_seconds):
-            if not self.still_mine():
-                return
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UnreadableError):
+                if not self.still_mine():
+                    return
                 if not holds(self.run, self.token, self.path.name):
                     self._sign()  # an earlier attempt was about to sign when it was lost, and has done so now
                 os.utime(self.path)
@@ -201,9 +202,14 @@ def _who(holder: dict[str, Any]) -> str:
 
 
 def _holder(path: Path) -> dict[str, Any]:
-    """Who the lock file names; empty when nobody, or while a name is being written."""
+    """Who the lock file names; empty when nobody, or while a name is being written.
+
+    A file system that fails is asked again, for minutes: that it fails does not mean that another job took the run.
+    """
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_whole(path))
+    except UnreadableError:
+        raise
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -1,5 +1,6 @@
 """One live job to a run folder, and the next one as soon as it is dead."""
 
+import errno
 import json
 import os
 import signal
@@ -81,6 +82,17 @@ def test_the_holder_learns_that_it_was_taken_over(tmp_path):
         assert not holds(tmp_path, lock.token)
     assert json.loads((tmp_path / "lock").read_text())["token"] == "theirs"  # a release does not touch it any more
     assert not lock.still_mine()
+
+
+def test_a_lock_that_cannot_be_read_for_a_moment_is_not_taken_over(tmp_path, faulty_files):
+    code = (
+        "import sys; from pathlib import Path; from megaptm.resilience.lock import RunLock\n"
+        "lock = RunLock(Path(sys.argv[1])).acquire()\nprint(lock.still_mine())"
+    )
+    environment = {**os.environ, **faulty_files(("read", "/run/lock", errno.EIO, 2))}
+    words = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_lock_file_removed_by_hand_is_no_longer_ours(tmp_path):
