@@ -25,6 +25,10 @@ from megaptm.storage import Cache
 ALLOWED = f"Keys that may change on resume: {', '.join(keys_with(OnResume.YES))}; others: `megaptm config keys`."
 
 
+PACED = ("inverse", "halving")
+"""Ways to fall whose `decay_steps` is a pace and no end: another one would be another schedule from the beginning."""
+
+
 @dataclass(frozen=True)
 class RefusedChange:
     """A key whose new value is refused."""
@@ -128,7 +132,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
                 if _until(old or (), done) == _until(new or (), done):
                     continue
                 note = f" (steps from {done} on may change)"
-            case OnResume.LATER if key == "optimizer.decay_steps":
+            case OnResume.LATER if key == "optimizer.decay_steps" and config.optimizer.decay not in PACED:
                 continue  # by what it does to the rate: see `_chosen`
             case _:
                 pass

@@ -245,6 +245,13 @@ def test_the_schedule_of_a_run_of_the_same_length_may_not_change(tmp_path):
         prepare(config_of(tmp_path, "train.steps=20", "optimizer.decay_steps=15"))
 
 
+def test_the_pace_of_a_fall_without_an_end_may_not_change(tmp_path):
+    inverse = "optimizer.decay=inverse"
+    begin(config_of(tmp_path, "train.steps=20", inverse, "optimizer.decay_steps=5"), ids={})
+    with pytest.raises(UserError, match=r"^optimizer\.decay_steps is 9 but the run in "):
+        prepare(config_of(tmp_path, "train.steps=40", inverse, "optimizer.decay_steps=9"))
+
+
 def test_a_restart_that_is_past_may_not_change(tmp_path):
     begin(config_of(tmp_path, "train.steps=20", "optimizer.restarts=[5]"), ids={})
     with pytest.raises(UserError, match=r"^optimizer\.restarts is .* \(steps from 10 on may change\)"):
