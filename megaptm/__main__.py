@@ -24,7 +24,7 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
-from megaptm.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_INTERRUPTED, UserError, storage_errors_as_user_errors
 from megaptm.processes import collect_garbage_rarely, end_now
 
 
@@ -41,7 +41,7 @@ class Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            self._tell(ctx, explain_unknown_word(error))
+            self._tell(ctx, UserError(explain_unknown_word(error)))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -50,15 +50,15 @@ class Commands(click.Group):
         except UserError as error:
             self._tell(ctx, error)
         except (click.NoSuchCommand, click.NoSuchOption) as error:
-            self._tell(ctx, explain_unknown_word(error))
+            self._tell(ctx, UserError(explain_unknown_word(error)))
         except KeyboardInterrupt:  # click would say "Aborted!" and exit with 1, a failure
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
 
     @staticmethod
-    def _tell(ctx: click.Context, error: UserError | str) -> NoReturn:
+    def _tell(ctx: click.Context, error: UserError) -> NoReturn:
         click.secho(f"error: {error}", fg="red", err=True)
-        ctx.exit(error.exit_code if isinstance(error, UserError) else EXIT_USER_ERROR)
+        ctx.exit(error.exit_code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

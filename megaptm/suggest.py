@@ -64,6 +64,8 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("sbatch", "submit"), "slurm"),
     **dict.fromkeys(("flops", "estimate"), "plan"),
     **dict.fromkeys(("logs", "status", "summary"), "report"),
+    **dict.fromkeys(("sentencepiece", "spm", "sentence_piece"), "unigram"),
+    **dict.fromkeys(("byte_level_bpe", "bbpe", "tiktoken", "gpt2_bpe"), "byte-bpe"),
     "nsp": "next-sentence",
     "sop": "sentence-order",
     **dict.fromkeys(("inverse_sqrt", "inverse_square_root"), "rsqrt"),

@@ -13,6 +13,7 @@ from megaptm.config.schema import OptimizerConfig
 from megaptm.objectives.registry import TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.suggest import ADVICE, EQUIVALENT_NAMES, advice, suggest
+from megaptm.tokenizers import KINDS
 from tests.commands import all_commands
 
 
@@ -27,7 +28,7 @@ def test_each_equivalent_is_a_name_of_megaptm() -> None:
     words = {words[-1] for words, _ in all_commands(main)} | {
         form.removeprefix("--") for _, command in all_commands(main) for one in command.params for form in one.opts
     }
-    assert {*EQUIVALENT_NAMES.values()} <= config_keys() | options | {*QUESTIONS} | values | words
+    assert {*EQUIVALENT_NAMES.values()} <= config_keys() | options | {*QUESTIONS} | {*KINDS} | values | words
 
 
 def test_a_word_has_one_answer() -> None:
