@@ -16,7 +16,7 @@ from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.normalization import flat, plain, precompiled
 from megaptm.tokenizers.special import CONFIG_KEYS, role_names
-from megaptm.tokenizers.tokenizer import TRAINED_LAYOUT
+from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
 SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
 OWN_LENGTH = "model_max_length"
@@ -30,7 +30,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """As it lies in a folder, to the byte, so that corpora built with it still fit; else as `transformers` has it."""
+    """As it lies in a folder, so that corpora built with it still fit; else as `transformers` converts it."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
@@ -84,8 +84,7 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Base
     if spec.family.segments > 1:
         inputs.insert(1, "token_type_ids")
     config = {
-        # The general class reads tokenizer.json as it stands; the classes of one family rebuild parts of it.
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": GENERAL_CLASS,
         "clean_up_tokenization_spaces": False,
         "model_input_names": inputs,
         OWN_LENGTH: _longest(tokenizer, spec, sequence),

@@ -62,11 +62,11 @@ SIGMA = {
 bounds keep a line of a million dots from costing more than its length."""
 
 
-def exact(normalizer: NormalizerPart | None) -> NormalizerPart | None:
+def exact(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:
     """The same normalizer with SentencePiece's result, where it has a `Precompiled` part; else unchanged.
 
-    The folds of ALBERT and XLNet around it become what their own code does: characters with a combining class are
-    removed, not all marks, which are the vowels of Hindi and Thai; a final sigma is lower-cased as such.
+    With `folds`, those of ALBERT and XLNet around it become what their own code does: characters with a combining class
+    are removed, not all marks, which are the vowels of Hindi and Thai; a final sigma is lower-cased as such.
     """
     parts = flat(normalizer)
     if not any(part["type"] == "Precompiled" for part in parts) or _collapsed(parts) != parts:
@@ -75,10 +75,10 @@ def exact(normalizer: NormalizerPart | None) -> NormalizerPart | None:
     for part in parts:
         if part["type"] == "Precompiled":
             changed += sentencepiece_parts(part["precompiled_charsmap"])
-        elif part["type"] == "StripAccents":
+        elif folds and part["type"] == "StripAccents":
             changed.append(_replace(_combining(), "", regex=True))
         else:
-            changed += [SIGMA, part] if part["type"] == "Lowercase" else [part]
+            changed += [SIGMA, part] if folds and part["type"] == "Lowercase" else [part]
     return {"type": "Sequence", "normalizers": changed}
 
 

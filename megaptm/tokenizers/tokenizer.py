@@ -25,6 +25,8 @@ from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library
 if TYPE_CHECKING:
     import tokenizers
 
+GENERAL_CLASS = "PreTrainedTokenizerFast"
+"""transformers' class that reads tokenizer.json as it stands; the classes of one family rebuild parts of it."""
 TRAINED_LAYOUT = "trained_post_processor"
 """Key of tokenizer_config.json with how corpora's tokenizer wraps texts, where tokenizer.json has it otherwise."""
 
@@ -41,7 +43,9 @@ class Tokenizer:
         # A cut or a filling to length that someone once saved with the tokenizer is not part of the vocabulary.
         self.content = {**content, "truncation": None, "padding": None}
         if content.get("normalizer"):
-            self.content["normalizer"] = exact(content["normalizer"])
+            # What an earlier version of megaptm trained was folded by the library's own parts.
+            published = config.get("tokenizer_class") != GENERAL_CLASS
+            self.content["normalizer"] = exact(content["normalizer"], folds=published)
         self.config = dict(config)
 
     @cached_property

@@ -15,7 +15,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.tokenizers.kinds import KINDS, Kind, VocabularyRequest
 from megaptm.tokenizers.special import CONFIG_KEYS
 from megaptm.tokenizers.special_sets import SPECIALS, SpecialSet
-from megaptm.tokenizers.tokenizer import Tokenizer
+from megaptm.tokenizers.tokenizer import GENERAL_CLASS, Tokenizer
 
 
 def train(
@@ -94,11 +94,10 @@ def _with_specials(library: Any, chosen: SpecialSet, kind: Kind, request: Vocabu
         config |= {"do_lower_case": request.lowercase, "keep_accents": not request.lowercase}
     if chosen.sentinels:
         config["extra_ids"] = sum(name.startswith("<extra_id_") for name in request.last)
-    # transformers' general class reads tokenizer.json as it stands; the classes of one family rebuild parts of it, for
-    # which they ask the config.
+    # The classes of one family ask the config for the parts that they rebuild.
     return Tokenizer(
         json.loads(library.to_str()),
-        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config},
+        {"tokenizer_class": GENERAL_CLASS, "clean_up_tokenization_spaces": False, **config},
     )
 
 

@@ -210,6 +210,16 @@ def test_a_file_with_a_bare_table_encodes_the_same_and_keeps_its_fingerprint(tra
         assert again.encode(text).tolist() == trained[False].encode(text).tolist()
 
 
+def test_folds_that_an_earlier_version_trained_with_stay(trained, tmp_path):
+    """Its lower-case tokenizers were trained on text without any mark; decomposed Korean is composed there, too."""
+    normalizer = plain(trained[True].content["normalizer"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**trained[True].content, "normalizer": normalizer}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    again = load(tmp_path)
+    assert again.library.normalizer.normalize_str("हिन्दी ΣΟΦΟΣ 한") == "हनद σοφοσ 한"
+    assert again.fingerprint == trained[True].fingerprint
+
+
 FAMILIES = {
     "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
     "mt5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
