@@ -166,7 +166,9 @@ class MlflowRun:
             self._client.log_batch(self._id, tags=changed[start : start + PARAMS_A_CALL])
 
     def _send_file(self, path: Path) -> None:
-        if path.exists():  # it may have been removed since, which concerns nobody here
+        # A journal that came from somebody else may name any file of the user's, or a link to one.
+        inside = path.resolve().is_relative_to(self._run.resolve())
+        if inside and path.exists():  # it may have been removed since, which concerns nobody here
             self._client.log_artifact(self._id, str(path))
 
 

@@ -25,7 +25,6 @@ from megaptm.resilience.events import (
     AbandonedCheckpointEvent,
     CheckpointEvent,
     DamagedCheckpointEvent,
-    Event,
     Events,
     NotSavedEvent,
     ResumeEvent,
@@ -170,8 +169,8 @@ class Checkpointer:
         except NotSavedError as error:
             problem = str(error).removesuffix(".")
             if self.events:
-                log.warning("step %d is not saved: %s; training goes on, and saves again later", self._saving, problem)
-                self._note(NotSavedEvent(step=self._saving, problem=problem))
+                log.warning("step %d is not saved: %s; what was saved earlier stands", self._saving, problem)
+                self.events.write(NotSavedEvent(step=self._saving, problem=problem))
             return problem
         return None
 
@@ -179,20 +178,12 @@ class Checkpointer:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.place.world)
             seconds = round(time.monotonic() - begun, 3)
-            self._note(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
+            self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.tell(step, seconds)
-
-    def _note(self, event: Event) -> None:
-        """Write an event down; a disk that fails then has been told of, or is when it takes no checkpoint."""
-        assert self.events is not None
-        try:
-            self.events.write(event)
-        except OSError as error:
-            log.warning("the journal of the run lacks an event of kind %s: %s", event.kind, error)
 
     def _damaged(self, step: int, problem: str, kept: Path) -> None:
         if self.events:
-            self._note(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
+            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batch_schedule.first(step)

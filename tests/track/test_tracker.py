@@ -10,6 +10,7 @@ import time
 import pytest
 
 from megaptm.track import Tracker, how_to_look, read_metrics
+from megaptm.track.journal import Journal
 
 
 def history(run, key):
@@ -37,6 +38,11 @@ def run(tmp_path_factory):
     (run / "curve.txt").write_text("a picture")
     first.log_artifact(run / "curve.txt")
     first.log_artifact(run / "never-written.txt")
+    # As in a journal that came from somebody else.
+    (run.parent / "secret.txt").write_text("of the user")
+    (run / "link.txt").symlink_to(run.parent / "secret.txt")
+    for name in ("../secret.txt", "link.txt"):
+        Journal(run).add({"artifact": name})
     assert first.close(seconds=120) == 0
     second = Tracker(run)
     second.log_params({"layout.data": 2, "model.family": "gpt2"})
@@ -77,6 +83,10 @@ def test_a_parameter_that_changes_is_kept_as_a_tag(run):
 
 def test_artifacts_lie_beside_the_database(run):
     assert [path.read_text() for path in run.parent.glob("mlartifacts/**/curve.txt")] == ["a picture"]
+
+
+def test_no_file_outside_the_run_is_sent(run):
+    assert not [*run.parent.glob("mlartifacts/**/secret.txt"), *run.parent.glob("mlartifacts/**/link.txt")]
 
 
 def test_the_run_s_time_is_that_of_its_training_however_late_mlflow_hears_of_it(tmp_path):
