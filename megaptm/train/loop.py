@@ -114,16 +114,15 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     if isinstance(mine, PluginError):
         print(mine.traceback, file=sys.stderr, flush=True)
     ours = mine is not None and not isinstance(mine, UserError | StopError)
-    told = all_gather_object((ours, (type(mine), str(mine)) if isinstance(mine, UserError) else None))
+    told = all_gather_object(
+        (ours, (isinstance(mine, FailureError), str(mine)) if isinstance(mine, UserError) else None)
+    )
     if mine is not None and ours:
         raise mine
     if any(failed for failed, _ in told):
         barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
-    return next((_of_kind(*mistake) for _, mistake in told if mistake is not None), None)
-
-
-def _of_kind(kind: type[UserError], sentence: str) -> UserError:
-    return FailureError(sentence) if issubclass(kind, FailureError) else UserError(sentence)
+    mistakes = [mistake for _, mistake in told if mistake is not None]
+    return next((FailureError(sentence) if failed else UserError(sentence) for failed, sentence in mistakes), None)
 
 
 def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> UserError:
@@ -132,7 +131,8 @@ def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> Us
         return mistake
     saved = f"the run is saved at step {step}." if not_saved is None else f"nor is step {step} saved: {not_saved}"
     earlier = f"; {EARLIER_STANDS}" if not_saved else ""
-    return _of_kind(type(mistake), f"{str(mistake).removesuffix('.')}; {saved}{earlier}")
+    kind = FailureError if isinstance(mistake, FailureError) else UserError
+    return kind(f"{str(mistake).removesuffix('.')}; {saved}{earlier}")
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
