@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from megaptm.resilience.events import Events, StopSignalEvent, read_events
 from megaptm.storage import JournalFile, journal_lines
+from megaptm.track import Tracker, read_metrics
 
 
 @contextmanager
@@ -50,6 +52,23 @@ def test_the_last_line_is_written_when_the_journal_is_closed(path):
         journal.append({"step": 1})
     journal.close()
     assert steps(path) == [1]
+
+
+def test_an_event_that_a_full_disk_refuses_ends_no_run_and_is_written_in_the_end(tmp_path, caplog):
+    with Events(tmp_path) as events:
+        events.write(StopSignalEvent(signal="SIGTERM"))
+        with full_disk(tmp_path / "events.jsonl", left=3):
+            events.write(StopSignalEvent(signal="SIGUSR1"))
+    assert [event["signal"] for event in read_events(tmp_path)] == ["SIGTERM", "SIGUSR1"]
+    assert "events are kept in memory until it can" in caplog.text
+
+
+def test_metrics_that_a_full_disk_refuses_are_recorded_in_the_end(tmp_path):
+    with Tracker(tmp_path, enabled=False) as tracker:
+        with full_disk(tmp_path / "metrics.jsonl", left=3):
+            tracker.log_metrics(1, {"loss": 2.0})
+        tracker.log_metrics(2, {"loss": 1.0})
+    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_a_line_that_another_process_left_torn_does_not_spoil_the_next(path):

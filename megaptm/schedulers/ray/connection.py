@@ -68,7 +68,7 @@ def _ray() -> Any:
 
 
 def _start_here(ray: Any, cpus: int | None) -> None:
-    attempts = Attempts()
+    attempts = Attempts(instead="; `megaptm corpus build` does without Ray by workers=0")
     while True:
         try:
             with _on_loopback(), _without_hangup():

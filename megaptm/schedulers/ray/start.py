@@ -43,8 +43,9 @@ def start_seconds() -> float:
 class Attempts:
     """Says after a failed attempt whether there is time for another one, and waits for it."""
 
-    def __init__(self) -> None:
-        self.seconds = start_seconds()
+    def __init__(self, *, instead: str = "") -> None:
+        """`instead`: what else to do after the last one, for the end of the sentence."""
+        self.seconds, self._instead = start_seconds(), instead
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._begun, self._number = time.monotonic(), 0
 
@@ -56,7 +57,7 @@ class Attempts:
             times = "1 attempt" if self._number == 1 else f"{self._number} attempts"
             raise UserError(
                 f"Ray did not start on node {self.node} in {self.seconds:.0f} s and {times} ({why}): start again when "
-                f"the node is less busy, or set {VARIABLE} to more seconds."
+                f"the node is less busy, or set {VARIABLE} to more seconds{self._instead}."
             )
         print(
             f"Ray did not start on node {self.node} ({why}); trying again for another {left:.0f} s.",
