@@ -253,3 +253,15 @@ def test_the_package_is_imported_without_a_word() -> None:
     command = [sys.executable, "-W", "always", "-c", "import megaptm; megaptm.load, megaptm.build_model"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_a_folder_without_a_mask_decoder_is_read_without_one(tmp_path: Path) -> None:
+    made = export_tiny("deberta-v2", tmp_path, vocabulary=300)
+    theirs = transformers.DebertaV2ForMaskedLM.from_pretrained(made.folder).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    made.tokenizer.save(tmp_path / "theirs")
+    ours = megaptm.load(tmp_path / "theirs")
+    tokens = torch.arange(5, 15)[None]
+    with torch.inference_mode():
+        assert (ours.model.logits({"tokens": tokens})["mlm"] - theirs(tokens).logits).abs().max() <= 1e-5
+    assert ours.fresh == ()
