@@ -18,7 +18,8 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.config_fields import MOST
+from megaptm.hub.config_fields import MOST, field_of
+from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
@@ -252,8 +253,10 @@ def _check(spec: ModelSpec, source: str) -> None:
     for stack, block in family.stacks.items():
         ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
         if ours != theirs:
+            # BART's config has none, so that its norms never differ.
+            field = next(field_of(one, "norm_eps") for one in COUNTERPARTS if one.family == spec.name)
             raise UserError(
-                f"{source}: its norms add {theirs}, those of {spec.name} {ours}; it cannot be trained here."
+                f"{source}: {field} is {theirs} ({spec.name} has {ours}); such a model cannot be trained here."
             )
 
 

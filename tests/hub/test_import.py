@@ -265,3 +265,10 @@ def test_a_folder_without_a_mask_decoder_is_read_without_one(tmp_path: Path) -> 
     with torch.inference_mode():
         assert (ours.model.logits({"tokens": tokens})["mlm"] - theirs(tokens).logits).abs().max() <= 1e-5
     assert ours.fresh == ()
+
+
+def test_another_eps_of_norms_is_refused_by_name(tmp_path: Path) -> None:
+    made = export_tiny("gpt2", tmp_path, vocabulary=300)
+    trained_with(made.folder, layer_norm_epsilon=1e-3)
+    with pytest.raises(UserError, match=r"layer_norm_epsilon is 0.001 \(gpt2 has 1e-05\); such a model cannot be tr"):
+        import_run(str(made.folder), tmp_path / "run")
