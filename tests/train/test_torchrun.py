@@ -164,5 +164,6 @@ def test_a_loader_that_is_killed_is_told_in_a_sentence(tmp_path, real_corpus):
     loader.kill()
     _, said = job.communicate(timeout=240)
     assert job.returncode == 1, said[-2000:]
-    assert "\nerror: a process that reads this rank's data was lost (DataLoader worker (pid" in said
+    assert f"error: process {loader.pid}, which reads data, was lost (signal 9, Killed)" in said
+    assert "; the run is saved at step " in said
     assert "the machine was out of memory" in said
