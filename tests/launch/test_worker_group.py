@@ -3,6 +3,7 @@
 import io
 import socket
 import sys
+import time
 
 import pytest
 
@@ -23,7 +24,7 @@ def crew_of(ranks, folder):
     workers = LocalWorkerGroup([sys.executable, "-c", SAY], logs=folder, out=out, err=err)
     workers.start(environments(ranks, MEETING, {}, threads=1))
     while workers.look():
-        pass
+        time.sleep(0.01)
     workers.kill_all()
     return workers, out, err
 
