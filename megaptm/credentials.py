@@ -11,7 +11,8 @@ from urllib.parse import unquote
 
 from megaptm.errors import UserError
 
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# No scheme is longer; without a bound, a long word without `://` takes quadratic time.
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
 HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 # Before an @ these have an account, a container or a login name, which is no secret. Elsewhere a token stands there.
 NAMED_USERS = re.compile(r"abfss?|wasbs?|az|adl|hdfs|ssh|sftp|ftp|postgres.*|mysql.*|mssql.*|oracle.*")

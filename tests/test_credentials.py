@@ -65,6 +65,10 @@ def test_what_has_none_is_left_alone(text):
     assert not has_credentials(text)
 
 
+def test_a_word_of_a_mebibyte_is_searched_in_linear_time():
+    assert not has_credentials("x1" * 2**19)
+
+
 @pytest.mark.parametrize(
     ("said", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def find_config(path: Path) -> Path:
 
     A `UserError` with the nearest name where there is neither, `path` where no name is near.
     """
-    return path if path.exists() else find_shipped(path, path.as_posix())
+    return path if os.path.exists(path) else find_shipped(path, path.as_posix())
 
 
 def find_shipped(path: Path, name: str) -> Path:

@@ -86,9 +86,9 @@ class ConfigLayer:
 
 def read_file(path: Path) -> ConfigLayer:
     """The mapping in one YAML file."""
-    if path.is_dir():
+    if os.path.isdir(path):  # not Path.is_dir, which raises where a name is too long
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
-    if not path.is_file():  # a pipe or a device would be waited for, or read without end
+    if not os.path.isfile(path):  # a pipe or a device would be waited for, or read without end
         raise UserError(f"{path}: no such config file; give the path of a YAML file, or a name such as gpt2/tiny.")
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; give the path of a YAML file.")

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict
 
 from megaptm.data.addresses import write_addresses
 from megaptm.data.files import npy_bytes
@@ -66,6 +67,18 @@ class ManifestTokenizer(Record):
     fingerprint: str
 
 
+class MadeFrom(TypedDict, total=False):
+    """Pipeline spec, versions and tables of a corpus. Other keys are kept as they are."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
+
+    found: dict[str, NonNegative]
+    images: dict[str, Any]
+    megaptm: str
+    recipe: dict[str, Any]
+    tables: dict[str, list[str]]
+
+
 class CorpusManifest(Record):
     """What every `manifest.json` holds."""
 
@@ -73,7 +86,7 @@ class CorpusManifest(Record):
     fields: Annotated[list[FileName], Field(min_length=1)]
     splits: dict[FileName, ManifestSplit]
     tokenizer: ManifestTokenizer
-    made_from: dict[str, Any]
+    made_from: MadeFrom
     addresses: dict[FileName, Hash] = Field(default_factory=dict)
 
 
@@ -98,7 +111,7 @@ class Manifest:
     splits: Mapping[str, Split] = field(compare=False)  # the id compares them
     tokenizer: Mapping[str, Any]
     """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
-    made_from: Mapping[str, Any]
+    made_from: MadeFrom
     """Pipeline spec, seed, versions: enough to build the same corpus again."""
     addresses: Mapping[str, str]
     """Split whose shards lie elsewhere, as somebody else made them -> sha256 of the file with their URLs

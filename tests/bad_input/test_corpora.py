@@ -16,6 +16,7 @@ from megaptm.run.build_command import build_command
 from megaptm.run.folder import absolute_paths
 from megaptm.tokenizers import load
 from tests.bad_input.mistakes import CONFIGS, content, told
+from tests.fuzz.seals import seal_manifest
 from tests.realtext import VOCABULARIES
 
 VOCABULARY = VOCABULARIES["byte-bpe"]
@@ -56,6 +57,22 @@ def keep_splits(corpus, *names):
         made_from=manifest.made_from,
         fields=manifest.fields,
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("found", [], "made_from.found: input should be a valid dictionary"),
+        ("tables", {"labels": "ham"}, "made_from.tables.labels: input should be a valid list"),
+        ("recipe", 3, "made_from.recipe: input should be a valid dictionary"),
+    ],
+)
+def test_values_of_a_wrong_type_in_made_from_are_refused(key, value, expected, train, corpus):
+    path = corpus / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["made_from"][key] = value
+    seal_manifest(path, manifest)
+    assert expected in train(corpus)
 
 
 def test_no_corpus(train, tmp_path):
