@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -32,6 +31,7 @@ from data_pipeline.sources import find_files
 from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
+from megaptm.console import Console
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, writable_path

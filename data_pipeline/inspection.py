@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import yaml
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, MASKED_PATCH, MASKED_REGION, BatchSpec
+from megaptm.console import Console
 from megaptm.data.files import open_tar, tar_members
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus

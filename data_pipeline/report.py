@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
 from data_pipeline.corpus.unknown import UnknownWords, merged
 from data_pipeline.document import Dropped
+from megaptm.console import Console
 from megaptm.data.shards import Manifest, Split
 
 REPORT = "report.json"

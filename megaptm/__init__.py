@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from megaptm.api import build_model, load, load_words, open_dataset, open_webdataset, pretrain
+    from megaptm.api import allow_code, build_model, load, load_words, open_dataset, open_webdataset, pretrain
     from megaptm.errors import UserError
 
 __all__ = [
     "UserError",
     "__version__",
+    "allow_code",
     "build_model",
     "load",
     "load_words",

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+from megaptm.python_path import drop_working_directory
+
+drop_working_directory()  # before anything else is imported, which the working directory may have under the same name
+
 import click
 
 from megaptm import __version__
+from megaptm.commands.allow_code import add_allow_code
 from megaptm.commands.cache_logits import cache_logits
 from megaptm.commands.check import check
 from megaptm.commands.config import config
@@ -24,7 +29,12 @@ from megaptm.commands.tokenizer import tokenizer
 from megaptm.commands.train import train
 from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
-from megaptm.errors import EXIT_INTERRUPTED, UserError, storage_errors_as_user_errors
+from megaptm.errors import (
+    EXIT_INTERRUPTED,
+    UserError,
+    resource_errors_as_user_errors,
+    storage_errors_as_user_errors,
+)
 from megaptm.processes import collect_garbage_rarely, end_now
 
 
@@ -45,7 +55,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with storage_errors_as_user_errors("the output"):
+            with resource_errors_as_user_errors(), storage_errors_as_user_errors("the output"):
                 return super().invoke(ctx)
         except UserError as error:
             self._tell(ctx, error)
@@ -101,6 +111,8 @@ for command in (
     *(report, evaluate, generate, export, imports),
 ):
     main.add_command(command)
+for command in (check, cache_logits, train, launch, report, evaluate, generate, export):
+    add_allow_code(command)
 
 if __name__ == "__main__":
     run()

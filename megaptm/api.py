@@ -50,6 +50,14 @@ def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
     return load_vectors(Path(run), step=step)
 
 
+def allow_code(*modules: str) -> None:
+    """Allow runs to name code in these modules: `load`, `load_words` and `pretrain` then import what the config in the
+    folder of a run names there. Allow only modules that you trust."""
+    from megaptm.plugins import allow_code as allow
+
+    allow(*modules)
+
+
 def build_model(
     family: str, size: str = "custom", *, seed: int = 1234, device: str | torch.device | None = None, **changes: Any
 ) -> Model:

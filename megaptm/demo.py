@@ -20,15 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.text import Text
 
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
 from megaptm.config import load
 from megaptm.config.extension import extended_by
 from megaptm.config.model import model_spec
+from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
-from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError, shown
+from megaptm.python_path import module_command
 from megaptm.report.summary import PICTURE
 from megaptm.resilience.events import last_saved
 from megaptm.shell import command_line
@@ -127,8 +128,9 @@ class Demo:
         """Text to shards, with a tokenizer trained on the way."""
         self.say("1  From text to shards", f"{self.text} is read and cleaned; a tokenizer is trained on it.")
         done = (self.corpus / MANIFEST).exists()
-        if done and (sources := read_manifest(self.corpus).made_from["recipe"]["sources"]) != [self.text]:
-            raise UserError(f"{self.folder} was made from {', '.join(sources)}: remove it to begin with other text.")
+        made_from = read_manifest(self.corpus).made_from if done else {}
+        if done and (sources := made_from.get("recipe", {}).get("sources")) != [self.text]:
+            raise UserError(f"{self.folder} was made from {shown(sources)}: remove it to begin with other text.")
         size = [f"tokenizer.vocabulary={self.vocabulary}", f"limit_bytes={LIMIT_BYTES}", "validation=0.05"]
         self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 
@@ -243,7 +245,7 @@ def _run(
     command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of megaptm; where it fails it has said why, and the demo ends with its exit code."""
-    whole = [sys.executable, "-m", "megaptm", *command]
+    whole = module_command("megaptm", *command)
     ended = subprocess.run(whole, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
     if ended.returncode not in codes:
         sys.exit(ended.returncode)

@@ -73,6 +73,16 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def integer_of(environ: Mapping[str, str], name: str, default: int = 0, *, most: int | None = None) -> int:
+    """Return the integer in an environment variable, 0 or more; `default` if the variable is absent or empty."""
+    value = environ.get(name) or str(default)
+    number = int(value) if re.fullmatch(r"\d{1,18}", value, re.ASCII) else -1
+    if number < 0 or (most is not None and number > most):
+        upper = "or more" if most is None else f"to {most:,}"
+        raise UserError(f"{name} ({shown(value)}) must be an integer, 0 {upper}: correct or unset this variable.")
+    return number
+
+
 WANTED = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -118,6 +128,57 @@ def must_be(details: Mapping[str, Any]) -> str:
         return f"{said}; {instead}"
     meant = suggest(value, known)
     return f"{said}; did you mean {meant}?" if meant else f"{said}."
+
+
+FILES_LIMIT = re.compile("too many open files", re.IGNORECASE)
+THREADS_LIMIT = re.compile("resource temporarily unavailable|can't start new thread|pthread_create", re.IGNORECASE)
+MEMORY_LIMIT = re.compile(
+    "cannot allocate memory|can't allocate memory|failed to map segment|not enough memory|unable to allocate"
+    "|bad_?alloc|storage size calculation overflowed",
+    re.IGNORECASE,
+)
+"""How the system, numpy and torch say that a process may have no more memory; CUDA says it of a device."""
+
+
+@contextmanager
+def resource_errors_as_user_errors() -> Iterator[None]:
+    """Tell which limit of the process was reached, of open files, threads or memory, in a sentence."""
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
+        if (sentence := exhausted(error)) is None:
+            raise
+        raise UserError(sentence) from error
+
+
+def exhausted(error: BaseException) -> str | None:
+    """Return what an error says of a limit of the process; None if it is about something else."""
+    said = str(error)
+    if FILES_LIMIT.search(said):
+        return "too many open files for this process: raise the limit (`ulimit -n 4096`) and start again."
+    # A module of C that gets no memory may fail without saying why.
+    is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if MEMORY_LIMIT.search(said) or isinstance(error, MemoryError) or (isinstance(error, SystemError) and is_limited):
+        first = (said or type(error).__name__).splitlines()[0]
+        return (
+            f"not enough memory for this process ({first[:200]}): take a smaller model or batch, more ranks (`megaptm "
+            "plan` says what each needs), or raise the limit (`ulimit -v`)."
+        )
+    if THREADS_LIMIT.search(said):
+        return (
+            "no more threads or processes can be started: raise the limit (`ulimit -u`; `ulimit -v` also counts what "
+            "threads reserve) and start again."
+        )
+    return None
+
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that a terminal obeys, or cannot show: controls but tab and newline, changes of direction, surrogates."""
+
+
+def printable(text: str) -> str:
+    """Return a text from outside as a terminal may get it: control characters are escaped, as in `\\x1b[2J`."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _on_one_line(sentence: object) -> str:

@@ -6,11 +6,15 @@
 #   MEGAPTM_IMAGE  a container instead: a file.sif runs under Apptainer, any other name under Pyxis
 #   MEGAPTM_CHAIN  any word, the same for jobs that were submitted to follow each other (--dependency=afterany)
 #   MEGAPTM_RAY_START_SECONDS  how long a node that fails to start Ray tries again (corpus.sh); absent: 600
+#   MEGAPTM_ALLOW_CODE  modules that the folder of a run may name (docs/configs.md#code-of-your-own)
+#   PYTHONPATH     folders with modules of your own
 #   MEGAPTM_CHECK  no: the nodes are not asked, before the run starts, whether they are alike and see its folder
 
 set -uo pipefail
 cd "${MEGAPTM_HOME:=$SLURM_SUBMIT_DIR}" || exit
 export PYTHONUNBUFFERED=1
+export PYTHONSAFEPATH=1 # Python does not search the working directory for modules
+if [[ -f megaptm/__main__.py ]]; then export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}; fi # the checkout
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not take it from the job
 restart=${SLURM_RESTART_COUNT:-0}
 options=() first=() look=120

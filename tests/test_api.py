@@ -209,7 +209,7 @@ def test_a_mistake_in_what_is_to_be_trained_is_one_sentence(tmp_path):
         ),
         (
             lambda places: megaptm.open_dataset("reference://corpus", objective="causal-lm", sequence=32),
-            "reference://corpus/manifest.json is no address that can be read",
+            "reference://corpus/manifest.json: reference:// is not a protocol that megaptm reads",
         ),
         (
             lambda places: megaptm.open_dataset(

@@ -9,8 +9,8 @@ import pytest
 
 from tests import ROOT
 
-# Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials` and
-# `megaptm` itself (its version) are common.
+# Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
+# `megaptm.python_path` and `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
     "plugins": (),
@@ -20,7 +20,7 @@ NO_TORCH = {
     "objectives": ("plugins", "batch"),
     "families": ("spec", "plugins"),
     "bricks": ("spec", "plugins", "processor", "batch"),
-    "config": ("spec", "batch", "batch_schedule", "bricks", "objectives", "families"),
+    "config": ("spec", "plugins", "batch", "batch_schedule", "bricks", "objectives", "families"),
     "plan": ("spec", "families", "bricks", "config"),
 }
 MAY_IMPORT = {
@@ -129,6 +129,7 @@ MAY_IMPORT = {
         "run",
     ),
     "launch": (
+        "plugins",
         "families",
         "config",
         "plan",
@@ -171,7 +172,7 @@ def part(name):
     if (
         words[0] != "megaptm"
         or len(words) == 1
-        or words[1] in ("errors", "suggest", "credentials", "__version__", "__init__")
+        or words[1] in ("errors", "suggest", "credentials", "console", "python_path", "__version__", "__init__")
     ):
         return None
     return words[1]

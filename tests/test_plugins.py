@@ -5,13 +5,15 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from megaptm.bricks import register_head
-from megaptm.config import load
+from megaptm.config import UncheckedConfig, load, load_run
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
+from megaptm.plugins import ALLOW_CODE, allow_code, load_plugin
 from megaptm.track import read_metrics
 from tests import ROOT
 from tests.models.pairs import PairsBrick
@@ -94,21 +96,27 @@ class Low(nn.Module):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "wren_of_mine.py").write_text(WREN)
-    (tmp_path / "head_of_mine.py").write_text(HEAD)
+    """The folder with the user's modules, which PYTHONPATH names; the working directory is the one above."""
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "wren_of_mine.py").write_text(WREN)
+    (code / "head_of_mine.py").write_text(HEAD)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    monkeypatch.setenv(ALLOW_CODE, "")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{code}")
+    monkeypatch.syspath_prepend(str(code))
+    return code
 
 
 def megaptm(*words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "megaptm", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus):
     corpus = real_corpus("wordpiece")
+    for name in ("secrets.py", "click.py", "wren_of_mine.py"):  # in the working directory: imported by no process
+        (folder.parent / name).write_text("raise SystemExit('imported from the working directory')")
     words = ["model.family=wren_of_mine:WREN", "model.size=small", "train.steps=3", "track.enabled=false", "run=it"]
     nothing = [f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")]
     done = megaptm(
@@ -122,14 +130,78 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
         ),
     )
     assert done.returncode == 0, done.stderr
-    kinds = [json.loads(line)["kind"] for line in (folder / "it/events.jsonl").read_text().splitlines()]
+    kinds = [json.loads(line)["kind"] for line in (folder.parent / "it/events.jsonl").read_text().splitlines()]
     assert kinds[-1] == "exit"
-    losses = {name for record in read_metrics(folder / "it") for name in record}
+    losses = {name for record in read_metrics(folder.parent / "it") for name in record}
     assert {"loss/mlm", "loss/low"} <= losses
-    asked = load_model(folder / "it").evaluate(rows=4).losses["low"]
+    refused = megaptm("evaluate", "it")
+    assert refused.stderr.count("\n") == 1
+    assert "names code, module `wren_of_mine`, and a run's folder may come from anybody" in refused.stderr
+    assert "add `--allow-code wren_of_mine`" in refused.stderr
+    allow_code("wren_of_mine")
+    asked = load_model(folder.parent / "it").evaluate(rows=4).losses["low"]
     assert (asked.asked, asked.uniform) == (4, math.log(2))
     done = megaptm("families", "wren_of_mine:WREN", "--json")
     assert json.loads(done.stdout)["wren"]["sizes"]["small"]["embedding"] == 16
+
+
+@pytest.fixture
+def received(tmp_path, monkeypatch):
+    """The config of a run that somebody sent, whose code leaves a mark when it is imported."""
+    name = f"sent_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        f"open({str(tmp_path / 'mark')!r}, 'w')\n" + WREN.replace("@register_head", "")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv(ALLOW_CODE, raising=False)
+    (tmp_path / "config.yaml").write_text(
+        json.dumps({"extends": str(ROOT / "configs/bert/tiny.yaml"), "objective": {"a": {"task": f"{name}:Rewritten"}}})
+    )
+    return SimpleNamespace(config=tmp_path / "config.yaml", module=name, mark=tmp_path / "mark")
+
+
+def test_code_that_a_received_run_names_is_not_imported(received):
+    with pytest.raises(UserError, match=rf"names code, module `{received.module}`.*--allow-code {received.module}"):
+        load_run(received.config)
+    assert not received.mark.exists()
+
+
+def test_code_that_a_run_names_is_imported_where_its_package_is_allowed(received, monkeypatch):
+    monkeypatch.setenv(ALLOW_CODE, f"other,{received.module}")
+    load_run(received.config)
+    assert received.mark.exists()
+
+
+def test_a_report_needs_no_code_of_the_run(received):
+    assert UncheckedConfig.read_run(received.config).draft().config is not None
+    assert not received.mark.exists()
+
+
+def test_the_same_module_may_be_named_by_a_config_of_the_user(received):
+    with pytest.raises(UserError):
+        load_run(received.config)
+    load(ROOT / "configs/bert/tiny.yaml", [f"objective={{a: {{task: '{received.module}:Rewritten'}}}}"])
+    assert received.mark.exists()
+
+
+def test_a_module_in_the_working_directory_is_not_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here_alone.py").write_text("NAME = 1")
+    with pytest.raises(UserError, match=r"but is searched only if you name it: `export PYTHONPATH=\$PWD`\."):
+        load_plugin("here_alone:NAME", "objective", "objective")
+
+
+def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
+    (tmp_path / "click.py").write_text("raise SystemExit('imported from the working directory')")
+    done = subprocess.run(
+        [sys.executable, "-m", "megaptm", "--version"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_objective_may_be_named_by_its_class(folder):

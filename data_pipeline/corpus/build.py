@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.composition import composition_of
@@ -31,6 +29,7 @@ from data_pipeline.recipe import Recipe
 from data_pipeline.report import CorpusReport, report_on
 from data_pipeline.sources import find_files
 from megaptm import __version__
+from megaptm.console import Console
 from megaptm.data.shards import Manifest, write_manifest
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from data_pipeline.corpus.output import CorpusOutput, building
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
 from data_pipeline.progress import Stages
+from megaptm.console import Console
 from megaptm.errors import UserError, shown
 
 

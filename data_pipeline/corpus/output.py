@@ -22,10 +22,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.folders import BUILDING, CORPUS, SCRATCH, SHARDS
+from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
 from megaptm.errors import FULL_DISK, UserError, why_no_place, why_no_room

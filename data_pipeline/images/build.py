@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
@@ -40,6 +38,7 @@ from data_pipeline.images.splits import SPLITS, Results, addresses_of, labeled, 
 from data_pipeline.images.text_steps import NONE, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
+from megaptm.console import Console
 from megaptm.credentials import refuse_credentials
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError

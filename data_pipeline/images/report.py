@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import ImageShardResult
 from data_pipeline.report import REPORT, histogram, left_out
+from megaptm.console import Console
 from megaptm.data.shards import Manifest
 from megaptm.objectives.region_files import SUFFIX
 

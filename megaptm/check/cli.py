@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import Case, Check, Finding, Request, Severity, counted, look
+from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.run.folder import read_draft

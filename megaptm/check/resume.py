@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from megaptm.check.data import away_from_the_cache
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.committed import FOLDER
-from megaptm.config import Config, load, resolve
+from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.changes import compare
@@ -36,7 +36,7 @@ def resume(case: Case) -> Iterator[Finding]:
         return
     if (run / CONFIG).exists() and trained(run):
         with away_from_the_cache(case.config) as config:
-            faults = compare(load(run / CONFIG), config).faults
+            faults = compare(load_run(run / CONFIG), config).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return

@@ -138,7 +138,7 @@ def transformer_engine() -> str:
     """`none`, `found`, or `broken: why`: it installs without its parts for torch, and then fails to be imported."""
     if importlib.util.find_spec("transformer_engine") is None:
         return "none"
-    command = [sys.executable, "-c", "import transformer_engine.pytorch"]
+    command = [sys.executable, "-P", "-c", "import transformer_engine.pytorch"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from megaptm.commands.options import overrides_argument, read_part
+from megaptm.commands.output import echo
 
 LOGGED_EVERY = 60.0
 """Seconds between two lines in a log: a teacher may be asked for days. On a terminal there is one for each file."""
@@ -72,9 +73,9 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     samples, folder = done.manifest.samples, wanted.distill.cached if wanted.distill else ""
     if done.missing:
         ran = f"{folder}: the teacher was run on {done.samples:,} samples"
-        click.echo(f"{ran}; {done.missing:,} files of other parts are missing.")
+        echo(f"{ran}; {done.missing:,} files of other parts are missing.")
         return
-    click.echo(
+    echo(
         f"{folder}: logits of {samples['train']:,} samples and of {samples['validation']:,} held-out ones, "
         f"{done.manifest.top} words each, {done.bytes:,} bytes; the teacher was run on {done.samples:,}."
     )

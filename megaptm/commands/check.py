@@ -59,9 +59,8 @@ def check(
     \b
     Exit codes: 0 no fault (there may be warnings, and what is not known), 2 a fault.
     """
-    from rich.console import Console
-
     from megaptm.check.cli import CommandLine, look_at, show
+    from megaptm.console import Console
 
     command_line = CommandLine(
         config=config,

@@ -38,9 +38,10 @@ def keys(section: str | None, markdown: bool) -> None:
     if markdown:
         click.echo(as_markdown(sections), nl=False)
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from megaptm.console import Console
 
     console = Console(highlight=False)
     for one in sections:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megaptm.commands.output import print_json
+from megaptm.commands.output import echo, print_json
 from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 
@@ -98,8 +98,7 @@ def evaluate(
         raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
     tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
-    from rich.console import Console
-
+    from megaptm.console import Console
     from megaptm.inference import evaluate as evaluation
     from megaptm.inference.loaded_model import load_model
 
@@ -146,11 +145,11 @@ def _match(
 
 
 def _of_words(run: Path) -> bool:
-    from megaptm.config import load, resolve
+    from megaptm.config import load_run, resolve
     from megaptm.families.words import WordSpec
     from megaptm.run.folder import CONFIG
 
-    return isinstance(resolve(load(run / CONFIG)), WordSpec)
+    return isinstance(resolve(load_run(run / CONFIG)), WordSpec)
 
 
 def _ask_words(run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool) -> None:
@@ -167,9 +166,7 @@ def _ask_words(run: Path, words: tuple[str, ...], analogies: Path | None, step: 
         print_json({"nearest": {word: dict(found) for word, found in near.items()}, "analogies": found})
         return
     for word, neighbors in near.items():
-        click.echo(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in neighbors)}")
+        echo(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in neighbors)}")
     if analogies:
         share = f" ({right / known:.1%})" if known else ""
-        click.echo(
-            f"{right:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector"
-        )
+        echo(f"{right:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector")

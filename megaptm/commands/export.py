@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.output import echo
+
 READ_BY = {
     "word2vec": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r})",
     "word2vec-binary": "; in Python: gensim.models.KeyedVectors.load_word2vec_format({!r}, binary=True)",
@@ -58,11 +60,11 @@ def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
     writable_path(folder, "FOLDER")
     checkpoint = open_checkpoint(run, step=step)
     weights = to_elmo_folder(checkpoint, folder, hdf5=format_ == "hdf5")
-    click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
+    echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
     if format_ == "hdf5":
-        click.echo(f"  allennlp.modules.elmo.Elmo({str(folder / OPTIONS)!r}, {str(weights)!r}, 1)")
+        echo(f"  allennlp.modules.elmo.Elmo({str(folder / OPTIONS)!r}, {str(weights)!r}, 1)")
     else:
-        click.echo(f"  safetensors.numpy.load_file({str(weights)!r})")
+        echo(f"  safetensors.numpy.load_file({str(weights)!r})")
 
 
 @export.command("cove")
@@ -84,8 +86,8 @@ def cove(run: Path, folder: Path, step: int | None) -> None:
     to_cove_folder(checkpoint, folder)
     size = checkpoint.spec.size
     made = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
-    click.echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
-    click.echo(f"  {made}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
+    echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
+    echo(f"  {made}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
 
 
 @export.command("words")
@@ -115,7 +117,7 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
     writable_path(file, "FILE")
     checkpoint = open_checkpoint(run, step=step)
     write(checkpoint, file, format_)
-    click.echo(f"step {checkpoint.step} of {run} is in {file}{READ_BY[format_].format(str(file))}")
+    echo(f"step {checkpoint.step} of {run} is in {file}{READ_BY[format_].format(str(file))}")
 
 
 @export.command("hf")
@@ -168,10 +170,10 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     beside = "AutoProcessor" if family.has_tokens else "AutoImageProcessor"
     beside = beside if family.reads_images else "AutoTokenizer"
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
-    click.echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
+    echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
     for name, place in [*((name, place) for place, name in exported.classes.items()), (beside, ".")]:
-        click.echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
+        echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
     if exported.left_out:
-        click.echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")
+        echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")
     for warning in exported.warnings:
-        click.echo(f"warning: {warning}")
+        echo(f"warning: {warning}")

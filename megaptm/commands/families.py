@@ -81,8 +81,9 @@ def _word_numbers(family: WordFamily) -> dict[str, Any]:
 
 
 def _show_words(family: WordFamily) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from megaptm.console import Console
 
     title = f"{family.name}: word vectors, {family.vocabulary:,} words, {family.paper}; {', '.join(family.objectives)}"
     table = Table("size", title=title, title_justify="left")
@@ -148,9 +149,9 @@ def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
 
 
 def _show(family: Any, *, with_layouts: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from megaptm.console import Console
     from megaptm.report.terminal import layout_title
 
     numbers = _numbers(family)

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from megaptm.commands.options import Finite
+from megaptm.commands.output import echo
+from megaptm.errors import printable
 
 
 @click.command()
@@ -81,23 +83,23 @@ def generate(
     elif way == "generate":
         pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
         first = next(pieces, "")
-        click.echo(click.style(prompt, bold=True) + first, nl=False)
+        click.echo(click.style(printable(prompt), bold=True) + printable(first), nl=False)
         for piece in pieces:
-            click.echo(piece, nl=False)
+            click.echo(printable(piece), nl=False)
         click.echo()
     elif beams or read_prompt(loaded, prompt)[0] == "text":
-        click.echo(
-            loaded.answer(prompt, tokens=tokens, beams=beams or (1 if greedy else 4), length_penalty=length_penalty)
-        )
+        echo(loaded.answer(prompt, tokens=tokens, beams=beams or (1 if greedy else 4), length_penalty=length_penalty))
     else:
         filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
-        click.echo("".join(click.style(text, bold=True) if said else text for text, said in filled))
+        words = ((printable(text), said) for text, said in filled)
+        click.echo("".join(click.style(text, bold=True) if said else text for text, said in words))
 
 
 def _table(prompt: str, found: list) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from megaptm.console import Console
 
     table = Table(box=None, pad_edge=False, title=Text(prompt, "bold"), title_justify="left")
     table.add_column("mask")

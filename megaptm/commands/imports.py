@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megaptm.commands.options import overrides_argument
+from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
     from megaptm.config import Config
@@ -45,9 +46,9 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 
     config, fresh = import_elmo(folder, run, overrides)
     if fresh:
-        click.echo(f"{folder} came without {', '.join(fresh)}: begun afresh, from train.seed={config.train.seed}")
+        echo(f"{folder} came without {', '.join(fresh)}: begun afresh, from train.seed={config.train.seed}")
     size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
-    click.echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
+    echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
     _say_next(config, run)
 
 
@@ -90,21 +91,21 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     done = import_run(source, run, overrides, tokenizer=tokenizer)
     config = done.config
     if heads := [name for name in done.fresh if name not in done.decoders]:
-        click.echo(f"{source} came without {', '.join(heads)}: begun afresh, from train.seed={config.train.seed}")
+        echo(f"{source} came without {', '.join(heads)}: begun afresh, from train.seed={config.train.seed}")
     if done.decoders:
-        click.echo(
+        echo(
             f"{source} came without {', '.join(done.decoders)}: transformers has no mask decoder, and megaptm's "
             f"{config.model.family} has one. It begins afresh: logits of masked tokens are not those of transformers"
         )
     if done.unused:
         names = ", ".join(done.unused[:4]) + (f" and {len(done.unused) - 4} more" if len(done.unused) > 4 else "")
-        click.echo(f"{source} has weights that no objective here trains: {names}; an export writes them as they are")
+        echo(f"{source} has weights that no objective here trains: {names}; an export writes them as they are")
     if done.otherwise:
         said = " and ".join(done.otherwise)
-        click.echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
+        echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count(spec):,} parameters"
-    click.echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
+    echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     _say_next(config, run)
 
 
@@ -118,4 +119,4 @@ def _say_next(config: Config, run: Path) -> None:
     tokenizer = f"{folder}/tokenizer" if (run / "tokenizer").exists() else "FOLDER_OF_ITS_TOKENIZER"
     if (place := str(run.absolute() / "corpus")) in config.data.mix:  # nobody named another: it is yet to be built
         lines.insert(0, build_words(place, config, text=None, out=f"{folder}/corpus", tokenizer=tokenizer))
-    click.echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))
+    echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megaptm.commands.options import Finite, machine_option, overrides_argument
+from megaptm.commands.output import echo
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def ray(
     if corpus is None:
         _check(wanted, described)
     if not (address or os.environ.get("RAY_ADDRESS")):
-        click.echo("starting Ray on this machine", err=True)  # some seconds, of which Ray says nothing
+        echo("starting Ray on this machine", err=True)  # some seconds, of which Ray says nothing
     join(address, processes=wanted.layout.processes)
     if dry_run:
         _dry_run(wanted)
@@ -129,7 +130,7 @@ def _build(recipe: str, settings: list[str], config: Config) -> None:
 
     out = _corpus_of(settings, config)
     if _is_built(recipe, settings, out, config):
-        click.echo(f"Corpus {out} is there.")
+        echo(f"Corpus {out} is there.")
         return
     commands.build([recipe, *(word for word in settings if not word.startswith("out=")), f"out={out}"])
 
@@ -175,7 +176,7 @@ def _dry_run(config: Config) -> None:
     from megaptm.launch.ray.supervisor import show_placement
     from megaptm.report.terminal import title
 
-    click.echo(title(config))
+    echo(title(config))
     show_placement(config)
 
 
@@ -183,9 +184,9 @@ def _launch(config: Config, *, address: str | None, wait: float | None, retries:
     from megaptm.launch.ray.supervisor import Supervisor
     from megaptm.report.terminal import title
 
-    click.echo(title(config))
+    echo(title(config))
     if JOB in os.environ and STOP_SECONDS not in os.environ:
-        click.echo(f"`ray job stop` kills this job after 3 seconds, saved or not, unless {STOP_SECONDS} is set.")
+        echo(f"`ray job stop` kills this job after 3 seconds, saved or not, unless {STOP_SECONDS} is set.")
     return Supervisor(
         config,
         wait=wait or 0.0,

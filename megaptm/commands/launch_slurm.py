@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megaptm.commands.options import of_a_job
+from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
     from megaptm.config import Config
@@ -77,8 +78,8 @@ def slurm(
     )
     made = submission(asked)
     if dry_run:
-        click.echo(made.script, nl=False)
-        click.echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
+        echo(made.script, nl=False)
+        echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
         if made.faults:
             number = counted(len(made.faults), "fault", "faults")
             raise UserError(f"this script would not be submitted ({number}):", *made.faults)
@@ -92,14 +93,14 @@ def _submit(config: Config, jobs: int, follow: bool) -> int:
 
     chain, run = JobChain(config), config.run
     numbers = chain.submit(jobs)
-    click.echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
+    echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
     if not follow:
         return 0
     try:
         if chain.follow(lambda text: click.echo(text, nl=False)):
             return 0
     except KeyboardInterrupt:
-        click.echo(f"\nNo longer followed; the jobs go on. To end them: scancel {' '.join(chain.waiting)}")
+        echo(f"\nNo longer followed; the jobs go on. To end them: scancel {' '.join(chain.waiting)}")
         return 0
-    click.echo(f"error: the run is not done; {run}/logs says why.", err=True)
+    echo(f"error: the run is not done; {run}/logs says why.", err=True)
     return 1

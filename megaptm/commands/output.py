@@ -1,4 +1,4 @@
-"""What commands print for scripts."""
+"""What commands print: lines for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ import math
 from typing import Any
 
 import click
+
+from megaptm.errors import printable
+
+
+def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
+    """Print a line, in which names and texts from outside have no control characters that a terminal would obey."""
+    click.echo(printable(text), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from megaptm.commands.options import machine_option, overrides_argument
-from megaptm.commands.output import print_json
+from megaptm.commands.output import echo, print_json
 from megaptm.errors import EXIT_FAILURE, UserError
 
 if TYPE_CHECKING:
@@ -97,15 +97,14 @@ def plan(
             }
         )
     else:
-        from rich.console import Console
-
+        from megaptm.console import Console
         from megaptm.plan.show import show, show_dry
 
         show(made, Console())
         if pasted:
-            click.echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(pasted)}")
+            echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(pasted)}")
         if plot is not None:
-            click.echo(f"\nDrawn: {click.format_filename(plot)}")
+            echo(f"\nDrawn: {click.format_filename(plot)}")
         if dry:
             show_dry(dry, Console())
     if dry and not dry.agrees:
@@ -146,8 +145,7 @@ def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: i
     found = search(config, machine, devices)
     chosen = best(found, config, machine, devices)
     if not silent:
-        from rich.console import Console
-
+        from megaptm.console import Console
         from megaptm.plan.show import show_search
 
         show_search(found, Console(), usable=machine.usable_bytes)

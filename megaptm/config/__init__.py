@@ -2,7 +2,7 @@
 
 from megaptm.config.distillation import distillation_of
 from megaptm.config.model import resolve, resolve_model
-from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, read_model
+from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, load_run, read_model
 from megaptm.config.schema import (
     CheckpointConfig,
     CommunicationConfig,
@@ -34,6 +34,7 @@ __all__ = [
     "draft",
     "dump",
     "load",
+    "load_run",
     "override_of",
     "read_model",
     "resolve",

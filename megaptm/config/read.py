@@ -23,6 +23,7 @@ from megaptm.config.schema import Config, DeviceLayout, ModelConfig, Section
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
+from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, modules_named
 from megaptm.spec import ModelSpec
 
 MOST_TOLD = 20
@@ -54,10 +55,20 @@ class UncheckedConfig:
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """The file at `path`, or of that name, and those that it extends; one that is no YAML is a `UserError`."""
+        """The file at `path`, or of that name, and those that it extends; one that is no YAML is a `UserError`.
+
+        The user wrote it: modules that it names may be imported.
+        """
         found = find_config(Path(path))
-        typed = tuple(read_override(text) for text in overrides)
-        return cls(found, (*((layer,) for layer in _extended(found, ())), typed))
+        return cls._of_layers(found, _extended(found, ()), overrides)
+
+    @classmethod
+    def read_run(cls, path: Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
+        """The config in a run's folder, which anybody may have written: a module that it names is imported only if
+        the user allows it (`plugins.allow_code`)."""
+        layers = _extended(path, ())
+        NAMED_BY_RUNS.update(dict.fromkeys(modules_named([layer.values for layer in layers]), str(path)))
+        return cls._of_layers(path, layers, overrides, written_by_user=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
@@ -65,8 +76,15 @@ class UncheckedConfig:
         layer = read_mapping(values, GIVEN)
         parent = _parent(layer, GIVEN)
         above = [] if parent is None else _extended(find_config(Path(parent)), ())
+        return cls._of_layers(Path(GIVEN), (*above, layer), overrides)
+
+    @classmethod
+    def _of_layers(
+        cls, path: Path, layers: Sequence[ConfigLayer], overrides: Sequence[str], *, written_by_user: bool = True
+    ) -> UncheckedConfig:
         typed = tuple(read_override(text) for text in overrides)
-        return cls(Path(GIVEN), (*((one,) for one in (*above, layer)), typed))
+        NAMED_BY_USER.update(modules_named([layer.values for layer in (*(layers if written_by_user else ()), *typed)]))
+        return cls(path, (*((layer,) for layer in layers), typed))
 
     def plus(self, override: str) -> UncheckedConfig:
         """This config with one override more, behind those that were typed."""
@@ -140,7 +158,7 @@ def _with_teacher(config: Config) -> Config:
     configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
     if (of_run := next((path for path in configs if path.is_file()), None)) is None:
         return config
-    model = load(of_run).model.model_dump(mode="json", exclude_none=True)
+    model = load_run(of_run).model.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
@@ -150,6 +168,11 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     A `UserError` says all that is wrong with it, a sentence for each mistake.
     """
     return UncheckedConfig.read(path, overrides).load()
+
+
+def load_run(path: Path) -> Config:
+    """The config in the folder of a run that anybody may have made, as `UncheckedConfig.read_run` reads it."""
+    return UncheckedConfig.read_run(path).load()
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
@@ -225,7 +248,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
     if parent is None:
         return [layer]
     beside = path.parent / parent
-    return [*_extended(beside if beside.exists() else find_shipped(beside, parent), (*above, here)), layer]
+    return [*_extended(beside if os.path.exists(beside) else find_shipped(beside, parent), (*above, here)), layer]
 
 
 def _parent(layer: ConfigLayer, where: str) -> str | None:

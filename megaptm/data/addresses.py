@@ -11,14 +11,8 @@ from pathlib import Path
 from megaptm.credentials import has_credentials
 from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
-from megaptm.storage import write_whole
+from megaptm.storage import PROTOCOLS, write_whole
 
-REFUSED_PROTOCOLS = (
-    *("file", "local", "asynclocal", "memory", "data", "dir", "git", "generic", "reference", "dask", "async_wrapper"),
-    *("zip", "tar", "libarchive", "cached", "blockcache", "filecache", "simplecache"),
-)
-"""Protocols by which a corpus from elsewhere could show files of this machine, or which only look into what others
-have."""
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
 """A URL in whose protocol nothing is written large: libraries know none that is."""
 
@@ -53,4 +47,4 @@ def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[s
 def is_address(url: str) -> bool:
     """Whether a corpus may say that a shard is there."""
     said = ADDRESS.fullmatch(url)
-    return said is not None and said[1] not in REFUSED_PROTOCOLS and "::" not in url and not has_credentials(url)
+    return said is not None and said[1] in PROTOCOLS and "::" not in url and not has_credentials(url)

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, heads
 from megaptm.config import Config
+from megaptm.console import Console
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.shards import Corpus
@@ -214,9 +215,10 @@ def show(evaluation: Evaluation, console: Console) -> None:
             table.add_row(*([name if who == "model" else ""] if several else []), who, *cells, style=style)
     asked = ", ".join(f"{loss.asked:,}{f' of {name}' if several else ''}" for name, loss in evaluation.losses.items())
     console.print(
-        f"[bold]{Path(evaluation.run).name}[/] at step {evaluation.step}: {evaluation.rows:,} held-out rows, "
-        f"{asked} answers asked",
-        highlight=False,
+        Text.assemble(
+            (Path(evaluation.run).name, "bold"),
+            f" at step {evaluation.step}: {evaluation.rows:,} held-out rows, {asked} answers asked",
+        )
     )
     console.print(table)
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from megaptm.batch import IMAGE, PATCH
+from megaptm.console import Console
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.manifest import LABELS

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from megaptm.config import Config
-from megaptm.errors import EXIT_USER_ERROR, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_errors, storage_errors_as_user_errors
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, listen
+from megaptm.python_path import module_command
 from megaptm.report.terminal import title
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
@@ -59,17 +60,18 @@ def _train_here(config: Config) -> int:
         run = prepare(config)
         note_launch(run)
         print(title(config), flush=True)
-        command = [sys.executable, "-m", "megaptm.train.worker", "--run", str(run)]
+        command = module_command("megaptm.train.worker", "--run", str(run))
         try:
-            return launch(
-                command,
-                processes=config.layout.processes,
-                run=run,
-                environment=environment_of(config),
-                threads=config.train.threads,
-                hang_seconds=config.train.hang_seconds,
-                patience=config.data.patience,
-            )
+            with resource_errors_as_user_errors():
+                return launch(
+                    command,
+                    processes=config.layout.processes,
+                    run=run,
+                    environment=environment_of(config),
+                    threads=config.train.threads,
+                    hang_seconds=config.train.hang_seconds,
+                    patience=config.data.patience,
+                )
         except UserError:
             if is_new:
                 discard_unused(run)

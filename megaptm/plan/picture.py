@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, printable
 from megaptm.plan import costs
 from megaptm.plan.plan import Plan
 from megaptm.plan.schedule import Pass, timeline
@@ -173,7 +173,8 @@ def _png(plan: Plan, path: Path) -> None:
 
     passes, _ = drawn_passes(plan)
     figure, (memory, schedule) = pyplot.subplots(2, 1, figsize=(12, 8), constrained_layout=True)
-    figure.suptitle(f"{plan.title} on {plan.nodes:,} x {plan.machine.devices} {plan.machine.name}")
+    title = f"{plan.title} on {plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
+    figure.suptitle(printable(title), parse_math=False)
     _draw_memory(memory, plan)
     for one in passes:
         shade = (BACKWARD if one.backward else FORWARD)[one.chunk % 3]

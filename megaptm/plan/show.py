@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from megaptm.config import Layout
+from megaptm.console import Console
 from megaptm.plan.count import count
 from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
@@ -168,7 +168,7 @@ def show_search(found: Search, console: Console, *, usable: float) -> None:
     if found.refused:
         console.print("\nRefused:")
         for reason, number in found.refused.most_common(6):
-            console.print(f"  {number:,}  {reason}", highlight=False, markup=False)
+            console.print(f"  {number:,}  {reason}", highlight=False)
     console.print()
 
 

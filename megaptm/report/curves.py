@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from megaptm.errors import printable
 from megaptm.storage import refuse_link, write_whole
 
 if TYPE_CHECKING:
@@ -111,13 +112,14 @@ def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
             if points:
                 width = 1.5 if axes is loss and not style else 1
                 x, y = zip(*points, strict=True)
-                axes.plot(x, y, label=name, marker=marker, markersize=4, linewidth=width, **style)
-        axes.set(ylabel=label)
+                axes.plot(x, y, label=printable(name), marker=marker, markersize=4, linewidth=width, **style)
+        axes.set_ylabel(printable(label), parse_math=False)
         axes.grid(alpha=0.3)
-    loss.set(title=title)
+    loss.set_title(printable(title), parse_math=False)
     speed.set(xlabel="step")
     if loss.get_legend_handles_labels()[0]:
-        loss.legend()
+        for text in loss.legend().get_texts():
+            text.set_parse_math(False)
     return figure
 
 

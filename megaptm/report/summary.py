@@ -6,10 +6,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from megaptm.config import Config, draft, load
+from megaptm.config import Config, UncheckedConfig
+from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.report.curves import curve, draw, loss_curves, save_picture
 from megaptm.resilience.events import read_events
@@ -43,7 +44,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     if not records:
         raise UserError(f"{run} has no metrics yet: `megaptm train {run}` writes them.")
     title = f"{config.model.family}/{config.model.size}, {_objective(config)}"
-    console.print(f"[bold]{run.name}[/]: {title}; {_progress(config, records, found)}\n")
+    console.print(Text.assemble((run.name, "bold"), f": {title}; {_progress(config, records, found)}\n"))
     for line in draw(loss_curves(records), width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     console.print()
@@ -54,14 +55,15 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     save_picture(picture, records, title=f"{run.resolve().name}: {title}")
     console.print(f"Picture: {picture}", soft_wrap=True)
     if look := how_to_look(run.resolve()):
-        console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False, markup=False)
+        console.print(f"MLflow:  {', then '.join(look)}", soft_wrap=True, highlight=False)
     return picture
 
 
 def _config(run: Path) -> Config:
     require_run(run)
-    # As far as it can be read: what is told needs no code of the user's, which may be absent here.
-    return draft(run / CONFIG).config or load(run / CONFIG)
+    # As far as it can be read: what is told needs no code of the user's, which may be absent here or not allowed.
+    written = UncheckedConfig.read_run(run / CONFIG)
+    return written.draft().config or written.load()
 
 
 def _objective(config: Config) -> str:

@@ -13,6 +13,7 @@ import psutil
 from megaptm.config import Config, Layout, resolve
 from megaptm.config.extension import extended_by
 from megaptm.config.uses import uses
+from megaptm.errors import printable
 from megaptm.families import RECURRENT
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
@@ -28,7 +29,7 @@ AXES = ("data", "tensor", "pipeline", "virtual")
 def title(config: Config) -> str:
     """What is trained, how it is laid out, and where it is written: two lines."""
     processes = config.layout.processes
-    return (
+    return printable(
         f"{config.model.family}/{config.model.size}, {count(resolve(config)):,} parameters, "
         f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
         f"layout {layout_title(config.layout.model_dump())}\nrun folder {typed_path(config.run)}"

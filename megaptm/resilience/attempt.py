@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, integer_of, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
 """By which a launcher tells the processes that it starts, on whatever machine, which start they are."""
@@ -42,7 +42,11 @@ class Attempt:
         job = environ.get("SLURM_JOB_ID")
         if job is None:
             return None
-        return cls(environ.get("MEGAPTM_CHAIN") or job, int(job), int(environ.get("SLURM_RESTART_COUNT") or 0))
+        return cls(
+            environ.get("MEGAPTM_CHAIN") or job,
+            integer_of(environ, "SLURM_JOB_ID"),
+            integer_of(environ, "SLURM_RESTART_COUNT"),
+        )
 
     @classmethod
     def from_json(cls, found: Any) -> Attempt | None:

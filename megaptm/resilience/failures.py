@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, printable
 from megaptm.resilience.events import Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved
 from megaptm.resilience.watchdog import Hang, rank_spans
 
@@ -143,7 +143,7 @@ def exit_code(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: 
         events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem))
     if cause.user_error is not None:
         raise UserError(cause.user_error)
-    print(failure_report(cause), file=sys.stderr)
+    print(printable(failure_report(cause)), file=sys.stderr)
     others = [end.rank for end in failed if end is not cause]
     after = f" Then failed: rank {rank_spans(others)}." if others else ""
     print(f"What each rank wrote is in {logs}.{after}", file=sys.stderr, flush=True)
@@ -152,7 +152,7 @@ def exit_code(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: 
 
 def exit_code_of_hang(hang: Hang, *, run: Path) -> int:
     """Say and write down who hangs; returns the exit code of the whole: it can be continued."""
-    print(hang, file=sys.stderr, flush=True)
+    print(printable(str(hang)), file=sys.stderr, flush=True)
     # A disk that is full or gone may be why it hangs; its end does not depend on that.
     with contextlib.suppress(OSError), Events(run) as events:
         events.write(hang.event)

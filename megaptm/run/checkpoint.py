@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import TensorReader
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, load_run, resolve_model
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.spec import ModelSpec
@@ -106,4 +106,4 @@ def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoin
         raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")
     if step is not None:
         checkpoint.verify()
-    return RunCheckpoint(run, load(run / CONFIG), checkpoint)
+    return RunCheckpoint(run, load_run(run / CONFIG), checkpoint)

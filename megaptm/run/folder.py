@@ -20,7 +20,7 @@ from typing import Any
 
 from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
-from megaptm.config import Config, Draft, UncheckedConfig, dump, load
+from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
 from megaptm.config.schedule import with_begun_warmup
 from megaptm.errors import NO_PLACE, UserError, why_no_place
 from megaptm.objectives.compose import with_files
@@ -92,13 +92,13 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Unchec
             )
         # A folder may have been moved since; it is the run wherever it lies.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
-        return _with_moved_corpora(path, UncheckedConfig.read(path / CONFIG, overrides))
+        return _with_moved_corpora(path, UncheckedConfig.read_run(path / CONFIG, overrides))
     return UncheckedConfig.read(path, overrides)
 
 
 def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
     """Let tasks and limits follow a corpus to the path that an override of `data.mix` names."""
-    begun, data = UncheckedConfig.read(run / CONFIG), written.values.get("data")
+    begun, data = UncheckedConfig.read_run(run / CONFIG), written.values.get("data")
     if not isinstance(data, dict) or data == begun.values.get("data") or not trained(run):
         return written
     mix = data.get("mix")
@@ -164,7 +164,7 @@ def _begun(run: Path) -> Config | None:
     """What a run was begun with that goes on."""
     with contextlib.suppress(UserError):  # of a damaged folder `prepare` tells
         if (run / CONFIG).is_file() and trained(run):
-            return load(run / CONFIG)
+            return load_run(run / CONFIG)
     return None
 
 
@@ -201,7 +201,7 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
         refuse_queued(run)
     with _folder_errors_told(run), RunLock(run, attempt=attempt):
         if (run / CONFIG).exists() and trained(run):
-            resumption = compare(load(run / CONFIG), config)
+            resumption = compare(load_run(run / CONFIG), config)
             resumption.refuse()
             with Events(run) as events:
                 for event in resumption.events:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.checkpoint.committed import committed, newest_step
-from megaptm.config import Config, load, resolve
+from megaptm.config import Config, load_run, resolve
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG
@@ -57,7 +57,7 @@ class OtherRun:
     @property
     def config(self) -> Config:
         """That it was trained with."""
-        return load(self.folder / CONFIG)
+        return load_run(self.folder / CONFIG)
 
     def differs(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """What of the run's model is otherwise than of this one, if anything: a number's name, and both."""

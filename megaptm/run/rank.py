@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from megaptm.config import Layout
-from megaptm.errors import UserError
+from megaptm.errors import UserError, integer_of
 from megaptm.schedulers.slurm.environment import variables_of_ranks
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
@@ -34,18 +34,20 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         # Counted by step: a batch script itself has SLURM_PROCID=0 and the job's SLURM_NTASKS, and is nobody's worker.
-        if "SLURM_PROCID" not in environ or int(environ.get("SLURM_STEP_NUM_TASKS", "1")) == 1:
+        if "SLURM_PROCID" not in environ or integer_of(environ, "SLURM_STEP_NUM_TASKS", 1) == 1:
             return None
         environ.update({name: value for name, value in variables_of_ranks(environ).items() if name not in environ})
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
         raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")
-    rank, world = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    world = integer_of(environ, "WORLD_SIZE")
+    rank = integer_of(environ, "RANK", most=max(0, world - 1))
+    integer_of(environ, "MASTER_PORT", most=65_535)  # which torch reads
     listener = environ.pop(LISTENER, None)  # is of this process alone
     return RankEnvironment(
         rank=rank,
         world=world,
-        local_rank=int(environ.get("LOCAL_RANK", rank)),
+        local_rank=integer_of(environ, "LOCAL_RANK", rank),
         listener=None if listener is None else int(listener),
     )
 

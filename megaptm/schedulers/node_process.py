@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from megaptm.python_path import module_command
 
 END_SECONDS = 10.0
 """For a process that is told to end."""
@@ -27,7 +28,7 @@ def run(
     module: str, arguments: Sequence[str], *, seconds: float, more: Mapping[str, str] | None = None
 ) -> ProcessOutput:
     """The module as a process of this machine."""
-    return finish([sys.executable, "-m", module, *arguments], {**os.environ, **(more or {})}, seconds)
+    return finish(module_command(module, *arguments), {**os.environ, **(more or {})}, seconds)
 
 
 def finish(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:

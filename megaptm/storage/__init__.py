@@ -22,6 +22,7 @@ from megaptm.storage.files import (
 from megaptm.storage.halves import is_rest, writing_in
 from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines, now
 from megaptm.storage.own_files import open_own, refuse_link
+from megaptm.storage.remote import PROTOCOLS
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.stream import open_remote
 from megaptm.storage.untrusted import (
@@ -34,6 +35,7 @@ from megaptm.storage.untrusted import (
 )
 
 __all__ = [
+    "PROTOCOLS",
     "AtomicFile",
     "Cache",
     "FileName",

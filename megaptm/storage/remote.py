@@ -11,6 +11,11 @@ from megaptm.errors import UserError
 from megaptm.storage.retry import RetryPolicy, with_retries
 
 WEB_PROTOCOLS = ("http", "https")
+PROTOCOLS = frozenset(
+    (*WEB_PROTOCOLS, "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "hf", "hdfs", "webhdfs")
+)
+"""Of stores on a network. fsspec knows others, which show files of this machine, log in elsewhere or start programs; a
+corpus or a run from somebody else could name them."""
 REFUSALS = (401, 403, 408, 425, 429)
 """Answers of a server of the web below 500 that do not mean that nothing is there, but: not for you, or later."""
 CHUNK = 16 << 20
@@ -103,6 +108,11 @@ class Remote:
         """fsspec keeps one for each process; never held here, because a forked process must have its own."""
         import fsspec
 
+        if self._protocol not in PROTOCOLS:
+            raise UserError(
+                f"{self.url}: {self._protocol}:// is not a protocol that megaptm reads: give a folder of this "
+                f"machine, or one of {', '.join(f'{name}://' for name in sorted(PROTOCOLS))}."
+            )
         options: dict[str, Any] = {}
         if self._protocol == "s3":
             # One attempt of botocore's and one of s3fs's: together with ours they would multiply to minutes.

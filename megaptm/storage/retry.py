@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from megaptm.credentials import in_brief
-from megaptm.errors import FULL_DISK, UserError
+from megaptm.errors import FULL_DISK, UserError, printable
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class OutageError(UserError):
 
 
 def to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
+from megaptm.errors import printable
 from megaptm.families.words import WordSpec
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import by_step
@@ -232,10 +233,10 @@ class _Lines:
         print(f"step {step}/{self.steps}  validation loss {said}", flush=True)
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
-        print(f"step {step}/{self.steps}  epoch {epoch} of {corpus} begins", flush=True)
+        print(f"step {step}/{self.steps}  epoch {epoch} of {printable(corpus)} begins", flush=True)
 
     def weighing(self, step: int, said: str) -> None:
-        print(f"step {step}/{self.steps}  from here on: {said}", flush=True)
+        print(f"step {step}/{self.steps}  from here on: {printable(said)}", flush=True)
 
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
@@ -252,12 +253,15 @@ class _Bar:
     def __init__(self, steps: int, start: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        from megaptm.console import Console
+
         self._progress = Progress(
             TextColumn("[bold]training"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss [bold cyan]{task.fields[loss]}[/]  {task.fields[speed]}"),
             TimeRemainingColumn(),
+            console=Console(),
         )
         self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="")
         self._progress.start()
@@ -274,8 +278,12 @@ class _Bar:
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        said = f"[bold]{metrics['validation/loss']:.4f}[/]{_each(metrics, 'validation/')}"
-        self._progress.console.print(f"step {step}: validation loss {said}", highlight=False)
+        from rich.text import Text
+
+        loss = (f"{metrics['validation/loss']:.4f}", "bold")
+        self._progress.console.print(
+            Text.assemble(f"step {step}: validation loss ", loss, _each(metrics, "validation/"))
+        )
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
         self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")

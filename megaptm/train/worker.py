@@ -8,7 +8,12 @@ import traceback
 
 import click
 
-from megaptm.errors import EXIT_FAILURE, UserError, storage_errors_as_user_errors
+from megaptm.errors import (
+    EXIT_FAILURE,
+    UserError,
+    resource_errors_as_user_errors,
+    storage_errors_as_user_errors,
+)
 from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
 
 
@@ -18,9 +23,9 @@ def main(run: str) -> None:
     outlive_terminal()
     collect_garbage_rarely()
     try:
-        from megaptm.train.run import run_worker
+        with resource_errors_as_user_errors(), storage_errors_as_user_errors(run):
+            from megaptm.train.run import run_worker
 
-        with storage_errors_as_user_errors(run):
             code = run_worker(run)
     except UserError as error:
         click.echo(f"error: {error}", err=True)

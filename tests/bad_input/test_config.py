@@ -1,7 +1,11 @@
 """A config that cannot work is told before a corpus is looked for and before a folder is made."""
 
+import json
+
 import pytest
 
+from megaptm.config import load
+from megaptm.errors import UserError
 from tests.bad_input.mistakes import CONFIGS, told
 
 
@@ -26,6 +30,13 @@ from tests.bad_input.mistakes import CONFIGS, told
 def test_a_config_that_cannot_work(tmp_path, family, override, sentence):
     assert told("train", CONFIGS / family / "tiny.yaml", f"run={tmp_path / 'run'}", override) == sentence
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000])
+def test_a_name_that_no_file_can_have_is_no_such_config(tmp_path, name):
+    (tmp_path / "it.yaml").write_text(json.dumps({"extends": name}))
+    with pytest.raises(UserError, match="no such config file"):
+        load(tmp_path / "it.yaml")
 
 
 @pytest.mark.parametrize(("world", "word"), [(4, "more"), (1, "fewer")])

@@ -31,6 +31,7 @@ def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
     "line",
     [
         *('"file:///etc/passwd"', '"FILE:///etc/passwd"', '"zip://a::s3://b/c.zip"', '"zip:///etc/a.zip"', '"dir://a"'),
+        *('"ssh://host/a.tar"', '"github://me:it@main/a.tar"', '"jupyter://host/a.tar"', '"smb://host/a.tar"'),
         *('"/etc/passwd"', "3", '"s3://key:secret@b/a.tar"', r'"s3://b/\n.tar"'),
     ],
 )

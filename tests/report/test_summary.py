@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from megaptm.config import dump, load
-from megaptm.errors import UserError
+from megaptm.console import Console
+from megaptm.errors import UserError, printable
 from megaptm.report.curves import curve, draw, loss_curves, picture
 from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
@@ -184,6 +184,18 @@ def test_a_run_is_told_where_its_objective_is_not(run, objective, name):
     screen = io.StringIO()
     report(run, console=Console(width=80, file=screen))
     assert f"gpt2/custom, {name}; step 10 of 300" in screen.getvalue()
+
+
+@pytest.mark.parametrize("name", [r"[red]$\nosuch$", "[bold]x", "a\x1b[2Jb", "$", "_$x^$"])
+def test_a_name_changes_nothing_of_the_report(run, name):
+    named = run.rename(run.with_name(name))
+    lines = [json.loads(line) for line in (named / "metrics.jsonl").read_text().splitlines()]
+    lines[-1] |= {f"loss/{name}": 1.0, f"baseline/{name}": 2.0}
+    (named / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    console = Console(width=200, file=io.StringIO())
+    assert report(named, console=console).is_file()
+    assert console.file.getvalue().startswith(f"{printable(name)}: gpt2/custom, causal-lm; step 10 of 300")
+    assert "\x1b" not in console.file.getvalue()
 
 
 def test_a_folder_that_is_no_run_is_told(tmp_path):

@@ -70,6 +70,26 @@ def test_half_an_environment_is_refused():
         worker_environment({"RANK": "0"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("RANK", "a", "an integer, 0 to 1"),
+        ("RANK", "2", "an integer, 0 to 1"),
+        ("RANK", "-1", "an integer, 0 to 1"),
+        ("WORLD_SIZE", "2.0", "an integer, 0 or more"),
+        ("LOCAL_RANK", "gpu0", "an integer, 0 or more"),
+        ("MASTER_PORT", "99999", "an integer, 0 to 65,535"),
+        ("MASTER_PORT", "http", "an integer, 0 to 65,535"),
+    ],
+)
+def test_a_variable_that_is_no_integer_is_refused(name, value, expected):
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1", name: value}
+    with pytest.raises(
+        UserError, match=rf"^{name} \('{value}'\) must be {expected}: correct or unset this variable\.$"
+    ):
+        worker_environment(environ)
+
+
 def test_a_missing_scontrol_is_told(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(UserError, match="set MASTER_ADDR and MASTER_PORT"):

@@ -128,7 +128,7 @@ def test_denied_access_is_told_at_once(faults, monkeypatch):
 
 
 def test_an_address_nobody_understands_is_told(tmp_path):
-    with pytest.raises(UserError, match=r"^fax://number is no address that can be read \(Protocol not known: fax"):
+    with pytest.raises(UserError, match=r"^fax://number: fax:// is not a protocol that megaptm reads: give a folder"):
         storage.read("fax://number")
 
 

@@ -6,7 +6,6 @@ import io
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, environments, listen
+from megaptm.python_path import module_command, named_folders
 from megaptm.resilience.failures import ProcessExit
 
 LOOK_SECONDS = 1.0
@@ -58,7 +58,7 @@ class NodeAgent:
 
     def __init__(self, module: str, run: Path, logs: Path) -> None:
         # Of the node: its Python need not be where the driver's is.
-        command = [sys.executable, "-m", module, "--run", str(run)]
+        command = module_command(module, "--run", str(run))
         self._out, self._err = OutputBuffer(), OutputBuffer()
         self._listener: socket.socket | None = None
         self._workers = LocalWorkerGroup(command, logs=logs, out=self._out, err=self._err)  # type: ignore[arg-type]
@@ -75,6 +75,9 @@ class NodeAgent:
     def start(self, ranks: range, rendezvous: Rendezvous, given: Mapping[str, str], threads: int | None) -> None:
         # Ray says how many threads an actor may have, which is none of the ranks' business.
         os.environ.pop("OMP_NUM_THREADS", None)
+        # The folders of the driver, then those of this node.
+        folders = [*given.get("PYTHONPATH", "").split(os.pathsep), *named_folders()]
+        given = {**given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, folders)))}
         self._workers.start(environments(ranks, rendezvous, given, threads=threads), self._listener)
 
     def look(self, known: int) -> AgentReport:

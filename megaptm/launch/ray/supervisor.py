@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 import signal
@@ -18,6 +19,8 @@ from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import forwarding
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
+from megaptm.plugins import ALLOW_CODE
+from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
@@ -147,6 +150,8 @@ class Supervisor:
                 **self._attempt.environment(),
                 **environment_of(config),
                 STARTED_BY: shlex.join(self._command),
+                "PYTHONPATH": os.pathsep.join(named_folders()),
+                ALLOW_CODE: os.environ.get(ALLOW_CODE, ""),
             }
             attempt.begin(environment, threads=config.train.threads, asked=self._asked)
             return attempt.run_to_end(self._asked)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.errors import EXIT_CONTINUE
+from megaptm.errors import EXIT_CONTINUE, printable
 from megaptm.launch.restart_policy import RestartPolicy
 from megaptm.resilience.events import BEGINNINGS, CheckpointEvent, HangEvent, read_events
 from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
@@ -45,7 +45,7 @@ def main(logs: Path) -> None:
         sys.exit(0 if RestartPolicy(run).goes_on("interrupted", progress=saved(run)) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
-    click.echo(f"On {host}, {failure_report(cause)}\nWhat each rank wrote is in {logs}.")
+    click.echo(f"On {host}, {printable(failure_report(cause))}\nWhat each rank wrote is in {logs}.")
 
 
 def hung(run: Path) -> bool:

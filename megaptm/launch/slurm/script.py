@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from megaptm.schedulers.slurm.options import script_lines
 from megaptm.schedulers.slurm.slurm_time import WARNING_SECONDS
 
-CARRIED = ("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_CHAIN", "MEGAPTM_CHECK")
+CARRIED = (
+    *("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_ALLOW_CODE", "PYTHONPATH"),
+    *("MEGAPTM_CHAIN", "MEGAPTM_CHECK"),
+)
 """Variables that a job takes along from where it is submitted; no others."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
+from megaptm.python_path import named_folders
 from megaptm.schedulers.ray.start import Attempts
 
 ANSWER_SECONDS = 15.0
@@ -52,7 +53,7 @@ def connect(address: str | None, *, cpus: int | None = None) -> None:
         )
     _check_answers(wanted)
     try:
-        ray.init(address=wanted, **_quiet())
+        ray.init(address=wanted, job_config=None if wanted.startswith(CLIENT) else _job_config(ray), **_quiet())
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise _unreachable(wanted, error) from None
 
@@ -77,6 +78,7 @@ def _start_here(ray: Any, cpus: int | None) -> None:
                     num_cpus=cpus,
                     object_store_memory=128 << 20,  # what goes through it are names, tables and lines of logs
                     include_dashboard=False,
+                    job_config=_job_config(ray),
                     **_quiet(),
                 )
             return
@@ -115,6 +117,20 @@ def _without_hangup() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _SearchPath(list[str]):
+    """Folders that Ray's workers search for modules; Ray adds the driver's working directory to them."""
+
+    def extend(self, _: object) -> None:
+        pass
+
+
+def _job_config(ray: Any) -> Any:
+    """Let workers import modules from where this process was told to: the folders on its PYTHONPATH."""
+    job = ray.job_config.JobConfig()
+    job._py_driver_sys_path = _SearchPath(named_folders())
+    return job
 
 
 def _quiet() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import IO
 import psutil
 
 from megaptm.errors import EXIT_USER_ERROR, UserError
+from megaptm.python_path import module_command
 
 VARIABLE = "MEGAPTM_RAY_START_SECONDS"
 START_SECONDS = 600.0
@@ -91,7 +92,7 @@ class _Start:
         self.succeeded, self.asked_to_stop, self.last_words = threading.Event(), False, ""
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", *options],
+            module_command("ray.scripts.scripts", "start", *options),
             env={**os.environ, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from megaptm.errors import UserError
+from megaptm.errors import UserError, integer_of
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
 from megaptm.schedulers.slurm.command import answer
 
 
 def variables_of_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """The five variables by which `torch.distributed` finds its peers, for a process that srun started."""
-    job, step = int(environ["SLURM_JOB_ID"]), int(environ.get("SLURM_STEP_ID", "0"))
-    restart = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    job, step = integer_of(environ, "SLURM_JOB_ID"), integer_of(environ, "SLURM_STEP_ID")
+    restart = integer_of(environ, "SLURM_RESTART_COUNT")
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Sequence
 
 from megaptm.errors import UserError
+from megaptm.python_path import module_command
 from megaptm.schedulers.node_process import ProcessOutput, finish
 from megaptm.schedulers.slurm.command import answer
 
@@ -20,7 +20,7 @@ def run_on_slurm(module: str, arguments: Sequence[str], seconds: float) -> tuple
     step = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--overlap", "--export=ALL")
     # A process for each node takes all that the job has there: what the job's own processes are given does not matter.
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_CPUS_PER_TASK")}
-    both = finish(["srun", *step, "--label", sys.executable, "-m", module, *arguments], environment, seconds)
+    both = finish(["srun", *step, "--label", *module_command(module, *arguments)], environment, seconds)
     return nodes, by_label(both, nodes)
 
 

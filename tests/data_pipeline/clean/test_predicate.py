@@ -26,15 +26,14 @@ number = 3
 
 @pytest.fixture(autouse=True)
 def _rules(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "rules_of_mine.py").write_text(MODULE)
     yield
     sys.modules.pop("rules_of_mine", None)
     function_named.cache_clear()
 
 
-def test_a_function_of_the_current_directory_keeps_and_drops():
+def test_a_function_keeps_and_drops():
     kept, dropped = run(KeepIf(call="rules_of_mine:is_long"), "long enough", "no")
     assert [document.text for document in kept] == ["long enough"]
     assert dropped.counts == {"keep-if: rules_of_mine:is_long": 1}

@@ -136,7 +136,7 @@ NUMBER = 3
 def steps_of_mine(tmp_path, monkeypatch):
     (tmp_path / "steps_of_mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path / "steps_of_mine.py"
     sys.modules.pop("steps_of_mine", None)
 

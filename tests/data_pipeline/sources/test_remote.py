@@ -97,7 +97,8 @@ def test_files_inside_of_an_archive(tmp_path):
     assert reading(f"zip://below::{tmp_path}/pile.zip").sources == ["below/a.txt"]
 
 
-def test_other_file_systems(tmp_path):
+def test_other_file_systems(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "PROTOCOLS", {"memory"})
     fsspec.filesystem("memory").pipe({"/pile/a.txt": b"one", "/pile/b.md": b"two"})
     assert reading("memory://pile").sources == ["pile/a.txt", "pile/b.md"]
     here = written(tmp_path / "a.txt", "three")
