@@ -35,7 +35,7 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.processes import collect_garbage_rarely, end_now
+from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable
 
 
 class Commands(click.Group):
@@ -97,6 +97,7 @@ def main() -> None:
 def run() -> NoReturn:
     """`megaptm` as a program."""
     collect_garbage_rarely()
+    replace_unencodable()
     try:
         main(prog_name="megaptm")
     except SystemExit as end:

@@ -54,6 +54,13 @@ def outlive_terminal() -> None:
         setattr(sys, name, lasting)
 
 
+def replace_unencodable() -> None:
+    """Print `?` for characters that the encoding of standard output or error lacks, as in a locale without UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def collect_garbage_rarely() -> None:
     """For a program that loads torch: Python would look through all that was imported again and again as it grows,
     which is a sixth of the time that the import takes, and later at a moment of its own in each rank, while the others

@@ -171,6 +171,12 @@ def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
         if type(error) is not Exception:
             raise
         raise UserError(f"the tokenizer cannot encode a text ({error}): train it or fetch it again.") from None
+    except BaseException as error:  # a panic of the library's Rust code, as where a pattern takes exponential time
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the tokenizer cannot encode a text ({str(error)[:200]}): train it again, with another pattern."
+        ) from None
 
 
 def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:

@@ -14,7 +14,7 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
+from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal, replace_unencodable
 
 
 @click.command()
@@ -22,6 +22,7 @@ from megaptm.processes import collect_garbage_rarely, end_now, outlive_terminal
 def main(run: str) -> None:
     outlive_terminal()
     collect_garbage_rarely()
+    replace_unencodable()
     try:
         with resource_errors_as_user_errors(), storage_errors_as_user_errors(run):
             from megaptm.train.run import run_worker

@@ -1,0 +1,72 @@
+"""A process with few files, little memory or an old locale: a sentence, no traceback."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from megaptm.errors import UserError, exhausted, resource_errors_as_user_errors
+from megaptm.tokenizers import load
+from tests import ROOT
+
+
+def megaptm(*words, **options):
+    command = [sys.executable, "-m", "megaptm", *words]
+    return subprocess.run(command, capture_output=True, check=False, cwd=ROOT, **options)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_without_the_characters_gets_question_marks(encoding):
+    done = megaptm("plan", "gpt2/tiny", "--machine", "a100-80g", env={**os.environ, "PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?????" in done.stdout
+
+
+def test_too_few_open_files_are_one_sentence(real_corpus, tmp_path):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (10, 10))
+
+    words = [f"data.mix={{{real_corpus('byte-bpe')}: 1}}", f"run={tmp_path / 'run'}", "track.enabled=false"]
+    done = megaptm("train", "gpt2/tiny", *words, preexec_fn=limit)
+    assert done.returncode == 2
+    assert done.stderr == (
+        b"error: too many open files for this process: raise the limit (`ulimit -n 4096`) and start again.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(24, "Too many open files"), "too many open files"),
+        (RuntimeError("[enforce fail at device.cc:186] rv != -1. Too many open files"), "too many open files"),
+        (RuntimeError("can't start new thread"), "no more threads or processes"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), "no more threads or processes"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), "not enough memory"),
+        (RuntimeError("Storage size calculation overflowed with sizes=[3221225472, 1073741824]"), "not enough memory"),
+        (MemoryError(), r"not enough memory for this process \(MemoryError\)"),
+    ],
+)
+def test_a_limit_that_was_reached_is_named(error, expected):
+    with pytest.raises(UserError, match=f"^{expected}"), resource_errors_as_user_errors():
+        raise error
+
+
+def test_other_errors_are_left_alone():
+    assert exhausted(RuntimeError("shapes differ")) is None
+
+
+def test_a_pattern_that_takes_exponential_time_is_one_sentence(tmp_path):
+    content = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = load(tmp_path)
+    with pytest.raises(UserError, match=r"^the tokenizer cannot encode a text .*retry-limit"):
+        tokenizer.encode("a" * 40 + "!")
