@@ -11,6 +11,7 @@ import pytest
 from data_pipeline.document import Dropped
 from data_pipeline.sources import Source, deal, find_files, read
 from megaptm.errors import UserError
+from megaptm.storage import remote
 from tests.data_pipeline.sources.reading import reading, written
 
 ROWS = "".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(500))
