@@ -1,9 +1,9 @@
 """Seconds of the operations of a layer on one rank, forward and backward.
 
-A product of matrices takes its operations at the rate a large product reaches, and the reading and writing of its
-operands at the memory's: small products are slow because the second part does not shrink with the first. Everything
-between products takes the bytes it reads and writes. Both are counted from what `layers/` and megatron-core's linear
-maps do; the machine's file says at which rates.
+A matrix product takes its FLOPs at the rate of a large product plus the memory traffic of its operands. The second term
+makes small products slow: it does not shrink in proportion to the first. Operations between products take the bytes
+that they read and write. Both follow from the code in `layers/` and megatron-core's linear layers; the machine's file
+gives the rates.
 """
 
 # N tokens of a micro-batch, D width, A = heads x key width, F feed-forward features, T tensor ranks
@@ -24,21 +24,21 @@ from megaptm.spec import Block
 
 @dataclass(frozen=True)
 class OperationTime:
-    """Of one pass over something, by what the device does meanwhile."""
+    """Seconds of one pass, by kind of operation."""
 
     products: float = 0.0
     attention: float = 0.0
     memory: float = 0.0
-    """Norms, nonlinearities, dropout, sums, and the time between kernels."""
+    """Norms, activations, dropout, sums, and the time between kernels."""
     tensor: float = 0.0
-    """Tensor-parallel communication that nothing hides."""
+    """Tensor-parallel communication that does not overlap with computation."""
 
     @property
     def total(self) -> float:
         return self.products + self.attention + self.memory + self.tensor
 
     def __add__(self, other: OperationTime) -> OperationTime:
-        # Written out: a search adds some hundred thousand of these.
+        # Written out because a search adds several hundred thousand of these.
         return OperationTime(
             self.products + other.products,
             self.attention + other.attention,
@@ -52,7 +52,8 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward, backward, and what is computed again, for the backward pass or after a pass for features."""
+    """Seconds of the forward pass, the backward pass, and recomputation (for the backward pass, or after a features
+    pass)."""
 
     forward: OperationTime
     backward: OperationTime
@@ -70,7 +71,7 @@ class Passes:
 
 
 def product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
-    """Seconds of [rows, inputs] @ [inputs, outputs]."""
+    """Return the seconds of [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
     traffic = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
@@ -79,7 +80,10 @@ def product(machine: Machine, work: Workload, rows: float, inputs: float, output
 def stage(
     machine: Machine, work: Workload, chunks: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
 ) -> Passes:
-    """One micro-batch through all chunks of a stage; `layers` are known from other stages, and this one's added."""
+    """Return the seconds of one micro-batch in all chunks of a stage.
+
+    `layers`: cache of layers that other stages have too; layers of this stage are added to it.
+    """
     total = Passes(OperationTime(), OperationTime())
     layers = {} if layers is None else layers
     for chunk in chunks:
@@ -97,7 +101,8 @@ def stage(
 
 
 def layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
-    """One layer of a stack, for one micro-batch; `block` is that `at` it, absent: the first's."""
+    """Return the seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the first
+    layer's."""
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     passes, again = Passes(OperationTime(), OperationTime()), OperationTime()
     subs = sublayers(block, work.spec.size_of(stack), memory_width(work.spec, stack))
@@ -131,12 +136,13 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
         times = work.lengths[stack] if one.sequential else 1
         forward += times * product(machine, work, tokens / times, inputs, outputs)
-    # The same operations for the input's gradient and for the weight's, whose operands are the same three matrices.
+    # The gradients of input and weight have as many operations each; their operands are the same three matrices.
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
 
 def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, keys: str) -> Passes:
-    """Scores, softmax, dropout, mean of values; fused in one kernel or one by one."""
+    """Return the seconds of scores, softmax, dropout and weighted values, fused in one kernel or computed one by
+    one."""
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
@@ -150,7 +156,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
     seconds = operations / (rate if work.software.attention == "fused" else rate / 2)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
-    # The backward pass computes the scores again: five products where the forward pass has two.
+    # The backward pass recomputes the scores: five products instead of two.
     return Passes(OperationTime(attention=seconds + kernel), OperationTime(attention=2.5 * seconds + 2 * kernel))
 
 
@@ -158,9 +164,9 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
     element = work.element
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
-    # Scores written, read and written by softmax and by dropout with its mask, and read by the product with values.
+    # Softmax, and dropout with its mask, read and write the scores; the product with values reads them.
     dropped = (2 * element + 1) if drops else 0
-    # Scaling and masking in passes of their own read and write twice more; backward, only scaling does.
+    # Separate scaling and masking read and write twice more; in the backward pass only scaling does.
     apart = 0 if work.software.fused_softmax else 2 * element
     forward = pairs * (element + 2 * apart + 2 * element + dropped + element) / machine.bandwidth
     backward = pairs * (element + dropped + 3 * element + apart + 3 * element) / machine.bandwidth
@@ -172,21 +178,22 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
 
 
 def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> Passes:
-    """Bytes read and written between products, at the memory's rate."""
+    """Return the seconds of operations between products: bytes read and written at memory bandwidth."""
     size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element
     tokens = work.layout.microbatch * work.lengths[stack]
     mask = 1 if work.spec.dropout else 0
     residual = len(subs) * tokens * size.width / work.slice
-    # Norm: read, write. Residual sum: read twice, write. Dropout of its own pass: read, write.
+    # Norm: read, write. Residual sum: read twice, write. Separate dropout: read, write.
     drop = (2 * element if mask and not work.software.fused_residual else 0) + mask
     forward = residual * (2 * element + 3 * element + drop)
-    # Norm: gradient and input read, gradient written, read again for its weights; sum: as forward; dropout; bias.
+    # Norm: read gradient and input, write gradient, read it again for the norm's weights. Sum as forward; dropout;
+    # bias.
     backward = residual * (5 * element + 3 * element + mask * (2 * element + 1) + element)
     for sub in subs:
         traffic = sub.brick.memory_traffic(element)
         forward += tokens * traffic.forward / tensor
         backward += tokens * traffic.backward / tensor
-    # A weight's gradient is added to its float32 sum, which is read and written; the product has counted one writing.
+    # A weight gradient is added to its float32 sum, which is read and written; the product already counts one write.
     weights = sum(one.weights for sub in subs for one in sub.brick.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
@@ -198,33 +205,35 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
 
 
 def _communication(machine: Machine, work: Workload, sublayers: int, stack: str) -> Passes:
-    """What tensor ranks say to each other in a layer, less what products hide.
+    """Return the seconds of tensor-parallel communication of a layer that do not overlap with products.
 
-    Each sub-layer sums its output over ranks, forward, and the gradient of its input, backward; with sequence
-    parallelism as a reduce-scatter and an all-gather, and once more a gather, of the saved input, backward.
+    Each sub-layer sums its output over ranks in the forward pass and the gradient of its input in the backward pass.
+    With sequence parallelism each sum is a reduce-scatter and an all-gather, and the backward pass gathers the saved
+    input once more.
     """
     layout = work.layout
     if layout.tensor == 1:
         return Passes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element
-    one = collective(machine, size, ranks=layout.tensor, stride=1)  # a gather or a scatter
+    one = collective(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
     beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
     forward, backward, hidden = 2 * one * sublayers, 2 * one * sublayers, 0.0
     if overlap == "pieces":
-        # Each collective is cut into as many pieces as there are ranks, and only one piece finds no product to hide in.
+        # Each collective is split into as many pieces as ranks; only one piece does not overlap with a product.
         hidden, forward, backward = (forward + backward) * (1 - 1 / layout.tensor), forward / layout.tensor, 0.0
         backward = forward
     elif overlap == "backward":
-        # Beside the weight's gradient: the sum of the input's. With sequence parallelism its scatter, and the gather of
-        # the saved input; the gather of the output's gradient finds nothing to hide behind.
+        # The sum of the input gradient overlaps with the weight gradient. With sequence parallelism its scatter and the
+        # gather of the saved input do; the gather of the output gradient does not.
         hidden, backward = backward, (one * sublayers if layout.sequence_parallel else 0.0)
     return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
 
 def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
-    """Lookups for some stacks, their sum and dropout, and gradients added to the tables."""
-    # A gradient-disentangled table is looked up in two.
+    """Return the seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
+    gradients."""
+    # A gradient-disentangled table has a second table.
     twice = work.spec.family.gradient_disentangled
     positions = sum(work.lengths[name] * (2 if name in twice else 1) for name in stacks)
     size = work.layout.microbatch * positions * work.spec.width * work.element
@@ -235,14 +244,15 @@ def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes
 
 
 def _regions(machine: Machine, work: Workload) -> Passes:
-    """The maps of what a detector says of regions; no gradient goes to boxes."""
+    """Return the seconds of the projections of region features and boxes. Boxes get no gradient."""
     places = work.layout.microbatch * work.regions
     features, box, *_ = (product(machine, work, places, one.inputs, one.outputs) for one in region_maps(work.spec))
     return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
 
 
 def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
-    """A head's maps, and where it projects on the vocabulary that and the cross-entropy."""
+    """Return the seconds of a head's projections and, if it projects on the vocabulary, of that and the
+    cross-entropy."""
     spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
     length = work.lengths[brick.stack]
     positions = brick.positions_read(length, work.num_predicted)
@@ -250,7 +260,7 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     maps = sum(product(machine, work, taken, one.inputs, one.outputs) for one in brick.maps.values())
     if not brick.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
-    if spec.size.cutoffs:  # which each tensor rank has whole
+    if spec.size.cutoffs:  # every tensor rank holds the full clusters
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
         forward = maps + sum(product(machine, work, rows * positions, *one) for one in brick.projections)
     else:
@@ -259,7 +269,7 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * brick.width * work.element
     gathered = collective(machine, stream, ranks=tensor, stride=1)
-    # Float32 copies, the largest, exponentials, their sum, the division; then the gradient and its copy.
+    # Float32 copy, maximum, exponentials, their sum, division; backward: the gradient and its copy.
     return Passes(
         OperationTime(products=forward, memory=30 * passes, tensor=gathered),
         OperationTime(products=2 * forward, memory=16 * passes, tensor=gathered),
@@ -267,9 +277,11 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
 
 
 def comparison(machine: Machine, work: Workload) -> OperationTime:
-    """Of a step: each data rank's rows with all, forward and backward, for losses that compare them. In float32."""
+    """Return the seconds of a step's contrastive losses, in float32: each data rank compares its samples with all
+    samples, forward and backward."""
     rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
     operations = sum(3 * 2 * head.compare_multiply_adds(work.own, work.batch) for head in work.comparing)
-    # Scores written, masked, read for the softmax and written; backward the same: 4 bytes ten times, of either way.
+    # Scores are written, masked, read for the softmax and written, and the same backward: ten times 4 bytes, for each
+    # of both directions.
     traffic = 2 * 40 * work.own * work.batch * len(work.comparing)
     return OperationTime(products=operations / rate, memory=traffic / machine.bandwidth)

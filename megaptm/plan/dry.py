@@ -1,4 +1,4 @@
-"""What a dry run found beside what the formulas say."""
+"""Comparison of a dry run with the plan's formulas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaptm.plan.workload import Workload
 
 
 class BuiltRank(Protocol):
-    """A rank as it was built (parallel/dry.py)."""
+    """Counts of one built rank (parallel/dry.py)."""
 
     @property
     def rank(self) -> int: ...
@@ -26,23 +26,24 @@ class BuiltRank(Protocol):
 
 @dataclass(frozen=True)
 class DryRunReport:
-    """Built ranks, and the formula's count of parameters for each."""
+    """Built ranks, and the planned number of parameters of each."""
 
     found: Sequence[BuiltRank]
     planned: list[int]
     counted_flops: int | None
-    """Of a step on all devices, from one rank of every stage; None when some stage was not built."""
+    """FLOPs of a step on all devices, from one rank per stage; None if a stage was not built."""
     flops: int
-    """The same by formula."""
+    """Planned FLOPs of a step."""
 
     @property
     def agrees(self) -> bool:
-        """Parameters to the last one; operations but for rows that pad the vocabulary and what small heads repeat."""
+        """Whether the counts agree: parameters exactly, FLOPs except vocabulary padding and the repeated work of small
+        heads."""
         same = all(one.parameters == planned for one, planned in zip(self.found, self.planned, strict=True))
         return same and (self.counted_flops is None or 0 <= self.counted_flops / self.flops - 1 < 5e-3)
 
     def numbers(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the report as JSON values."""
         ranks = [
             {"rank": one.rank, "stage": one.stage, "parameters": one.parameters, "planned": planned, "flops": one.flops}
             for one, planned in zip(self.found, self.planned, strict=True)
@@ -56,7 +57,7 @@ class DryRunReport:
 
 
 def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
-    """The ranks in `0,8,511`, or the first of every stage."""
+    """Return the ranks in `0,8,511`, or the first rank of each stage."""
     layout, world = work.layout, work.layout.processes
     if ranks is None:
         return list(range(0, world, layout.tensor * layout.data))
@@ -72,7 +73,7 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
 
 
 def compare(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
-    """The formulas beside what was built."""
+    """Compare built ranks with the formulas."""
     chunks = stages(work)
     counted = [parameters(work, chunks[one.stage]) for one in found]
     by_stage = {one.stage: one.flops for one in found}

@@ -1,4 +1,4 @@
-"""The layout to go on with when devices are lost: the nearest one that still fits."""
+"""Layout to continue with after devices are lost: the nearest layout that still fits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from megaptm.plan.workload import workload_of
 
 
 def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
-    """The largest legal layout in what is left; None where nothing fits.
+    """Return the largest legal layout for the remaining devices, or None if none fits.
 
-    `room(t)`: how many ranks find a device in groups of t. One with the config's tensor x pipeline comes before any
-    other, since its ranks hold what they held. On a `machine` that is named, the fullest rank must fit.
+    `room(t)`: number of ranks that get a device in groups of t. Layouts with the config's tensor x pipeline come first,
+    because their ranks hold the same weights as before. If `machine` is given, the fullest rank must fit.
     """
     return next((one for one in _candidates(config, room) if _legal(config, one) and _fits(config, one, machine)), None)
 
 
 def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
-    """Those that there is room for, the nearest first."""
+    """Yield layouts for which there are enough devices, nearest first."""
     layout, spec = config.layout, resolve_model(config)
     copy = layout.tensor * layout.pipeline
     for data in range(min(layout.data, room(layout.tensor) // copy), 0, -1):

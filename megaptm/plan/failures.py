@@ -1,4 +1,4 @@
-"""What failures of nodes cost, and checkpoints against them."""
+"""Costs of node failures, and of checkpoints against them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Failures:
-    """What saving and failing cost, to first order in interval / time between failures (Young, 1974)."""
+    """Costs of checkpoints and failures, to first order in interval / time between failures (Young, 1974)."""
 
     restart_seconds: float
-    """Of a job that goes on, before its first step: what the machine needs, and reading the checkpoint."""
+    """Seconds before the first step of a resumed job: the machine's restart time, and reading the checkpoint."""
     mtbf_hours: float
-    """Between two failures of the job: that of a node over the number of nodes."""
+    """Hours between two failures of the job: those of a node over the number of nodes."""
     expected: float
     """Failures in the whole run."""
     best_interval_steps: int
-    """Steps between two checkpoints that lose least: sqrt(2 x time lost to one x time between failures)."""
+    """Steps between checkpoints that cost the least time: sqrt(2 x stall of a checkpoint x time between failures)."""
     goodput: float
-    """Share of time that makes steps, at the config's `checkpoint.every`."""
+    """Share of time spent in steps, with the config's `checkpoint.every`."""
     best_goodput: float
 
 
 def failures(
     machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, seconds: float, every: int
 ) -> Failures:
-    """What a run of so many `seconds` of steps pays for checkpoints, and for the work that a failed node takes."""
+    """Return the costs of checkpoints and failures for a run whose steps take `seconds`."""
     between = machine.node_mtbf_days * DAY / nodes
-    writing = saving.seconds - saving.stall  # beside steps, which a failure takes too
-    restart = machine.restart_minutes * 60 + saving.seconds  # reading takes what writing took
+    writing = saving.seconds - saving.stall  # during steps, which a failure loses too
+    restart = machine.restart_minutes * 60 + saving.seconds  # reading takes as long as writing
 
     def goodput(interval: float) -> float:
         stall = saving.stall_at(interval)

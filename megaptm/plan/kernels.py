@@ -1,4 +1,4 @@
-"""Which kernels will compute the attention of a run."""
+"""Attention kernels of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from megaptm.families.words import WordSpec
 
 
 def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoice]]:
-    """Each kind of attention that a run has on `cuda` or `cpu`, and its kernel, of those that are installed here; a
-    `UserError` where the one that the config wants cannot be."""
+    """Return each kind of attention of a run and its kernel on `cuda` or `cpu`, among the installed kernels.
+
+    Raise UserError if the configured kernel cannot be used.
+    """
     if isinstance(spec := resolve(config), WordSpec):
         return []
     batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)

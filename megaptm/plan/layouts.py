@@ -1,4 +1,4 @@
-"""Each config on each number of devices that it has a layout for: `python -m megaptm.plan.layouts` prints a table."""
+"""Plans of all configs for all numbers of devices that they offer: `python -m megaptm.plan.layouts` prints a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a ste
 
 
 def rows() -> Iterator[tuple[str, Plan]]:
-    """Name and plan, the smallest model of a family first."""
+    """Yield name and plan of each config, smallest model of a family first."""
     machine = load_machine(MACHINE)
     for family in CATALOGUE:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
@@ -24,7 +24,7 @@ def rows() -> Iterator[tuple[str, Plan]]:
 
 
 def markdown() -> str:
-    """The table of docs/configs.md."""
+    """Return the table of docs/configs.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
     return "\n".join([*lines, *(_line(name, made) for name, made in rows())])
 

@@ -1,7 +1,7 @@
 """Time of communication on a machine's links.
 
-Ranks are numbered tensor first, then data, then pipeline, as megatron-core does, and nodes are filled in that order: a
-group's neighbors are `stride` ranks apart.
+Ranks are numbered tensor first, then data, then pipeline, as in megatron-core, and fill nodes in that order. Neighbors
+of a group are `stride` ranks apart.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from megaptm.plan.machine import Machine
 
 START = 8.4
-"""Microseconds to begin a collective: NCCL's own figure (src/graph/tuning.cc, the simple protocol)."""
+"""Microseconds to start a collective: NCCL's value for the simple protocol (src/graph/tuning.cc)."""
 
 
 def neighbors_inside(machine: Machine, *, ranks: int, stride: int) -> int:
-    """How many of a group's ranks share a node."""
+    """Return the number of ranks of a group that share a node."""
     return max(1, min(ranks, machine.devices // stride))
 
 
 def collective(machine: Machine, size: float, *, ranks: int, stride: int) -> float:
-    """Seconds of an all-gather or reduce-scatter of `size` bytes (the whole); an all-reduce is two of them.
+    """Return the seconds of an all-gather or reduce-scatter of `size` bytes in total; an all-reduce is two of them.
 
-    A ring: each rank passes (ranks - 1) / ranks of the whole on. Between nodes a ring enters and leaves a node once,
-    and NCCL makes as many rings as the node has adapters, so ranks of one group that share a node share their adapters.
+    In a ring each rank passes (ranks - 1) / ranks of the bytes on. A ring enters and leaves each node once. NCCL builds
+    as many rings as the node has adapters, so ranks of a group that share a node share its adapters.
     """
     if ranks == 1:
         return 0.0
@@ -36,7 +36,8 @@ def collective(machine: Machine, size: float, *, ranks: int, stride: int) -> flo
 
 
 def _latency(machine: Machine, ranks: int, inside: int) -> float:
-    """Seconds that a ring takes to hand on the smallest message: every hop, as NCCL reckons (src/graph/tuning.cc)."""
+    """Return the seconds of the smallest message around a ring, hop by hop, as NCCL estimates it
+    (src/graph/tuning.cc)."""
     if ranks == inside:
         return (START + (ranks - 1) * machine.inside.microseconds) * 1e-6
     nodes = ranks // inside
@@ -45,6 +46,6 @@ def _latency(machine: Machine, ranks: int, inside: int) -> float:
 
 
 def message(machine: Machine, size: float, *, stride: int, ranks: int) -> float:
-    """Seconds to hand `size` bytes to the rank `stride` further on, in a job of `ranks` processes."""
+    """Return the seconds to send `size` bytes to the rank `stride` ahead, in a job of `ranks` processes."""
     link = machine.inside if stride * 2 <= machine.devices or ranks <= machine.devices else machine.between
     return size / (link.gigabytes_per_second * link.efficiency * 1e9) + link.microseconds * 1e-6

@@ -1,4 +1,4 @@
-"""What an update rule remembers of the weights, in numbers of four bytes (parallel/optimizers)."""
+"""Sizes of optimizer state, in elements of four bytes (parallel/optimizers)."""
 
 # T tensor ranks
 
@@ -18,12 +18,12 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Remembered:
-    """By a rank, of the weights that it trains."""
+    """Number of state elements of the weights that a rank trains."""
 
     elements: int
-    """Numbers that data ranks may divide."""
+    """Elements that data ranks may divide."""
     factors: int = 0
-    """Means of rows and columns, which each data rank has."""
+    """Row and column means of factored rules, replicated on data ranks."""
 
     @property
     def total(self) -> int:
@@ -39,7 +39,10 @@ def remembered(
     *,
     tensor: int = 1,
 ) -> Remembered:
-    """Of `trained` weights of these chunks on one of T ranks, with these heads or all; without a rule, two moments."""
+    """Return the state size of `trained` weights of these chunks on one of T ranks, with these heads or all.
+
+    Without an `optimizer`: two moments per weight.
+    """
     if optimizer is None or optimizer.name in ("adamw", "lamb"):
         return Remembered(2 * trained)
     if optimizer.name == "adagrad":
@@ -57,8 +60,8 @@ def remembered(
 
 
 def checkpoint_bytes(config: Config, parameters: int) -> int:
-    """Of a checkpoint of a model of so many parameters: float32 weights, what the rule remembers of them, and layers of
-    rows."""
+    """Return the bytes of a checkpoint of a model with `parameters`: float32 weights, optimizer state, recurrence
+    caches."""
     spec = resolve_model(config)
     sizes = [spec.size_of(stack) for stack in spec.family.stacks]
     rows = config.train.batch * sum(
@@ -69,7 +72,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
 
 
 def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
-    """All that have two axes, of these chunks; `outputs` are their rows."""
+    """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
     tokens = Map(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:
         yield from _of_layers(spec, chunk)
@@ -95,7 +98,7 @@ def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[st
 
 
 def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
-    """What layers share is there once."""
+    """Yield the weights of a chunk's layers. Shared weights count once."""
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)
         for sub in own_sublayers(block, size, layers, memory_width(spec, name)):

@@ -1,4 +1,4 @@
-"""A plan as a page (HTML with drawings in it, no scripts, nothing fetched) or a picture (PNG)."""
+"""Drawing of a plan: an HTML page with inline drawings and no scripts or external files, or a PNG picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLORS = (
 )
 FORWARD, BACKWARD = ("#4477aa", "#77aadd", "#225588"), ("#cc6677", "#ee99aa", "#882255")
 MOST_PASSES = 4000
-"""Drawn at most: a page of more rectangles is slow to open."""
+"""Largest number of passes that are drawn; pages with more rectangles open slowly."""
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --faint: #808080 }
@@ -39,7 +39,7 @@ td, th { font-variant-numeric: tabular-nums }
 
 
 def draw(plan: Plan, path: Path) -> None:
-    """Write the plan to `path`: a page if it ends in .html, a picture if in .png."""
+    """Write the plan to `path`: a page if it ends in .html, a picture if it ends in .png."""
     if path.suffix not in (".html", ".png"):
         raise UserError(f"--plot {path}: the name must end in .html or .png.")
     if not path.parent.is_dir():
@@ -51,7 +51,7 @@ def draw(plan: Plan, path: Path) -> None:
 
 
 def drawn_passes(plan: Plan) -> tuple[list[Pass], int]:
-    """The schedule, with as many micro-batches as can be drawn."""
+    """Return the pipeline schedule of as many micro-batches as can be drawn, and their number."""
     layout, count = plan.work.layout, plan.work.microbatches
     room = max(2 * layout.pipeline, MOST_PASSES // (2 * layout.pipeline * layout.virtual))
     shown = min(count, max(layout.pipeline, room - room % layout.pipeline))
@@ -69,13 +69,13 @@ def drawn_passes(plan: Plan) -> tuple[list[Pass], int]:
 
 
 def costs_of_stage(plan: Plan, stage: int) -> tuple[float, float]:
-    """Seconds of one micro-batch through a stage, forward and backward."""
+    """Return the seconds of one micro-batch in a stage, forward and backward."""
     one = costs.stage(plan.machine, plan.work, stages(plan.work)[stage])
     return one.forward.total, one.backward.total + one.again.total
 
 
 def html(plan: Plan) -> str:
-    """The page."""
+    """Return the page."""
     step, failures, work = plan.step, plan.failures, plan.work
     passes, shown = drawn_passes(plan)
     fullest = plan.memory[plan.fullest]
@@ -122,7 +122,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _bars(plan: Plan) -> str:
-    """A bar a stage, with its sum behind it; the line is what a device has to give."""
+    """Draw a bar per stage, labeled with its total; the dashed line is the usable memory of a device."""
     usable, names = plan.machine.usable_bytes, parts_of_memory(plan)
     most = max(usable, *(one.total for one in plan.memory))
     height, shapes = 14, []
@@ -146,7 +146,7 @@ def _bars(plan: Plan) -> str:
 
 
 def _drawing(height: int, shapes: Iterable[str]) -> str:
-    """Of a width of 1000; in a narrow window it is moved under its edge, since its words must stay readable."""
+    """Return an SVG of width 1000. Narrow windows scroll it, so that its text stays readable."""
     return f"<div class=drawing><svg viewBox='0 0 1000 {height}'>{''.join(shapes)}</svg></div>"
 
 

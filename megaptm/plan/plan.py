@@ -1,4 +1,4 @@
-"""The plan of a run: what it holds, how long a step and the whole take, what failures cost."""
+"""Plan of a run: memory, time of a step and of the run, and costs of failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaptm.plan.workload import Workload, workload_of
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that `megaptm plan` says."""
+    """Result of `megaptm plan`."""
 
     title: str
     machine: Machine
@@ -27,36 +27,36 @@ class Plan:
     nodes: int
     parameters: int
     memory: list[Memory]
-    """Of a rank of each stage."""
+    """Memory of a rank of each stage."""
     step: StepTime
     steps: int
-    """Of this phase of the run."""
+    """Steps of this phase of the run."""
     samples: int
-    """Rows that they read."""
+    """Samples of these steps."""
     seconds: float
-    """Of all of them, nothing lost; those of a ramp take less than `step`."""
+    """Seconds of all steps without failures; steps of a batch ramp take less than `step`."""
     every: int
     saving: Saving
     failures: Failures
 
     @property
     def fullest(self) -> int:
-        """The stage that holds most."""
+        """Stage with the most memory."""
         return fullest(self.memory)
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank leaves what the machine needs for itself."""
+        """Whether the fullest rank fits in the machine's usable memory."""
         return self.memory[self.fullest].total <= self.machine.usable_bytes
 
     @property
     def days(self) -> float:
-        """Of steps alone, nothing lost."""
+        """Days of steps alone, without failures."""
         return self.seconds / DAY
 
     @property
     def tokens(self) -> int:
-        """Of the whole phase."""
+        """Tokens of the whole phase."""
         return self.samples * self.work.stream
 
     @property
@@ -68,7 +68,7 @@ class Plan:
         return self.days_with_failures * 24 * self.work.layout.processes
 
     def numbers(self) -> dict[str, Any]:
-        """The plan as JSON: plain numbers, seconds and bytes."""
+        """Return the plan as JSON values: plain numbers, seconds and bytes."""
         work, layout, saving, failures = self.work, self.work.layout, self.saving, self.failures
         return {
             "model": self.title,
@@ -121,7 +121,7 @@ class Plan:
 
 
 def plan(config: Config, machine: Machine) -> Plan:
-    """The plan of a checked config on as many of these machines as its layout needs."""
+    """Return the plan of a checked config, on as many of these machines as its layout needs."""
     work = workload_of(config)
     timed = step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)

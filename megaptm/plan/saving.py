@@ -1,4 +1,4 @@
-"""What a checkpoint takes: bytes, time, and memory of the host."""
+"""Cost of a checkpoint: bytes, time, and host memory."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from megaptm.plan.optimizer import checkpoint_bytes
 
 @dataclass(frozen=True)
 class Saving:
-    """One checkpoint, of which every rank writes its part (train/checkpointer.py)."""
+    """Cost of one checkpoint; every rank writes its part (train/checkpointer.py)."""
 
     bytes: float
     seconds: float
-    """Until it counts."""
+    """Seconds until the checkpoint is complete."""
     stall: float
-    """Seconds that training stands still: all of them, or those of a copy to the host's memory."""
+    """Seconds that training waits: for the whole checkpoint, or for the copy to host memory."""
     host_bytes: float
-    """Memory of each node that copies take; it is kept from one checkpoint to the next."""
+    """Host memory of each node for copies; it stays allocated between checkpoints."""
 
     def stall_at(self, interval: float) -> float:
-        """Seconds that training stands still at each of checkpoints `interval` seconds of steps apart.
+        """Return the seconds that training waits at each checkpoint, if they are `interval` seconds of steps apart.
 
-        One that begins while the one before is being written waits for it.
+        A checkpoint waits until the one before is written.
         """
         return max(self.stall, self.seconds - interval)
 
 
 def saving(config: Config, machine: Machine, parameters: int) -> Saving:
-    """A checkpoint of a model of so many parameters, from all nodes at once."""
+    """Return the cost of a checkpoint of `parameters`, written by all nodes at once."""
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)
     writing = size / (nodes * machine.disk_gigabytes_per_second * 1e9)

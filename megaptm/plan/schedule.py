@@ -1,7 +1,7 @@
-"""The pipeline's schedule in time: which stage runs which micro-batch when, 1F1B or interleaved.
+"""Timeline of the pipeline schedule, 1F1B or interleaved: start and end of each pass on each stage.
 
-The order on a stage is megatron-core's: some forward passes to fill the pipeline, then one forward and one backward in
-turn, then the backward passes that are left (arXiv:2104.04473, section 2.2).
+The order on a stage is megatron-core's: some forward passes fill the pipeline, then forward and backward passes
+alternate, then the remaining backward passes follow (arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one micro-batch through one chunk."""
+    """Pass of one micro-batch through one chunk."""
 
     stage: int
     chunk: int
@@ -25,9 +25,9 @@ class Pass:
 def timeline(
     *, stages: int, chunks: int, microbatches: int, forward: Sequence[float], backward: Sequence[float]
 ) -> list[Pass]:
-    """Every pass of a step; `forward` and `backward` are seconds of one chunk on each stage."""
+    """Return all passes of a step; `forward` and `backward` are seconds of one chunk on each stage."""
     orders = [order(stage, stages=stages, chunks=chunks, microbatches=microbatches) for stage in range(stages)]
-    done: dict[tuple[int, int, bool], float] = {}  # (part of the chain, micro-batch, backward) -> when it ended
+    done: dict[tuple[int, int, bool], float] = {}  # (index of the chunk in the model, micro-batch, backward) -> end
     free, place, passes = [0.0] * stages, [0] * stages, []
     last = stages * chunks - 1
     waiting = sum(map(len, orders))
@@ -51,7 +51,7 @@ def timeline(
 
 
 def order(stage: int, *, stages: int, chunks: int, microbatches: int) -> list[tuple[int, int, bool]]:
-    """(chunk, micro-batch, backward) in the order that a stage runs them."""
+    """Return (chunk, micro-batch, backward) in the order in which a stage runs them."""
     forwards = [_place(step, stages, chunks, microbatches) for step in range(microbatches * chunks)]
     backwards = [(chunks - 1 - chunk, microbatch) for chunk, microbatch in forwards]
     ahead = (stages - stage - 1) if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
@@ -63,8 +63,8 @@ def order(stage: int, *, stages: int, chunks: int, microbatches: int) -> list[tu
 
 
 def _place(step: int, stages: int, chunks: int, microbatches: int) -> tuple[int, int]:
-    """Chunk and micro-batch of the n-th forward pass: groups of `stages` micro-batches go through one chunk after the
-    other."""
+    """Return chunk and micro-batch of the n-th forward pass. Groups of `stages` micro-batches go through the chunks in
+    turn."""
     if chunks == 1:
         return 0, step
     group, within = divmod(step, stages * chunks)
@@ -73,7 +73,8 @@ def _place(step: int, stages: int, chunks: int, microbatches: int) -> tuple[int,
 
 
 def _needs(part: int, microbatch: int, is_backward: bool, last: int) -> list[tuple[int, int, bool]]:
-    """What must have ended before: the part before, or behind, and for a backward pass its own forward pass."""
+    """Return the passes that must end before this one: that of the previous chunk (forward), or the own forward pass
+    and that of the next chunk (backward)."""
     if not is_backward:
         return [(part - 1, microbatch, False)] if part else []
     own = (part, microbatch, False)

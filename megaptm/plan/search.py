@@ -1,4 +1,4 @@
-"""Every legal layout of a config on some devices, the fastest that fits first, and why the others do not."""
+"""Search of all legal layouts of a config: the fastest layout that fits, and reasons why others are rejected."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from megaptm.plan.step import StepTime, step
 from megaptm.plan.workload import Workload, workload_of
 
 FULL = 0.95
-"""Share of a device's memory that a search fills: formulas of activations are right to some percent."""
+"""Share of a device's memory that a search may fill; the formulas of activations have errors of a few percent."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A legal layout with its time, and the memory of its fullest rank."""
+    """Legal layout with its step time and the memory of its fullest rank."""
 
     layout: Layout
     step: StepTime
     bytes: float
     stage: int
-    """The stage that holds most."""
+    """Stage with the most memory."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found."""
+    """Result of a search."""
 
     fitting: list[Candidate]
-    """Fastest first."""
+    """Layouts that fit, fastest first."""
     too_large: list[Candidate]
-    """Legal, but a rank does not hold it; the one that needs least first."""
+    """Legal layouts that need more memory than a rank has, smallest first."""
     refused: Counter[str]
-    """Why a combination is no layout of this config -> how many were refused for it."""
+    """Reason of a rejection -> number of rejected layouts."""
 
 
 def search(config: Config, machine: Machine, devices: int) -> Search:
-    """All layouts of `config` on exactly `devices` devices."""
+    """Return all layouts of `config` on exactly `devices` devices."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     refused = Counter[str]()
     base = workload_of(config)
-    known: dict[tuple[int, int, int], list[CountedStage]] = {}  # micro-batches and recomputation leave them as they are
+    known: dict[tuple[int, int, int], list[CountedStage]] = {}  # independent of micro-batch and recomputation
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
@@ -67,7 +67,7 @@ def search(config: Config, machine: Machine, devices: int) -> Search:
 
 
 def best(found: Search, config: Config, machine: Machine, devices: int) -> Candidate:
-    """The fastest layout that fits, or an error that says what is nearest."""
+    """Return the fastest layout that fits. Raise UserError with the nearest one if none does."""
     if found.fitting:
         return found.fitting[0]
     where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"
@@ -88,7 +88,7 @@ def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> 
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
-    """Combinations worth looking at: tensor ranks within a node, moments divided wherever there are copies."""
+    """Yield sensible combinations: tensor ranks within a node, a distributed optimizer if there are data ranks."""
     work = workload_of(config)
     layers = work.spec.layers
     for tensor in divisors(min(machine.devices, devices)):
@@ -96,7 +96,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
-            rows = config.train.batch // data  # where data ranks do not divide the batch, the check says so
+            rows = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
                 for microbatch in [one for one in divisors(rows) if one <= 64] or [1]:
                     for recompute in ("none", "full"):
@@ -117,12 +117,12 @@ def _can_slice(work: Workload, tensor: int) -> bool:
 
 
 def divisors(number: int, *, most: int | None = None) -> list[int]:
-    """All, or those up to `most`, ascending."""
+    """Return the divisors of a number, up to `most`, in ascending order."""
     return [one for one in range(1, min(number, number if most is None else most) + 1) if number % one == 0]
 
 
 def _kind(sentence: str) -> str:
-    """The rule without its numbers, so that like refusals are counted together."""
+    """Return the broken rule without its numbers, so that equal reasons are counted together."""
     for words, kind in (
         ("attention heads", "tensor ranks do not divide the attention heads"),
         ("feed-forward", "tensor ranks do not divide the feed-forward units"),

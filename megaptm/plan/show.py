@@ -1,4 +1,4 @@
-"""A plan, a search and a dry run as tables in the terminal."""
+"""Tables of a plan, a search and a dry run for the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 60
 
 
 def show(plan: Plan, console: Console) -> None:
-    """The whole plan."""
+    """Print the whole plan."""
     work, layout = plan.work, plan.work.layout
     machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
     console.print(Text(f"{plan.title} on {machines}", style="bold"))
@@ -45,7 +45,7 @@ def show(plan: Plan, console: Console) -> None:
 
 
 def layout_words(layout: Layout) -> str:
-    """`data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`"""
+    """Return `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`"""
     words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     words += f", micro-batch {layout.microbatch}"
@@ -80,7 +80,7 @@ def _memory(plan: Plan, console: Console) -> None:
 
 
 def parts_of_memory(plan: Plan) -> list[str]:
-    """What takes memory; not what few models have, and this one has not."""
+    """Return the parts of memory to show. Rare parts are left out if this model does not have them."""
     rare = {"compared", "remembered", "teacher"}
     return [
         part for part in plan.memory[0].parts() if part not in rare or any(getattr(one, part) for one in plan.memory)
@@ -144,7 +144,7 @@ def _beside(saving: Saving) -> str:
 
 
 def bar(parts: Mapping[str, float], *, whole: float) -> Text:
-    """A line of colored blocks with a legend, each part as long as its share of the whole."""
+    """Return a line of colored blocks with a legend; the length of each part is its share of the total."""
     line, legend = Text(), Text()
     for (name, value), color in zip(parts.items(), COLORS, strict=False):
         blocks = round(value / whole * WIDTH)
@@ -156,7 +156,7 @@ def bar(parts: Mapping[str, float], *, whole: float) -> Text:
 
 
 def show_search(found: Search, console: Console, *, usable: float) -> None:
-    """The fastest layouts that fit, the nearest that do not, and what was refused."""
+    """Print the fastest layouts that fit, the smallest faster ones that do not fit, and reasons of rejections."""
     tried = len(found.fitting) + len(found.too_large)
     console.print(f"{tried:,} legal layouts, {len(found.fitting):,} fit; the fastest:", highlight=False)
     console.print(_candidates(found.fitting[:10]))
@@ -173,7 +173,7 @@ def show_search(found: Search, console: Console, *, usable: float) -> None:
 
 
 def show_dry(dry: DryRunReport, console: Console) -> None:
-    """Ranks as they were built, beside the formulas."""
+    """Print the counts of built ranks beside the planned ones."""
     table = Table(title="\nBuilt without memory", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
         table.add_column(name, justify="right")
@@ -208,7 +208,7 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
 
 
 def seconds_words(seconds: float) -> str:
-    """`18.05 s`, `292 ms`"""
+    """Return `18.05 s`, `292 ms`."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 

@@ -1,4 +1,4 @@
-"""What the code that runs a plan does: ours, or that of a published run."""
+"""Properties of the training software: of megaptm, or of a published run."""
 
 from __future__ import annotations
 
@@ -14,50 +14,49 @@ if TYPE_CHECKING:
 
 
 class Sharding(ABC):
-    """Weights, gradients and moments are all divided over data ranks, and gathered when they are needed."""
+    """Division of weights, gradients and moments over data ranks, which gather them when they are needed."""
 
     @abstractmethod
     def seconds(self, machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
-        """Of a step's communication that nothing hides, on a stage that holds these chunks."""
+        """Return the seconds of communication per step that do not overlap, on a stage with these chunks."""
 
     @abstractmethod
     def gathered_bytes(self, work: Workload, chunks: list[ModelChunk]) -> tuple[float, float]:
-        """Whole weights and whole gradients on a rank at once."""
+        """Return the bytes of gathered weights and of gathered gradients that a rank holds at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """Facts about an engine that its speed and memory follow from.
+    """Properties of an engine that determine its speed and memory.
 
-    Ours has the defaults. Every other value is there for published runs (`benchmarks/published`): the formulas are held
-    to what those engines did, and one formula with a switch is easier to check than two.
+    The defaults describe megaptm. Other values are used for published runs (`benchmarks/published`), which test the
+    formulas; one formula with a switch is easier to check than two.
     """
 
     attention: Literal["fused", "first-fused", "materialized"] = "fused"
-    """Whether scores [S, S] are ever written to memory; `first-fused` kernels are those before FlashAttention-2."""
+    """Whether attention writes scores [S, S] to memory; `first-fused` are kernels before FlashAttention-2."""
     fused_softmax: bool = True
-    """Where scores are written: whether scaling, masking and softmax are one pass over them."""
+    """Whether scaling, masking and softmax of written scores are one pass over memory."""
     fused_residual: bool = False
     """Whether bias, dropout and residual sum are one pass over memory."""
     fused_gradient_sum: bool = False
-    """Whether the product that gives a weight's gradient adds it to the float32 sum itself."""
+    """Whether the product of a weight gradient adds to the float32 sum directly."""
     tensor_overlap: Literal["none", "backward", "pieces"] = "backward"
-    """When tensor-parallel communication runs beside matrix products: beside the weights' gradients, or always, cut
-    into pieces that follow each other."""
+    """Overlap of tensor-parallel communication with products: none, with weight gradients, or always, in pieces."""
     gradient_bytes: int = 4
-    """Bytes of one gradient as data ranks sum it."""
+    """Bytes of one gradient element in the sum over data ranks."""
     gradient_overlap: bool = True
-    """Whether gradients of one bucket are summed over data ranks while the next is computed."""
+    """Whether data ranks sum the gradients of a bucket while the next one is computed."""
     parameter_overlap: bool = False
-    """Whether updated weights are gathered while the next step begins."""
+    """Whether updated weights are gathered while the next step starts."""
     sliced_boundaries: bool = False
-    """Whether tensor ranks send each a slice of what passes between stages, also without sequence parallelism."""
+    """Whether each tensor rank sends a slice of the hidden states between stages even without sequence parallelism."""
     boundary_overlap: bool = False
-    """Whether messages between stages run beside products."""
+    """Whether messages between stages overlap with products."""
     sharding: Sharding | None = None
-    """How data ranks divide weights, gradients and moments among them; absent: as the layout says."""
+    """Division of weights, gradients and moments over data ranks; None: as the layout defines."""
     chunked_logits: bool = True
-    """Whether logits exist for a chunk of rows at a time, on one tensor rank."""
+    """Whether one tensor rank computes logits for a chunk of positions at a time."""
 
 
 # parallel/engine.py, parallel/stage.py, parallel/optimizers, losses/token.py

@@ -1,4 +1,4 @@
-"""Which layers and how many parameters lie on which rank."""
+"""Layers and numbers of parameters of each rank."""
 
 # T tensor ranks
 
@@ -17,18 +17,18 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Parameters:
-    """Of one rank, rows that pad the vocabulary among them."""
+    """Number of parameters of one rank, including vocabulary padding."""
 
     trained: int
     frozen: int = 0
     """Weights without a loss: no gradient, no moments."""
     largest: int = 0
-    """Of the largest matrix: what its gradient needs for a moment."""
+    """Parameters of the largest matrix, whose gradient is held temporarily."""
 
 
 @dataclass(frozen=True)
 class CountedStage:
-    """What each rank of a pipeline stage holds, however many rows pass through it."""
+    """Contents of each rank of a pipeline stage that do not depend on the batch."""
 
     chunks: list[ModelChunk]
     parameters: Parameters
@@ -36,14 +36,15 @@ class CountedStage:
 
 
 def stages(work: Workload) -> list[list[ModelChunk]]:
-    """Stage -> its chunks: chunk c of stage p is the model's c * pipeline + p (`parallel.stage.build_stages`)."""
+    """Return the chunks of each stage: chunk c of stage p is chunk c * pipeline + p of the model
+    (`parallel.stage.build_stages`)."""
     layout = work.layout
     cut = chunks(work.spec, layout.pipeline * layout.virtual)
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
 
 
 def counted_stages(work: Workload) -> list[CountedStage]:
-    """The stages with what a rank of each holds."""
+    """Return the stages with their parameters and optimizer state per rank."""
     return [_counted(work, local) for local in stages(work)]
 
 
@@ -54,7 +55,7 @@ def _counted(work: Workload, local: list[ModelChunk]) -> CountedStage:
 
 
 def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
-    """What one tensor rank of a stage with these chunks holds."""
+    """Return the parameters of one tensor rank of a stage with these chunks."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0
     for chunk in local:
@@ -87,10 +88,10 @@ def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
 
 
 def token_table_parameters(spec: ModelSpec, tensor: int, *, embeds: bool) -> int:
-    """Parameters of the token table on one of so many tensor ranks; of clusters each has all."""
+    """Return the parameters of the token table on one of `tensor` ranks. Clusters are replicated."""
     return token_parameters(spec, embeds=embeds) if spec.size.cutoffs else table_size(spec) // tensor
 
 
 def table_size(spec: ModelSpec) -> int:
-    """Elements of the token table, padding among them; none where there is no such table."""
+    """Return the elements of the token table with padding; 0 if the family has none."""
     return spec.padded_vocabulary * spec.token_width if spec.family.has_tokens else 0

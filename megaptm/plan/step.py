@@ -1,4 +1,4 @@
-"""Seconds of a training step, by part: pipeline, communication, optimizer."""
+"""Seconds of a training step by part: computation, pipeline, communication, optimizer."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from megaptm.spec import Block, change
 
 @dataclass(frozen=True)
 class StepTime:
-    """A step on the slowest stage, which the others wait for."""
+    """Seconds of a step on the slowest stage, for which the others wait."""
 
     products: float
     attention: float
     memory: float
     tensor: float
-    """Tensor-parallel communication that nothing hides."""
+    """Tensor-parallel communication that does not overlap."""
     recompute: float
     bubble: float
-    """The pipeline fills and drains, and waits for its slowest stage."""
+    """Filling and draining of the pipeline, and waiting for its slowest stage."""
     pipeline: float
     """Messages between stages."""
     data: float
-    """Gradients summed and weights gathered over data ranks, as far as nothing hides it."""
+    """Sum of gradients and gather of weights over data ranks, as far as they do not overlap."""
     optimizer: float
     flops: int
-    """Of the model, on all devices."""
+    """Model FLOPs on all devices."""
     hardware_flops: float
-    """With what is computed again, and a teacher's."""
+    """FLOPs including recomputation and the teacher's."""
     devices: int
     peak: float
 
@@ -43,23 +43,24 @@ class StepTime:
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
-        """What the seconds are made of."""
+        """Return the seconds by part."""
         names = ("products", "attention", "memory", "tensor", "recompute", "bubble", "pipeline", "data", "optimizer")
         return {name: getattr(self, name) for name in names}
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization: the model's operations over what the devices could do (arXiv:2204.02311)."""
+        """Model FLOP utilization: model FLOPs over the peak of the devices (arXiv:2204.02311)."""
         return self.flops / (self.seconds * self.devices * self.peak)
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilization: as `mfu`, with what is computed again counted too."""
+        """Hardware FLOP utilization: as `mfu`, with recomputation included."""
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
 def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
-    """The time of a step of `work` on enough of these machines; `stages` where they are known already."""
+    """Return the time of a step of `work` on enough of these machines. `stages`: result of `counted_stages`, if
+    known."""
     layout = work.layout
     stages = counted_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block], Passes] = {}
@@ -68,7 +69,7 @@ def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     mine = passes[slowest] * work.microbatches
     compute = mine.forward + mine.backward + costs.comparison(machine, work) + teacher.seconds(machine, work)
-    # The slowest stage waits for the first micro-batch to reach it, and the others end after its last one.
+    # The slowest stage waits until the first micro-batch reaches it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
         products=compute.products,
@@ -89,8 +90,8 @@ def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None
 
 
 def recomputed_flops(work: Workload) -> float:
-    """Operations of a step that are done a second time: the layers' forward pass, or attention's two products; and the
-    whole forward pass where one goes before for features."""
+    """Return the FLOPs of a step that are computed twice: forward pass of the layers, or the two products of attention,
+    and the whole forward pass before a features pass."""
     features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
     reversible = any(block.reversible for block in work.spec.family.stacks.values())
     if work.recompute == "none" and not reversible:
@@ -104,7 +105,7 @@ def recomputed_flops(work: Workload) -> float:
 
 
 def _messages(machine: Machine, work: Workload) -> float:
-    """A micro-batch is received and sent on, forward and backward, once a chunk."""
+    """Return the seconds of messages: each chunk receives and sends each micro-batch, forward and backward."""
     layout = work.layout
     if layout.pipeline == 1:
         return 0.0
@@ -116,7 +117,7 @@ def _messages(machine: Machine, work: Workload) -> float:
 
 
 def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
-    """Gradients over data ranks, and the tied table's over the stages that hold it."""
+    """Return the seconds of gradients over data ranks, and of the tied table's gradient over its stages."""
     layout, software = work.layout, work.software
     chunks, counted = stage.chunks, stage.parameters
 
@@ -132,10 +133,10 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
         after = over_data_ranks(weights)
     else:
         before *= 2
-    # Interleaved chunks are done one after the other, `pipeline` micro-batches apart.
+    # Interleaved chunks end one after the other, `pipeline` micro-batches apart.
     rounds = 1 + layout.pipeline * (layout.virtual - 1) / layout.virtual
     if software.gradient_overlap:
-        # Beside the backward passes: in the pass for features there are no gradients yet.
+        # Overlaps with backward passes; the features pass has no gradients.
         features = passes.forward.total if work.features_pass else 0.0
         before = uncovered(before, rounds * (passes.backward.total + passes.again.total - features), beside)
     if software.parameter_overlap:
@@ -148,24 +149,25 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
 
 
 def _features(machine: Machine, work: Workload) -> float:
-    """Float32 features of all rows gathered over data ranks and their gradient scattered, for losses that compare."""
+    """Return the seconds to gather float32 features of all samples over data ranks, and to scatter their gradient, for
+    contrastive losses."""
     layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.comparing]
     return sum(2 * collective(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
 def uncovered(communication: float, products: float, beside: float) -> float:
-    """Seconds that communication adds to products that run beside it."""
+    """Return the seconds that communication adds to products with which it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + beside * hidden
 
 
 def _optimizer(machine: Machine, work: Workload, stage: CountedStage) -> float:
-    """Norm, clipping and the update rule: bytes read and written."""
+    """Return the seconds of norm, clipping and update rule: bytes read and written."""
     trained = stage.parameters.trained
     rule = 4 * (3 + 2 * stage.remembered.total / max(1, trained))
     divided = work.layout.distributed_optimizer or work.software.sharding is not None
     mine = trained / (work.layout.data if divided else 1)
-    # The norm reads a gradient, clipping reads and writes it, the rule reads it and reads and writes weights and what
-    # it remembers (Adam four numbers and three), the copy to the model's format reads and writes one. All gradients are
-    # set to zero. Rules that look at whole tensors pass over them once or twice more, which is left out.
+    # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
+    # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
+    # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.
     return (mine * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth

@@ -1,4 +1,4 @@
-"""What a teacher costs its student (docs/distillation.md): its weights, its forward pass, and what is compared."""
+"""Costs of a teacher (docs/distillation.md): weights, forward pass, and compared tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaptm.spec import Distillation, ModelSpec, change
 
 
 def parameters_held(work: Workload) -> int:
-    """Of the whole teacher on each rank; none of one whose logits are read."""
+    """Return the parameters of the full teacher on each rank; 0 if its logits are read from files."""
     if work.distillation is not None and work.distillation.cached:
         return 0
     (local,) = stages(replace(_whole(work), layout=work.layout.model_copy(update={"pipeline": 1, "virtual": 1})))
@@ -24,8 +24,9 @@ def parameters_held(work: Workload) -> int:
 
 
 def memory(work: Workload) -> float:
-    """Bytes on each rank: weights of the teacher; its states and the student's that are compared, in float32; scores of
-    attention that the student's backward pass needs; logits of both, as many rows at once as are projected."""
+    """Return the bytes on each rank: teacher weights, compared hidden states of teacher and student in float32,
+    attention scores for the student's backward pass, and logits of both for the positions that are projected at
+    once."""
     if (wanted := work.distillation) is None:
         return 0.0
     total, places = float(work.element * parameters_held(work)), 0
@@ -35,7 +36,7 @@ def memory(work: Workload) -> float:
         total += kept * places * theirs.width * (work.element + 4)
         if wanted.asks("scores"):
             pairs = places * length * ours.heads / work.layout.tensor
-            # A difference, and two masks of what is hidden; for a moment scores of both.
+            # One difference and two masks; temporarily the scores of both.
             total += pairs * (6 * len(wanted.layers[stack]) + 12)
     if wanted.asks("logits"):
         words = work.spec.padded_vocabulary / work.layout.tensor
@@ -44,8 +45,8 @@ def memory(work: Workload) -> float:
 
 
 def flops(work: Workload) -> int:
-    """Operations of a step on all devices besides the student's own: the teacher's forward pass, and backward what of
-    the student is computed for it: maps, scores, and words at all places."""
+    """Return the FLOPs of a step on all devices beyond the student's own: the teacher's forward pass, and the student's
+    extra projections, scores and logits at all positions, forward and backward."""
     if (wanted := work.distillation) is None:
         return 0
     forward, learned = 0 if wanted.cached else _taught(work).flops // 3, 0
@@ -64,7 +65,7 @@ def flops(work: Workload) -> int:
 
 
 def seconds(machine: Machine, work: Workload) -> OperationTime:
-    """Of a step on the slowest rank."""
+    """Return the seconds of a step on the slowest rank."""
     if work.distillation is None:
         return OperationTime()
     taught = _taught(work)
@@ -76,21 +77,21 @@ def seconds(machine: Machine, work: Workload) -> OperationTime:
 
 
 def _scored(spec: ModelSpec, stack: str, length: int) -> int:
-    """Multiply-adds of the scores of a layer, and of what makes queries and keys, with the values beside them."""
+    """Return the multiply-adds of a layer's scores and of the projections of queries, keys and values."""
     sub = sublayers(spec.family.stacks[stack].at(0), spec.size_of(stack))[0]
     maps = sum(one.weights for name, one in sub.brick.maps.items() if name != "output")
     return length * maps + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width
 
 
 def _whole(work: Workload) -> Workload:
-    """The teacher alone, of whom nothing is trained."""
+    """Return the workload of the teacher alone, without trained heads."""
     assert work.distillation is not None
     alone = {"trained_heads": (), "num_predicted": None, "distillation": None, "recompute": "none"}
     return replace(work, spec=work.distillation.teacher, **alone)  # type: ignore[arg-type]
 
 
 def _taught(work: Workload) -> Workload:
-    """Of it what is computed: stacks, and the head whose words are compared."""
+    """Return the workload of the computed part of the teacher: stacks, and the head whose logits are compared."""
     whole, wanted = _whole(work), work.distillation
     assert wanted is not None
     asked = (_head(wanted, work.spec),) if wanted.asks("logits") else ()

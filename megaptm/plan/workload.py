@@ -1,4 +1,4 @@
-"""What a step has to do: a model, rows of tokens, a layout, and the software that runs it."""
+"""Workload of a step: model, sequence lengths, layout, and software."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from megaptm.plan.software import MEGAPTM, Software
 from megaptm.spec import Distillation, ModelSpec
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Of a weight or activation in the model."""
+"""Bytes of a weight or activation by precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Everything that the formulas of memory and time look at."""
+    """Inputs of the formulas of memory and time."""
 
     spec: ModelSpec
     lengths: Mapping[str, int]
-    """Stack -> tokens of one row of it."""
+    """Stack -> sequence length."""
     layout: Layout
     batch: int
-    """Rows of a step, over all data ranks."""
+    """Samples of a step, over all data ranks."""
     precision: str = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass computes again: nothing, the attention between queries and values, or whole layers."""
+    """Recomputation in the backward pass: none, attention between queries and values, or whole layers."""
     masked: bool = False
-    """Whether attention takes a mask (documents, padding) rather than none or the direction of time."""
+    """Whether attention takes a mask (documents, padding), beyond a causal one."""
     num_predicted: int | None = None
-    """Positions of a row that are predicted; absent: all."""
+    """Predicted positions of a sequence; None: all."""
     regions: int = 0
-    """Places of a row that regions of an image have, behind those of its text."""
+    """Positions of image regions in a sequence, after those of its text."""
     trained_heads: tuple[str, ...] | None = None
-    """Heads that have a loss, and so gradients; absent: all."""
+    """Heads that have a loss and therefore gradients; None: all."""
     software: Software = MEGAPTM
     optimizer: OptimizerConfig | None = None
-    """Absent: a rule that remembers two numbers of each weight."""
+    """None: a rule with two state elements per weight."""
     distillation: Distillation | None = None
-    """What is learned of a teacher, which reads each micro-batch, too (`plan.teacher`)."""
+    """Settings of distillation from a teacher, which also reads each micro-batch (`plan.teacher`)."""
 
     @property
     def element(self) -> int:
@@ -55,61 +55,61 @@ class Workload:
 
     @property
     def microbatches(self) -> int:
-        """Passes of one process in a step."""
+        """Micro-batches of one process in a step."""
         return self.batch // (self.layout.data * self.layout.microbatch)
 
     @property
     def stream(self) -> int:
-        """Tokens of a row over all stacks."""
+        """Tokens of a sample, over all stacks."""
         return sum(self.lengths.values())
 
     @property
     def between(self) -> int:
-        """Places of a row between stages, of all streams of each stack."""
+        """Positions of a sample that are sent between stages, with all streams of each stack."""
         return sum(self.spec.family.stacks[name].streams * length for name, length in self.lengths.items())
 
     @property
     def tokens(self) -> int:
-        """Tokens that a step learns from, in all stacks."""
+        """Trained tokens of a step, in all stacks."""
         return self.batch * self.stream
 
     @property
     def slice(self) -> int:
-        """Ranks that divide the residual stream."""
+        """Number of ranks that divide the residual stream."""
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
     def features_pass(self) -> bool:
-        """Whether all rows are passed once more, forward, for a loss that compares them (`parallel.contrast`): one
-        micro-batch of one data rank has all of them at hand."""
+        """Whether contrastive losses need one more forward pass of all samples (`parallel.contrast`). One micro-batch
+        on one data rank does not: it holds all samples."""
         return bool(self.comparing) and self.batch > self.layout.microbatch
 
     @cached_property
     def heads(self) -> dict[str, HeadBrick]:
-        """The family's, by name."""
+        """Heads of the family, by name."""
         return heads_of(self.spec)
 
     @cached_property
     def comparing(self) -> list[HeadBrick]:
-        """Heads whose losses compare all rows, each data rank its own with all."""
+        """Heads with contrastive losses: each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
         return [one for name, one in self.heads.items() if one.contrasts and name in trained]
 
     @property
     def own(self) -> int:
-        """Rows of a data rank."""
+        """Samples of a data rank."""
         return self.batch // self.layout.data
 
     @property
     def flops(self) -> int:
-        """Operations of the model's step on all devices, recomputation and a teacher left out."""
+        """Model FLOPs of a step on all devices, without recomputation and teacher."""
         return step_flops(
             self.spec, rows=self.batch, lengths=self.lengths, num_predicted=self.num_predicted, regions=self.regions
         )
 
 
 def workload_of(config: Config) -> Workload:
-    """The step of a training config, as this engine runs it."""
+    """Return the workload of a training config, as megaptm runs it."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
         raise UserError(
