@@ -1,4 +1,4 @@
-"""Where text comes from: files found, dealt out in spans, and read in their formats."""
+"""Text sources: find files, divide them into spans, and read the documents of each format."""
 
 from data_pipeline.sources.files import PYTHON_LIBRARY, find_files
 from data_pipeline.sources.readers import read

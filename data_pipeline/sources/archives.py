@@ -1,6 +1,7 @@
-"""Archives of files: members are read as the files of a folder are, in their order, each copied to the disk first.
+"""Archives of files. Members are read like the files of a folder, in archive order.
 
-A member is read several times over (to see its encoding, say), which a stream of a compressed archive cannot.
+Each member is first copied to the local disk, because it is read several times (once to detect its encoding, for
+example), and the stream of a compressed archive cannot seek back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from megaptm.errors import FULL_DISK, UserError
 
 
 def archive_kind(name: str) -> Literal["zip", "tar"] | None:
-    """Of a file's name; a tar may be compressed, a zip compresses itself."""
+    """Return the archive format that a file name implies. A tar may be compressed; a zip compresses its own members."""
     suffix = PurePosixPath(without_compression(name).lower()).suffix
     if suffix == ".tar":
         return "tar"
@@ -38,15 +39,18 @@ class _Member:
     name: str
     size: int
     stream: IO[bytes] | None
-    """None: a link, a device or another thing that holds no text."""
+    """None for a link, a device or another member without text."""
 
 
 def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
-    """Copies of all members that a folder would be asked for, each gone when the next comes; raises `Unreadable`."""
+    """Yield a local copy of each member that would be read if it were in a folder.
+
+    A copy is deleted when the next one is requested. Raises `Unreadable`.
+    """
     found = _zip_members(file, bad) if archive_kind(file.name) == "zip" else _tar_members(file)
     unpacked = 0
     for member in found:
-        # A name is only ever shown: where it would lead is of no account.
+        # The name is only displayed and never used as a path to write to, so `..` in it is harmless.
         parts = PurePosixPath(member.name.encode("utf-8", "backslashreplace").decode()).parts
         below = "/".join(part for part in parts if part not in ("..", "/"))
         if any(is_hidden(part) for part in below.split("/")):
@@ -63,7 +67,7 @@ def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
                 copy.flush()
             except (tarfile.TarError, Unreadable, EOFError) as error:
                 raise _damaged(error) from None
-            except Exception as error:  # of zip each member is compressed and checked by itself
+            except Exception as error:  # zip compresses and checks each member separately
                 if getattr(error, "errno", None) in FULL_DISK:
                     raise UserError(
                         f"{tempfile.gettempdir()} has no room for a copy of {below} from {file.path} ({member.size:,} "
@@ -78,7 +82,7 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
     with open_file(file) as stream:
         try:
             archive = zipfile.ZipFile(stream)
-        except UserError:  # of a server that is gone
+        except UserError:  # raised when a server fails
             raise
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
             raise _damaged(error) from None
@@ -88,7 +92,7 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
                     continue
                 try:
                     opened = archive.open(info)
-                except Exception as error:  # encrypted, or compressed in a way that Python does not know
+                except Exception as error:  # encrypted, or compressed with a method that Python does not support
                     name = info.filename.encode("utf-8", "backslashreplace").decode()
                     bad.record(f"{file.name}/{name}", f"member {name}", bad_record(error))
                     continue

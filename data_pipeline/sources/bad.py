@@ -1,4 +1,4 @@
-"""What cannot be read: counted under a reason, or one sentence that ends the build, as the recipe wants it."""
+"""Unreadable text: counted under a drop reason, or reported as a `UserError` that ends the build (`on_error`)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 
-class Unreadable(Exception):  # noqa: N818  # what a file is, and not always an end
-    """A file that cannot be read, or not any further."""
+class Unreadable(Exception):  # noqa: N818 # describes a file, and does not always end the build
+    """A file that cannot be read, or whose remainder cannot be read."""
 
     def __init__(self, reason: str, what: str, remedy: str):
         super().__init__(what)
@@ -23,17 +23,17 @@ class Unreadable(Exception):  # noqa: N818  # what a file is, and not always an 
 
 
 class BadRecord(Unreadable):
-    """One record of a file, whose neighbors can be read."""
+    """A record that cannot be read, in a file whose other records can."""
 
 
 class LeftOut(Exception):  # noqa: N818
-    """What archives and pages hold beside text, which is no mistake."""
+    """Content of an archive or a page that is not text. This is not an error."""
 
 
 def bad_record(error: Exception) -> BadRecord:
-    """What an error says of the record at hand, whatever it is: no document ends a build that skips.
+    """Convert any exception about the current record to a `BadRecord`, so that no document ends a build that skips.
 
-    Raises it again where it is not the record's: a mistake in the recipe, a disk or a server that gives up.
+    Re-raises an exception that is not about the record: a mistake in the recipe, or a failing disk or server.
     """
     if isinstance(error, BadRecord):
         return error
@@ -45,7 +45,7 @@ def bad_record(error: Exception) -> BadRecord:
 
 
 class Bad:
-    """What happens to text that cannot be read."""
+    """Handler of text that cannot be read: drops and counts it, or ends the build."""
 
     def __init__(self, file: InputFile, dropped: Dropped, on_error: OnError, line_at: Callable[[int], int]):
         self.file = file
@@ -54,20 +54,21 @@ class Bad:
         self.line_at = line_at
 
     def whole(self, error: Unreadable) -> None:
-        """The file, or what is left of it."""
+        """Handle an error of the whole file or of its remainder."""
         self._tell(error, self.file.name, "", b"")
 
     def line(self, offset: int, error: BadRecord, text: bytes | bytearray = b"") -> None:
-        """What begins at this byte. People count lines, so the sentence that ends a build does, too."""
+        """Handle an error of the record at a byte offset. An error that ends the build gives a line number instead of
+        bytes."""
         where = f"line {self.line_at(offset):,} " if self.on_error == "fail" else ""
         self._tell(error, f"{self.file.name}@{offset}", where, text)
 
     def record(self, source: str, where: str, error: BadRecord, text: bytes | bytearray = b"") -> None:
-        """What a format numbers otherwise than by lines: `row 12`."""
+        """Handle an error of a record that is located by something other than a line, such as `row 12`."""
         self._tell(error, source, f"{where} ", text)
 
     def left_out(self, reason: str, source: str) -> None:
-        """What is no mistake, and no text either: counted, whatever the recipe wants of mistakes."""
+        """Count content that is not text. It never ends the build, whatever `on_error` is."""
         self.dropped.add(reason, source)
 
     def _tell(self, error: Unreadable, source: str, where: str, text: bytes | bytearray) -> None:
@@ -75,7 +76,7 @@ class Bad:
             raise UserError(
                 f"{self.file.place} {where}{error.what}: {error.remedy}, or leave such text out with `on_error: skip`."
             )
-        # A character has 4 bytes at most.
+        # A UTF-8 character has at most 4 bytes.
         said = f"{error.what}: {error.remedy}"
         beginning = bytes(text[: 4 * EXAMPLE_CHARACTERS]).decode("utf-8", "replace")
         self.dropped.add(error.reason, source, beginning or said, said)
@@ -83,7 +84,7 @@ class Bad:
 
 @contextmanager
 def needed(library: str) -> Iterator[None]:
-    """Around the import of what only some formats need."""
+    """Convert an ImportError into a `UserError`, for libraries that only some formats need."""
     try:
         yield
     except ImportError:

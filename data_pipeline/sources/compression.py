@@ -1,4 +1,4 @@
-"""Compressed files: known by their suffix, checked by their decompressor, decompressed a little at a time."""
+"""Compressed files: recognized by suffix, checked by the decompressor, and decompressed in small chunks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from data_pipeline.sources.bad import Unreadable, needed
 from megaptm.errors import UserError
 
 HEAD_BYTES = 18
-"""First bytes that tell a compression: the longest header of a Zstandard frame."""
+"""Bytes at the start of a file that identify its compression: the longest header of a Zstandard frame."""
 CHUNK_BYTES = 1 << 20
-"""Read and given at a time. The same everywhere: where a damaged file stops being read depends on it."""
+"""Size of a read and of an output chunk. Fixed, because it determines where reading of a damaged file stops."""
 KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 SHORT = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 OTHERS = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
-"""Suffixes of what is compressed in other ways."""
+"""Suffixes of compressed files that are not supported."""
 MAX_WINDOW_LOG = 31
-"""The longest window of Zstandard that its library can use (`zstd --long=31`): 2 GiB."""
+"""Longest window that the Zstandard library supports (`zstd --long=31`): 2 GiB."""
 DICTIONARY_FRAME = 0x184D2A5D
-"""Magic number of the skippable frame with the dictionary of a file, as `.warc.zst` has it (IIPC)."""
+"""Magic number of the skippable frame that holds the dictionary of a file, as in `.warc.zst` (IIPC)."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-"""A dictionary that begins so is compressed itself."""
+"""Magic number of a Zstandard frame. A dictionary that starts with it is itself compressed."""
 MAX_DICTIONARY_BYTES = 64 << 20
 
 
@@ -45,7 +45,7 @@ def without_compression(name: str) -> str:
 
 
 def has_other_compression(name: str) -> bool:
-    """Whether it is one that is not read here."""
+    """Whether the suffix is that of a compression that is not supported."""
     return PurePosixPath(name).suffix.lower() in OTHERS
 
 
@@ -56,7 +56,8 @@ def _in_full(name: str) -> str:
 
 
 def check_compression(kind: str | None, head: bytes) -> None:
-    """Compare the first HEAD_BYTES of a file with the compression that its suffix says; raises `Unreadable`."""
+    """Compare the first HEAD_BYTES of a file with the compression that its suffix implies; raise `Unreadable` if they
+    differ."""
     if kind and _is_taken(head, kind):
         return
     real = next((name for name in KINDS.values() if _is_taken(head, name)), None)
@@ -70,14 +71,14 @@ def check_compression(kind: str | None, head: bytes) -> None:
 
 
 def _is_taken(head: bytes, kind: str) -> bool:
-    """Whether a decompressor takes these first bytes of a file, all of them if they are fewer than HEAD_BYTES."""
+    """Whether the decompressor accepts `head`: the first HEAD_BYTES of a file, or all bytes of a shorter file."""
     try:
         machine = _decompressor(kind)()
         machine.decompress(head, CHUNK_BYTES)
         return len(head) == HEAD_BYTES or machine.eof
-    except UserError:  # its library is not installed
+    except UserError:  # the library is not installed
         return False
-    except Exception as error:  # each library has its own
+    except Exception as error:  # each library has its own exceptions
         fault = _fault(error, kind)
         return not isinstance(fault, Unreadable) or fault.reason != "damaged"
 
@@ -90,14 +91,14 @@ def _is_text(head: bytes) -> bool:
 
 
 def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
-    """Content of one or more compressed streams end to end, in chunks of at most CHUNK_BYTES; raises `Unreadable`."""
+    """Yield the content of concatenated compressed streams in chunks of at most CHUNK_BYTES; raises `Unreadable`."""
     dictionary = None
     if kind == "zstd":
         dictionary, chunks = _split_dictionary(chunks)
     new = _decompressor(kind, dictionary)
     machine, inside = new(), False
     for data in chunks:
-        # Zeros may follow a stream; gzip and xz have them as padding.
+        # Zero padding may follow a stream; gzip and xz allow it.
         while data := data if inside else data.lstrip(b"\0"):
             inside = True
             yield from _outputs(machine, data, kind)
@@ -109,11 +110,11 @@ def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
 
 
 def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
-    """What the data gives, at most CHUNK_BYTES at a time however much it swells."""
+    """Yield the decompressed data in chunks of at most CHUNK_BYTES, whatever the compression ratio."""
     while True:
         try:
             output = machine.decompress(data, CHUNK_BYTES)
-        except Exception as error:  # each library has its own
+        except Exception as error:  # each library has its own exceptions
             raise _fault(error, kind) from None
         if output:
             yield output
@@ -123,9 +124,9 @@ def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
 
 
 def _fault(error: Exception, kind: str) -> Exception:
-    """Tell damage from limits of the library and of this machine."""
+    """Convert an error of a library: damaged data, a limit of the library, or too little memory on this machine."""
     if isinstance(error, MemoryError) or "Allocation error" in str(error):
-        # Not counted: on a larger machine the corpus would be another.
+        # Not counted as a drop: the corpus would then depend on the memory of the machine.
         return UserError(
             f"there is not enough memory to decompress {kind} data: give the build more, or fewer workers."
         )
@@ -139,7 +140,7 @@ def _fault(error: Exception, kind: str) -> Exception:
 
 
 def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
-    """The dictionary that a Zstandard file begins with, if it does, and the chunks behind it."""
+    """Return the dictionary at the start of a Zstandard file, or None, and the remaining chunks."""
     held = b""
     while len(held) < 8 and (chunk := next(chunks, b"")):
         held += chunk
@@ -154,7 +155,7 @@ def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
             content = b"".join(decompress(iter((content,)), "zstd"))
         return _zstd().ZstdDict(content), chain((held[8 + size :],), chunks)
     except (_zstd().ZstdError, ValueError):
-        return None, chain((held,), chunks)  # frames that need it say so
+        return None, chain((held,), chunks)  # frames that need the dictionary raise an error
 
 
 @lru_cache(maxsize=1)
@@ -179,7 +180,7 @@ def _decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
 
 
 class _ZlibDecompressor:
-    """zlib's, with the methods that Python's other decompressors have."""
+    """zlib decompressor with the interface of Python's other decompressors."""
 
     def __init__(self, wbits: int) -> None:
         self.zlib = zlib.decompressobj(wbits=wbits)
@@ -195,13 +196,13 @@ class _ZlibDecompressor:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         output = self.zlib.decompress(self.zlib.unconsumed_tail + data, max_length)
-        # A full output may have more behind it, even when all input is taken.
+        # After a full output, more may be pending even when all input is consumed.
         self.needs_input = not self.zlib.unconsumed_tail and len(output) < max_length
         return output
 
 
 class _DeflateDecompressor(_ZlibDecompressor):
-    """With zlib's frame, as HTTP wants it, or without, as many servers send it."""
+    """Deflate with the zlib header that HTTP requires, or without it, as many servers send it."""
 
     def __init__(self) -> None:
         super().__init__(zlib.MAX_WBITS)
@@ -210,14 +211,14 @@ class _DeflateDecompressor(_ZlibDecompressor):
     def decompress(self, data: bytes, max_length: int) -> bytes:
         if data and not self.begun:
             self.begun = True
-            # RFC 1950: method 8, and a header that 31 divides.
+            # RFC 1950: compression method 8, and a header that is a multiple of 31.
             if len(data) > 1 and (data[0] & 15 != 8 or int.from_bytes(data[:2]) % 31):
                 self.zlib = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
         return super().decompress(data, max_length)
 
 
 class _BrotliDecompressor:
-    """Google's, with the methods that Python's other decompressors have."""
+    """Decompressor of Google's brotli with the interface of Python's other decompressors."""
 
     unused_data = b""
 

@@ -1,4 +1,4 @@
-"""The bytes of a file, decompressed, as chunks or as a stream."""
+"""Decompressed content of a file, as chunks or as a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY = Unreadable("empty file", "is empty", "remove it")
 
 
 def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
-    """Content in order, from byte `start` of it; raises `Unreadable`."""
+    """Yield decompressed content from byte `start`; raises `Unreadable`."""
     with open_file(file) as stream:
         kind = compression_of(file.name)
         head = stream.read(HEAD_BYTES)
@@ -37,8 +37,8 @@ def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
 
 
 def open_file(file: InputFile) -> BinaryIO:
-    """The file as it lies there; raises `Unreadable` if it is not there or may not be read."""
-    # A server that does not answer is not the file's fault: that is not counted, but ends the work.
+    """Open a file without decompression; raise `Unreadable` if it does not exist or may not be read."""
+    # A server that does not respond is not an error of the file. It ends the build instead of being counted.
     faults = (FileNotFoundError, PermissionError, IsADirectoryError) if is_remote(file.path) else (OSError,)
     try:
         return open_bytes(file.path)
@@ -75,13 +75,13 @@ def _after(data: Iterator[bytes], start: int) -> Iterator[bytes]:
 
 
 class Stream(io.RawIOBase):
-    """Chunks as a stream, for libraries that want to read one."""
+    """Raw stream over chunks, for libraries that read from a stream."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data
         self.rest = memoryview(b"")
         self.tail = b""
-        """The last bytes that were read."""
+        """The last 4 bytes read."""
 
     def readable(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Bytes to characters: strictly by the codec that a source names, or by looking (`auto`)."""
+"""Decoding of bytes: strict with the codec of a source, or by detection (`auto`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data_pipeline.sources.bad import BadRecord, Unreadable, needed
 from data_pipeline.sources.content import chunks
 from data_pipeline.sources.source import InputFile
 
-# UTF-32's little-endian mark begins with UTF-16's.
+# UTF-32 first: its little-endian byte order mark starts with that of UTF-16.
 MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -21,34 +21,34 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 SAMPLE_BYTES = 64 << 10
-"""What a guess looks at, from the line on that is not UTF-8."""
+"""Size of the sample from which a codec is guessed, starting at the first line that is not UTF-8."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How the bytes of a file become text."""
+    """Codec of a file, and the notes that its documents get."""
 
     codec: str
-    """`auto`: each record by itself."""
+    """Name of a Python codec; `auto` detects the codec of each record."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """`encoding`, where it was found out and is not UTF-8."""
+    """`encoding`, if the codec was detected and is not UTF-8."""
 
     @cached_property
     def has_plain_lines(self) -> bool:
-        """Whether lines end with the byte 10 and nothing else has it, so that a file can be read from its middle."""
+        """Whether byte 10 ends each line and occurs in no other character, so that reading can start mid-file."""
         return self.codec == "auto" or "\n".encode(self.codec) == b"\n"
 
     @cached_property
     def is_tried_as_utf8(self) -> bool:
-        """Whether `decode` takes UTF-8 first."""
+        """Whether `decode` tries UTF-8 first."""
         return self.codec in ("utf-8", "auto") or not self.has_plain_lines
 
     def plain_lines(self, data: Iterator[bytes]) -> Iterator[bytes]:
-        """The same, or in UTF-8 where lines could not be told from the bytes; raises `Unreadable`."""
+        """Return `data`, converted to UTF-8 if the bytes do not show where lines end; raises `Unreadable`."""
         return data if self.has_plain_lines else (text.encode() for text in texts(data, self.codec))
 
     def decode(self, data: bytes | bytearray) -> tuple[str, Mapping[str, Any]]:
-        """A record, and what is to be noted of it; raises `BadRecord`."""
+        """Decode a record, and return its text and notes; raises `BadRecord`."""
         codec = "utf-8" if self.is_tried_as_utf8 else self.codec
         try:
             return data.decode(codec), self.notes
@@ -60,7 +60,8 @@ class Encoding:
 
 
 def encoding_of_records(file: InputFile) -> Encoding:
-    """Of a file of lines, which `auto` judges one by one unless a mark stands at the beginning."""
+    """Return the encoding of a file of lines. `auto` detects each line's codec, unless the file has a byte order
+    mark."""
     if file.source.encoding != "auto":
         return Encoding(codecs.lookup(file.source.encoding).name.removesuffix("-sig"))
     head = next(chunks(file))
@@ -69,7 +70,7 @@ def encoding_of_records(file: InputFile) -> Encoding:
 
 
 def encoding_of_whole(file: InputFile) -> Encoding:
-    """Of a file that is one text; `auto` reads it through first, to see whether it is UTF-8 to its end."""
+    """Return the encoding of a file that is one text. `auto` first reads the file to its end to check for UTF-8."""
     found = encoding_of_records(file)
     if found.codec != "auto":
         return found
@@ -79,7 +80,8 @@ def encoding_of_whole(file: InputFile) -> Encoding:
 
 
 def texts(data: Iterable[bytes], codec: str) -> Iterator[str]:
-    """Chunks to characters, none of which a chunk's end breaks; a byte order mark is no text. Raises `Unreadable`."""
+    """Decode chunks incrementally, without the byte order mark. A character may span two chunks. Raises
+    `Unreadable`."""
     decoder = codecs.getincrementaldecoder(codec)()
     at, begun = 0, False
     for chunk in chain(data, (b"",)):
@@ -102,7 +104,7 @@ def _not_in(codec: str, error: UnicodeDecodeError, offset: int) -> tuple[str, st
 
 
 def _not_utf8(data: Iterator[bytes]) -> bytes:
-    """Lines from the first on that is not UTF-8, SAMPLE_BYTES of them; nothing where all is UTF-8."""
+    """Return up to SAMPLE_BYTES, starting at the first line that is not UTF-8; empty if all of it is UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = b""
     for chunk in chain(data, (b"",)):
@@ -127,7 +129,7 @@ def _start_of_bad_line(sample: bytes) -> int:
 
 
 def _guess(data: bytes) -> str | None:
-    """The likeliest codec, None if none is."""
+    """Return the most likely codec, or None."""
     with needed("charset-normalizer"):
         from charset_normalizer import from_bytes
     best = from_bytes(data).best()

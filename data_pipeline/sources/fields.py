@@ -1,4 +1,4 @@
-"""Records with named fields: the text, and what of the rest is kept as notes."""
+"""Records with named fields: their text, and the fields retained as notes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from data_pipeline.sources.source import NAMED_FIELD, Source
 
 
 def text_of(record: Any, field: str, option: str = "text") -> str:
-    """The string in a field, which an option names; raises `BadRecord`."""
+    """Return the string in a field, or raise `BadRecord`. `option` is the option that names the field."""
     text = record.get(field) if isinstance(record, Mapping) else None
     if not isinstance(text, str):
         names = (
@@ -27,14 +27,14 @@ def text_of(record: Any, field: str, option: str = "text") -> str:
 
 
 def refuse_twins(columns: Sequence[str], source: Source) -> None:
-    """Raise `Unreadable` where two columns have the name of a wanted one: it does not tell which is the text."""
+    """Raise `Unreadable` if two columns share the name of a requested field: the text would be ambiguous."""
     for name in (*source.fields, *source.keep):
         if (count := columns.count(name)) > 1:
             raise Unreadable("columns of one name", f"has {count} columns `{name}`", "rename all but one of them")
 
 
 def _instead(record: Any, option: str) -> str:
-    """The option that a record without a text needs, where it has a field with a conversation."""
+    """Suggest the option `messages` for a record that has no text but has a field with a conversation."""
     if option != "text" or not isinstance(record, Mapping):
         return ""
     talks = [
@@ -46,21 +46,21 @@ def _instead(record: Any, option: str) -> str:
 
 
 def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
-    """The text of a record, and where the parts begin of one that has such; raises `BadRecord`."""
+    """Return the text of a record, and the offsets of its parts if it has parts; raises `BadRecord`."""
     if not source.parts:
         return text_of(record, source.text), {}
     return text_and_parts(source.with_prefix([_part(record, said) for said in source.parts]))
 
 
 def _part(record: Any, said: str) -> str:
-    """The text of a field, or what is said with the texts of fields in the place of their names."""
+    """Return the text of a field, or of a template whose `{field}` names are replaced by texts."""
     if not NAMED_FIELD.search(said):
         return text_of(record, said, "parts")
     return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), said)
 
 
 def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
-    """The text of the messages in a field, and who speaks from where on as a note; raises `BadRecord`."""
+    """Return the text of a conversation, and the offset and role of each turn as a note; raises `BadRecord`."""
     messages = record.get(field) if isinstance(record, Mapping) else None
     try:
         text, turns = text_and_turns(messages or ())
@@ -73,7 +73,7 @@ def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
 
 
 def notes_of(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields to keep that the record has, beside notes that there are already."""
+    """Return `notes` with the fields of `Source.keep` that the record has."""
     if not source.keep:
         return notes
     return {**notes, **{name: record[name] for name in source.keep if record.get(name) is not None}}

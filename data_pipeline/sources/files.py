@@ -1,4 +1,4 @@
-"""Which files a source means, and what their documents are called."""
+"""Find the files of a source, and name their documents."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ JSON_LINES = FORMATS["json-lines"].suffixes
 
 
 def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) -> list[InputFile]:
-    """The files of all sources: sources as given, files within one by name (code points).
+    """Return the files of all sources, in the order of the sources. Files of a source are sorted by name (code points).
 
-    What lies in a folder or matches a glob, and is passed over, is counted in `dropped`. Raises `UserError` for a
-    source that does not exist or has no text, and for a file that two sources name.
+    Files that are skipped in a folder or glob are counted in `dropped`. Raises `UserError` if a source does not exist
+    or has no text, or if two sources name the same file.
     """
     if not sources:
         raise UserError("no source is named: name a file, a folder, a glob or a URL of these.")
@@ -46,7 +46,7 @@ def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) 
             if owner != number:
                 raise _twice(sources[owner], source, file)
             found.append(file)
-        if dropped is not None and source.path != PYTHON_LIBRARY:  # which nobody looks for text of their own in
+        if dropped is not None and source.path != PYTHON_LIBRARY:  # users do not expect text of their own there
             dropped.merge(passed)
     refuse_unmatched((source for source in sources if isinstance(source, Source)), found)
     return found
@@ -108,13 +108,13 @@ def _alone(source: Source, listing: Listing) -> Iterator[InputFile]:
 
 
 def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
-    """Files with those beside them that have the suffix `Source.aligned`, and the same compression."""
+    """Yield files, each with its neighbor that has the suffix `Source.aligned` and the same compression."""
     assert source.aligned is not None
     for file in _alone(source, listing):
         inner = without_compression(file.name)
         name = str(PurePosixPath(inner).with_suffix(source.aligned)) + file.name[len(inner) :]
         if name == file.name:
-            continue  # one of those beside others
+            continue  # the file is the aligned neighbor of another one
         if FORMATS[format_of(file)].reader is not read_text:
             raise UserError(f"source {source.path}: aligned is for lines of text, and {file.path} is none: use parts.")
         path = file.path.removesuffix(PurePosixPath(file.name).name) + PurePosixPath(name).name
@@ -125,7 +125,7 @@ def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
 
 
 def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:
-    """Files of metadata, which speak for all below their folder, and elsewhere captions with their images."""
+    """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
     described = {_folder(file.name) for file in listing.files if is_metadata(file.name)}
     loose = [file for file in listing.files if not any(folder in described for folder in _above(file.name))]
     images = {_stem(file.name): file.path for file in loose if is_image(file.name)}
@@ -138,7 +138,7 @@ def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:
         if file.name.lower().endswith(".txt"):
             yield _input(file, source, images.get(stem))
         elif is_image(file.name) and stem not in captions:
-            yield _input(file, source)  # to be counted as without a caption
+            yield _input(file, source)  # counted later as an image without a caption
 
 
 def _folder(name: str) -> str:

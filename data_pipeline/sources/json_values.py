@@ -1,4 +1,7 @@
-"""JSON values that are no lines: elements of an array, objects over many lines; one at a time, of files of any size."""
+"""JSON values that are not lines: elements of an array, or objects over several lines.
+
+Values are parsed one at a time, so files of any size can be read.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,19 @@ from data_pipeline.sources.source import InputFile, Source
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
 HEAD = 1 << 16
-"""Bytes that tell what a file is."""
+"""Size of the prefix that identifies the layout of a file."""
 MARGIN = 16
-"""A word (`false`) or a number that breaks off here may go on; a mistake farther from the end is one."""
+"""Characters. A parse error this close to the end of the buffer may be a word (`false`) or number that continues."""
 
 Value = tuple[int, Any]
-"""Offset of its first byte, and the value; or a `BadRecord`, behind which nothing can be found any more."""
+"""Offset of the first byte, and the value, or a `BadRecord`. Parsing cannot continue after a `BadRecord`."""
 
 
 def has_values(file: InputFile, encoding: Encoding) -> bool:
-    """Whether it begins with an array, or with an object that its first line does not end; raises `Unreadable`.
+    """Whether a file starts with an array, or with an object that spans several lines; raises `Unreadable`.
 
-    The latter is not asked where the name says that there are lines: the first of them may be damaged.
+    Objects over several lines are not considered if the name ends in `.jsonl` or `.ndjson`: the first line may be
+    damaged.
     """
     head = _head(encoding.plain_lines(chunks(file))).removeprefix(BOM).lstrip()
     if head.startswith(b"["):
@@ -40,39 +44,40 @@ def has_values(file: InputFile, encoding: Encoding) -> bool:
     try:
         json.loads(line.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
-        # Of a line that is damaged the next begins with an object again; of one that goes on it does not.
+        # After a damaged line, the next line starts with an object again. After the start of a longer object it does
+        # not.
         return not head[len(line) :].lstrip().startswith(b"{")
     return False
 
 
 def values_of(file: InputFile) -> Iterator[Value]:
-    """Values in order, those of arrays one by one; raises `Unreadable`."""
+    """Yield values in order, and arrays element by element; raises `Unreadable`."""
     codec = encoding_of_whole(file).codec
     marked = codec == "utf-8" and _head(chunks(file)).startswith(BOM)
     return _values(_Text(texts(chunks(file), codec), len(BOM) if marked else 0), file.source)
 
 
 def _head(data: Iterator[bytes]) -> bytes:
-    """The first HEAD bytes, however they come."""
+    """Return the first HEAD bytes, or fewer if the data end or become unreadable."""
     head = bytearray()
     try:
         while len(head) < HEAD and (chunk := next(data, b"")):
             head += chunk
     except Unreadable:
-        if not head:  # what breaks off later is told when it is read
+        if not head:  # a later error is reported when the file is read
             raise
     return bytes(head[:HEAD])
 
 
 class _Text:
-    """The text from where it is looked at to where it was read to."""
+    """Buffer of text from the parse position to the end of what was read."""
 
     def __init__(self, source: Iterator[str], offset: int):
         self.source, self.offset = source, offset
         self.text, self.at = "", 0
 
     def more(self, size: int = 1) -> bool:
-        """Read at least so many characters more; False at the end."""
+        """Read at least `size` more characters. Return False at the end."""
         added = []
         while size > 0 and (text := next(self.source, None)) is not None:
             added.append(text)
@@ -86,7 +91,7 @@ class _Text:
         self.at = at
 
     def sign(self) -> str:
-        """The next one that is no white space, which is passed over; nothing at the end."""
+        """Skip white space and return the next character; empty at the end."""
         while True:
             match = SPACE.match(self.text, self.at)
             assert match is not None
@@ -130,14 +135,14 @@ def _value(text: _Text, source: Source) -> Any:
             goes_on = error.pos >= len(text.text) - MARGIN or error.msg.startswith("Unterminated")
             if len(text.text) - text.at > longest_line(source):
                 return too_long(source)
-            # Twice as much each time: a long value is not looked at once for each of its chunks.
+            # The buffer doubles each time, so that a long value is not parsed again for each chunk.
             if not goes_on or not text.more(len(text.text) - text.at):
                 return _not_json(error.msg)
         except RecursionError:
             return too_deep()
         else:
             if end == len(text.text) and isinstance(value, int | float) and text.more():
-                continue  # a number may have more digits
+                continue  # the number may have more digits
             text.move(end)
             return value
 

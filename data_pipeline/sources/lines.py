@@ -1,7 +1,7 @@
 """Lines of a span, each with the offset of its first byte.
 
-A span has the lines whose first byte lies in it: so all spans of a file together have each line once, wherever they are
-cut.
+A span contains the lines whose first byte is in the span. So the spans of a file together contain each line once,
+wherever the file is cut.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from data_pipeline.sources.encodings import Encoding, encoding_of_records
 from data_pipeline.sources.source import InputFile, Source, Span
 
 LONGEST_LINE = 256 << 20
-"""Bytes. What is longer is no text, and a worker's memory is not to depend on it."""
+"""Bytes. A longer line is not text, and the memory of a worker must not depend on it."""
 BOM = b"\xef\xbb\xbf"
 
 Line = tuple[int, bytes | bytearray | None]
-"""Offset, and the line without its end; None: it was longer than LONGEST_LINE."""
+"""Offset, and the line without its newline. None for a line longer than LONGEST_LINE."""
 
 
 def longest_line(source: Source) -> int:
@@ -33,11 +33,11 @@ def too_long(source: Source) -> BadRecord:
 
 
 def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
-    """The lines that begin in a span; raises `Unreadable`."""
+    """Yield the lines that start in a span; raises `Unreadable`."""
     start, end = span.start, span.end
     if not can_be_cut(span.file, encoding):
         if start:
-            return  # the first span has it all
+            return  # the first span contains all lines
         end = float("inf")
     for offset, line in _lines_after(span.file, encoding, start, end):
         if offset >= end:
@@ -46,7 +46,7 @@ def lines_of(span: Span, encoding: Encoding) -> Iterator[Line]:
 
 
 def count_lines(file: InputFile) -> Callable[[int], int]:
-    """A function: offset -> the number of the line there, from 1, counted through the file each time."""
+    """Return a function from byte offset to line number (from 1). Each call reads the file up to the offset."""
 
     def line_at(offset: int) -> int:
         number = 1
@@ -60,12 +60,12 @@ def count_lines(file: InputFile) -> Callable[[int], int]:
 
 
 def can_be_cut(file: InputFile, encoding: Encoding) -> bool:
-    """Whether a line can be found from the middle of the file; else its first span has all of it."""
+    """Whether reading can start mid-file. If not, the first span contains the whole file."""
     return compression_of(file.name) is None and encoding.has_plain_lines
 
 
 def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) -> Iterator[Line]:
-    """Lines whose first byte is `start` or behind it, at least up to `end`."""
+    """Yield the lines whose first byte is at or after `start`, at least up to `end`."""
     if not start:
         return _lines(encoding.plain_lines(chunks(file)), 0, longest_line(file.source))
     data, at = chunks(file, start - 1), start - 1
@@ -80,7 +80,7 @@ def _lines_after(file: InputFile, encoding: Encoding, start: int, end: float) ->
 
 
 def _lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[Line]:
-    """Lines of chunks. One that is too long is measured, not held."""
+    """Split chunks into lines. A line that is too long is measured but not held in memory."""
     held, lost = bytearray(), 0
     for chunk in data:
         first, *rest = chunk.split(b"\n")

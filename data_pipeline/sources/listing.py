@@ -1,4 +1,4 @@
-"""What a source's path means: a file, a folder's files, or those that match a glob."""
+"""Listing of a source's path: a file, the files of a folder, or the matches of a glob."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import glob
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Other people's packages and compiled caches.
+# Installed packages and compiled caches.
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file, whatever is in it."""
+    """A file found in a source, with any content."""
 
     path: str
     name: str
-    """From the folder that was asked for on, with slashes."""
+    """Path relative to the listed folder, starting with the folder's name, with slashes."""
     size: int
     version: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of a path, in no order."""
+    """All files of a path, unordered."""
 
     kind: Literal["file", "folder", "glob"]
     files: list[FoundFile]
     left_out: list[tuple[str, str]] = field(default_factory=list)
-    """Why, and the name: folders that builds made, and what is no file."""
+    """(reason, name) of skipped entries: folders that a build created, and entries that are not files."""
 
 
 def is_hidden(name: str) -> bool:
@@ -36,7 +36,7 @@ def is_hidden(name: str) -> bool:
 
 
 def fixed_folder(pattern: str) -> str:
-    """The folder of a glob that has no wildcard: `a/b/*/c.txt` -> `a/b`"""
+    """Return the leading folders of a glob that have no wildcard: `a/b/*/c.txt` -> `a/b`"""
     fixed: list[str] = []
     for part in pattern.split("/")[:-1]:
         if glob.has_magic(part):

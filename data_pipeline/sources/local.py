@@ -1,4 +1,4 @@
-"""Files of this machine."""
+"""Local files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWICE = "folder read already"
 
 
 def list_path(path: str) -> Listing | None:
-    """None: there is nothing of this name."""
+    """List a file, a folder or a glob. None if nothing has this name."""
     if os.path.isdir(path):
         return list_folder(path, Path(path).resolve().name)
     if os.path.lexists(path):
@@ -30,7 +30,7 @@ def list_path(path: str) -> Listing | None:
 
 
 def list_folder(root: str, name: str) -> Listing:
-    """A local folder's files, without what is hidden and what packages brought along."""
+    """List the files of a local folder, without hidden files and installed packages."""
     listing = Listing("folder", [])
     for path, below, reason in _walk(root):
         if reason:
@@ -58,7 +58,7 @@ def _list_glob(pattern: str, root: str) -> Listing:
 
 
 def _matches(pattern: str, twice: list[str]) -> Iterator[str]:
-    """Paths that match a glob. Below `**` each folder is searched once; other links to it are added to `twice`."""
+    """Yield the paths that match a glob. Below `**` each folder is searched once; further links to it go to `twice`."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)
@@ -71,7 +71,7 @@ def _matches(pattern: str, twice: list[str]) -> Iterator[str]:
 
 
 def _folders(top: str, twice: list[str]) -> Iterator[str]:
-    """A folder and those below it that are not hidden. Links are followed, each folder once."""
+    """Yield a folder and its subfolders that are not hidden. Links are followed, and each folder is visited once."""
     seen = {os.path.realpath(top)}
     for folder, inner, _ in os.walk(top or ".", followlinks=True):
         yield folder if top else os.path.relpath(folder) if folder != "." else ""
@@ -86,21 +86,22 @@ def _folders(top: str, twice: list[str]) -> Iterator[str]:
 
 
 def _not_text_above(folder: str, root: str) -> str | None:
-    """Of the folders from `root` down to this one, why the first is left out that is."""
+    """Return why the first skipped folder between `root` and `folder` is skipped, or None."""
     reason = _not_text_above(os.path.dirname(folder), root) if len(folder) > len(root) else None
     return reason or _not_text(folder or ".")
 
 
 def _not_text(folder: str) -> str | None:
-    """Why a folder is left out; None: it is not."""
+    """Return why a folder is skipped, or None."""
     if is_unfinished(Path(folder)):
         return "unfinished build"
-    # Looked at only where there may be one: other folders can be long.
+    # Listed only if a manifest exists, because other folders can be large.
     return "corpus" if os.path.exists(os.path.join(folder, MANIFEST)) and is_corpus(os.listdir(folder)) else None
 
 
 def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
-    """Paths, where they are below the root, and why one is left out. Links are followed, each folder once."""
+    """Yield path, path relative to the root, and reason to skip it. Links are followed, and each folder is visited
+    once."""
     if reason := _not_text(root):
         yield root, "", reason
         return
@@ -129,12 +130,13 @@ def _refuse(error: OSError) -> NoReturn:
 
 
 def _is_file(path: str) -> bool:
-    """Also a link that leads nowhere: reading it says so, where leaving it out would not."""
+    """Whether a path is a file or a broken link. Reading a broken link reports an error, where skipping it would
+    not."""
     return os.path.isfile(path) or not os.path.exists(path)
 
 
 def _found(path: str, name: str) -> FoundFile:
-    # A name is written to files that are UTF-8; Linux lets it be any bytes.
+    # Names are written to UTF-8 files, but Linux allows arbitrary bytes in them.
     name = os.fsencode(name).decode("utf-8", "backslashreplace")
     try:
         stat = os.stat(path)
@@ -144,7 +146,7 @@ def _found(path: str, name: str) -> FoundFile:
 
 
 def _name_in_glob(match: str, folder: str) -> str:
-    """From the last folder on whose name has no wildcard."""
+    """Return the name of a match, starting at the last folder without a wildcard."""
     if not folder and not os.path.isabs(match):
         return match
     return f"{Path(folder or '/').resolve().name}/{os.path.relpath(match, folder or '/')}".lstrip("/")

@@ -1,4 +1,4 @@
-"""The one place that opens what is not on this machine."""
+"""Access to local and remote files: the only module that opens remote files."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from megaptm.storage import exists, is_remote, open_remote
 
 
 def open_bytes(path: str) -> BinaryIO:
-    """A file to read and seek in; a server that fails is asked again with patience, but not about a file within an
-    archive. Address and keys of a store come from the environment, as s3fs takes them."""
+    """Open a file for reading and seeking. Requests to a failing server are retried, except for files within a remote
+    archive. Endpoint and keys of an object store come from the environment, as in s3fs."""
     if not is_remote(path):
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe waits for its writer
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until a writer opens it
             raise OSError(errno.EINVAL, "it is no file", path)
         return open(path, "rb")
     if "::" not in path:
-        if not exists(path):  # it was there when files were listed
+        if not exists(path):  # it existed when files were listed
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_remote(path)
     system, inner = file_system(path)
     return system.open(inner, "rb")
 
 
-@lru_cache(maxsize=8)  # kept: an archive's file system closes the archive when it goes
+@lru_cache(maxsize=8)  # cached: an archive's file system closes the archive when it is garbage-collected
 def file_system(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL, and the path in it; a `ValueError` of one that a URL alone does not name."""
+    """Return fsspec's file system of a URL, and the path in it. Raises `ValueError` if the URL alone is not enough."""
     import fsspec
 
     try:
         return fsspec.core.url_to_fs(url)
-    except (TypeError, AttributeError):  # it asks for options that nobody gives
+    except (TypeError, AttributeError):  # the file system needs options that a URL cannot hold
         raise ValueError(f"a place of {url.partition('://')[0]}:// needs more than an address") from None

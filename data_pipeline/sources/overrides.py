@@ -1,4 +1,4 @@
-"""Other settings for some files of a source."""
+"""Per-file settings that override those of the source."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from data_pipeline.typed import typed
 from megaptm.errors import UserError
 
 WHOLE_SOURCE = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
-"""Settings that the files of a source cannot have each for itself."""
+"""Settings of the source as a whole, which cannot be overridden per file."""
 
 
 def check_overrides(source: Source, where: str) -> None:
-    """Raise `UserError` for a setting that does not exist or is not a file's."""
+    """Raise `UserError` if a setting does not exist or cannot be overridden per file."""
     for pattern, settings in source.overrides.items():
         if of_whole := sorted(WHOLE_SOURCE & settings.keys()):
             raise UserError(f"{where}: {of_whole[0]} is of a whole source: name {pattern} as a source of its own.")
@@ -26,7 +26,7 @@ def check_overrides(source: Source, where: str) -> None:
 
 
 def overridden(file: InputFile) -> InputFile:
-    """The file with the settings that its source has for it; the same object where it has none."""
+    """Return the file with its overridden settings; the same object if there are none."""
     for pattern in _matching(file):
         settings = file.source.overrides[pattern]
         read = _source(pattern, settings, f"source {file.source.path}")
@@ -35,13 +35,13 @@ def overridden(file: InputFile) -> InputFile:
 
 
 def refuse_unmatched(sources: Iterable[Source], files: Iterable[InputFile]) -> None:
-    """Raise `UserError` for a pattern that no file of any source matches."""
+    """Raise `UserError` if a pattern of `overrides` matches no file of its source."""
     patterns = {pattern: source for source in sources for pattern in source.overrides}
     if not patterns:
         return
     for file in files:
         if archive_kind(file.name):
-            return  # its members may match
+            return  # members of the archive may match
         for pattern in _matching(file):
             patterns.pop(pattern, None)
     for pattern, source in patterns.items():

@@ -1,6 +1,7 @@
-"""What stands between blank lines of a span: as in lines.py, whatever begins in it, wherever it is cut.
+"""Paragraphs of a span, separated by blank lines.
 
-Lines of such files are short, a sentence each: they are looked at many at a time.
+As in lines.py, a span contains the paragraphs that start in it, wherever the file is cut. Such files have short lines,
+often one sentence each, so many lines are processed at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
 LINE_END_AND_BLANK_LINES = re.compile(rb"\n(?:[ \t\r\v\f]*\n)+")
 
 ByteSpan = tuple[int, int, bytes | None]
-"""Offset of the paragraph, offset of this, whole lines of it; None: a line longer than LONGEST_LINE."""
+"""Offset of the paragraph, offset of this block, and its complete lines. None for a line longer than LONGEST_LINE."""
 
 
 def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[bytes | None]]]:
-    """Paragraphs that begin in a span: the offset, and lines of it, some at a time; raises `Unreadable`."""
+    """Yield the paragraphs that start in a span, as offset and blocks of lines; raises `Unreadable`."""
     start, end = span.start, span.end
     if not can_be_cut(span.file, encoding):
         if start:
@@ -39,7 +40,7 @@ def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterato
         if offset >= start:
             yield offset, (content for _, _, content in pieces)
         elif any(at >= end for _, at, _ in pieces):
-            return  # it began before the span and ends behind it
+            return  # the paragraph starts before the span and ends after it
 
 
 def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ByteSpan]:
@@ -63,7 +64,7 @@ def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ByteSpan]:
 
 
 def _whole_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
-    """Chunks that end where lines do, and None for a line that is too long."""
+    """Yield offset and block of complete lines; None instead of a block for a line that is too long."""
     held, lost = bytearray(), 0
     for chunk in data:
         first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
@@ -83,7 +84,7 @@ def _whole_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[t
 
 
 def _before_whitespace(file: InputFile, start: int) -> int:
-    """Offset of the last byte before `start` that is no whitespace: the line that it is on is not blank."""
+    """Return the offset of the last byte before `start` that is not white space. The line of that byte is not blank."""
     if not start:
         return 0
     with open_file(file) as stream:
@@ -94,4 +95,4 @@ def _before_whitespace(file: InputFile, start: int) -> int:
             start = begin + len(block)
             if block:
                 break
-    return start - 1 if start > len(BOM) else 0  # a byte order mark is no text
+    return start - 1 if start > len(BOM) else 0  # a byte order mark is not text

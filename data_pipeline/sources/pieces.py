@@ -1,4 +1,4 @@
-"""Long texts as several documents, so that a document always fits in memory many times over."""
+"""Split long texts into several documents, so that a document fits in memory many times over."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from data_pipeline.document import Document
 
 LONGEST = 8 << 20
-"""Characters of a document."""
+"""Maximum number of characters of a document."""
 
 
 def documents_of(text: str, source: str, notes: Mapping[str, Any], form: str = "prose") -> Iterator[Document]:
-    """One document, or several whose texts put together are the text."""
+    """Yield one document, or several whose concatenated texts are `text`."""
     if len(text) <= LONGEST:
         yield Document(text, source, form, notes)
     else:
@@ -22,7 +22,7 @@ def documents_of(text: str, source: str, notes: Mapping[str, Any], form: str = "
 def documents_of_stream(
     texts: Iterable[str], source: str, notes: Mapping[str, Any], form: str = "prose"
 ) -> Iterator[Document]:
-    """The same of a text that comes little by little. A piece is named `source@its first character`."""
+    """Yield documents of a text that arrives in parts. A further document is named `source@offset`, in characters."""
     at, held, size = 0, [], 0
     for text in texts:
         held.append(text)
@@ -42,9 +42,10 @@ def documents_of_stream(
 
 
 def _cut(text: str, start: int) -> int:
-    """Where the piece from `start` ends: behind a blank line, else behind a line, else wherever it is full."""
+    """Return the end of the document that starts at `start`: after a blank line, else after a line, else at the
+    maximum."""
     stop = start + LONGEST
-    middle = start + LONGEST // 2  # not earlier: that would make many small pieces
+    middle = start + LONGEST // 2  # an earlier cut would make many small documents
     blank = max(text.rfind("\n\n", middle, stop) + 2, text.rfind("\n\r\n", middle, stop) + 3)
     if blank > middle:
         return blank
@@ -52,5 +53,5 @@ def _cut(text: str, start: int) -> int:
 
 
 def _of_piece(notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without what counts characters of the whole text."""
+    """Return the notes without those that hold character offsets in the full text."""
     return {name: value for name, value in notes.items() if name not in ("turns", "parts")}

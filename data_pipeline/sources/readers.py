@@ -1,4 +1,4 @@
-"""Spans to documents. What cannot be read is counted under a reason, or stops the build when it was asked to."""
+"""Read the documents of spans. Unreadable text is counted under a drop reason, or ends the build (`on_error`)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from megaptm.storage import is_remote
 
 
 def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[Document]:
-    """The documents of a span, in order. Where a file breaks off, those before stay, and the rest counts once.
+    """Yield the documents of a span, in order. If a file is truncated, its earlier documents are retained.
 
-    Raises `UserError` for a file that cannot be read, with `on_error="fail"`; and always for a disk that gives up
-    halfway, as a server does with an error of its own: that is not counted, because another time it may not.
+    The unreadable remainder counts as one drop. Raises `UserError` for a file that cannot be read if `on_error="fail"`,
+    and in any case for a disk that fails while reading; remote files raise their server's error. These errors are not
+    counted, because a later attempt may succeed.
     """
     if span.start and not can_be_cut(span.file):
-        return  # the span at the beginning has it all
+        return  # the first span contains the whole file
     bad = Bad(span.file, dropped, on_error, count_lines(span.file))
     try:
         if archive_kind(span.file.name):
@@ -38,7 +39,7 @@ def read(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Iterator[D
             for document in FORMATS[name].reader(span, bad):
                 yield replace(document, origin=f"{name} {span.file.source.path}")
     except Unreadable as error:
-        # What is wrong with all of a file its first span tells, once.
+        # An error of the whole file is reported once, by its first span.
         if not span.start or error.reason == "unreadable":
             bad.whole(error)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Files of a server, by fsspec."""
+"""Remote files, by fsspec."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from megaptm.storage.remote import cause_of_not_found
 
 
 def list_url(url: str) -> Listing | None:
-    """None: there is nothing of this name."""
+    """List a URL. None if nothing has this name."""
     try:
         system, path = file_system(url)
         kind, folder, found = _find(system, path.rstrip("/"))
-    except Exception as error:  # each of fsspec's file systems, and its library, has kinds of its own
+    except Exception as error:  # each fsspec file system and its library raise their own exceptions
         cause = cause_of_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
             return None
         raise UserError(
             f"source {url} cannot be listed ({cause}): correct it, or its server's address and keys."
         ) from None
-    # `zip://*.txt::s3://bucket/pile.zip`: what is found in the pile is still in the pile.
+    # A member found by `zip://*.txt::s3://bucket/pile.zip` keeps the chain to its archive.
     _, chained, outside = url.partition("::")
     top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
     listing = Listing(kind, [])
@@ -44,7 +44,7 @@ def list_url(url: str) -> Listing | None:
 
 
 def _corpora(names: Iterable[str]) -> list[str]:
-    """Folders that builds have made."""
+    """Return the folders that hold a corpus."""
     folders: dict[str, list[str]] = {}
     for name in names:
         folders.setdefault(posixpath.dirname(name), []).append(posixpath.basename(name))
@@ -52,7 +52,7 @@ def _corpora(names: Iterable[str]) -> list[str]:
 
 
 def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], str, dict[str, dict[str, Any]]]:
-    """Kind, the folder that names begin behind, and name -> what the server says."""
+    """Return kind, base folder of the names, and name -> info from the server."""
     try:
         info = system.info(path)
     except FileNotFoundError:
@@ -66,6 +66,6 @@ def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], st
 
 
 def _version(info: dict[str, Any]) -> str:
-    """Of what file systems say, the first that changes with the content."""
+    """Return the first value in `info` that changes with the content: an ETag, a modification time or a checksum."""
     known = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "CRC"))
     return next((str(value).strip('"') for value in known if value), "")

@@ -1,4 +1,4 @@
-"""What a recipe says of a pile of text, and the files that are found there."""
+"""Source of a recipe, and the files found for it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DocumentUnit = Literal["file", "line", "blank-line"]
 Html = Literal["main", "all"]
 
 NAMED_FIELD = re.compile(r"\{([^{}]+)\}")
-"""The name of a field, in a part that is made of several."""
+"""Pattern of a field name in a part that combines several fields."""
 MIN_UNPACKED = 1 << 30
-"""Bytes that every file may unpack to."""
+"""Bytes that any file may unpack to, whatever its size."""
 MARKUP = ("headers", "lists", "tables")
-"""What of an article's markup can be left out."""
+"""Markup of an article that can be left out."""
 
 
 @dataclass(frozen=True)
@@ -32,45 +32,49 @@ class Source:
     """Files of one kind, and how to read them."""
 
     path: str
-    """A file, a folder, a glob or a URL of these; or `python-library`, text that every machine has."""
+    """Path, folder, glob or URL; or `python-library`, text that every machine has."""
     _: KW_ONLY
     format: FormatName | None = None
-    """Absent: by each file's suffix. Given: a folder's files with a suffix of it, or all that a glob matches."""
+    """Default: by the suffix of each file. If set, a folder's files with a suffix of the format, or all matches of a
+    glob."""
     text: str = "text"
-    """JSON lines, CSV, Parquet, image-text: the field that holds the text."""
+    """JSON lines, CSV, Parquet, image-text: name of the field that holds the text."""
     messages: str | None = None
-    """JSON lines: the field that holds a conversation, a list of {role, content}, in the place of a text."""
+    """JSON lines: name of the field that holds a conversation, a list of {role, content}, instead of `text`."""
     parts: tuple[str, ...] = ()
-    """JSON lines, CSV, Parquet: fields whose texts are the parts of a document, in the place of a text: a sentence and
-    its translation, an input and its answer. A part of several fields is written with their names in braces:
-    `question: {question} context: {context}`."""
+    """JSON lines, CSV, Parquet: fields that hold the parts of a document, instead of `text`.
+
+    Examples: a sentence and its translation, an input and its answer. A part can combine several fields, with their
+    names in braces: `question: {question} context: {context}`.
+    """
     aligned: str | None = None
-    """Text: suffix of the file beside each, whose lines are the second parts of documents that its own lines begin:
+    """Text: suffix of an aligned file beside each file. Line n of both files makes one document of two parts. Example:
     `.de` for train.en and train.de."""
     prefix: str = ""
-    """What stands before the first of parts, to tell the task: `translate English to German: `."""
+    """Task prefix of the first part: `translate English to German: `."""
     keep: tuple[str, ...] = ()
-    """JSON lines, CSV, Parquet, image-text: fields kept as the document's notes, such as `url` or `language`."""
+    """JSON lines, CSV, Parquet, image-text: fields retained as notes of the document, such as `url` or `language`."""
     documents: DocumentUnit = "file"
-    """Plain text, Markdown, code: a document is a whole file, a line, or what stands between blank lines."""
+    """Plain text, Markdown, code: whether a document is a file, a line, or a paragraph between blank lines."""
     encoding: str = "utf-8"
-    """Text, JSON lines, CSV: a codec that Python knows, or `auto`: UTF-8, else by a byte order mark, else a guess.
-    HTML: a codec for pages that are not UTF-8, before what they say themselves."""
+    """Text, JSON lines, CSV: a Python codec, or `auto`: UTF-8, else by a byte order mark, else guessed. HTML: codec of
+    pages that are not UTF-8; it takes precedence over the codec that a page declares."""
     delimiter: str | None = None
-    """CSV: one character; absent: a tab for `.tsv`, else a comma."""
+    """CSV: one character. Default: tab for `.tsv`, else comma."""
     columns: tuple[str, ...] = ()
-    """CSV: names of the columns of files that begin with their first row, in the place of a line with the names."""
+    """CSV: column names of files that have no header line."""
     html: Html = "main"
-    """HTML, WARC: of a page its main content, or all of its text."""
+    """HTML, WARC: extract the main content of a page, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
-    """Wikipedia: `headers`, `lists`, `tables`, as BERT's corpus does without (arXiv:1810.04805, section 3.1)."""
+    """Wikipedia: markup to remove: `headers`, `lists`, `tables`, as in BERT's corpus (arXiv:1810.04805, section
+    3.1)."""
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Glob of names -> other settings for the files that match: `{"reviews*.jsonl": {text: content}}`."""
+    """Glob of file names -> settings of the files that match: `{"reviews*.jsonl": {text: content}}`."""
     max_bytes: int | None = None
-    """Bytes of a line, row, JSON value, web page or article, at most; absent: 256 MiB of a line, row or value, 64 MiB
-    of a web page, 4 MiB of an article."""
+    """Maximum bytes of a line, row, JSON value, web page or article. Default: 256 MiB for a line, row or value, 64 MiB
+    for a web page, 4 MiB for an article."""
     max_expansion: int = 100
-    """A compressed file or archive that unpacks to more than 1 GiB may unpack to so many times its size."""
+    """Maximum ratio of unpacked to compressed size. It applies to files and archives that unpack to more than 1 GiB."""
 
     def __post_init__(self) -> None:
         for name, kind in (("format", FormatName), ("documents", DocumentUnit), ("html", Html)):
@@ -105,17 +109,18 @@ class Source:
 
     @property
     def has_parts(self) -> bool:
-        """Whether its documents are of several texts."""
+        """Whether documents consist of several parts."""
         return bool(self.parts) or self.aligned is not None
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Fields of a record that hold its text, or its texts."""
+        """Fields of a record that hold its text or its parts."""
         named = (NAMED_FIELD.findall(part) or [part] for part in self.parts)
         return tuple(dict.fromkeys(chain(*named))) or (self.text,)
 
     def with_prefix(self, texts: Sequence[str]) -> list[str]:
-        """The texts of a document, with the prefix before the first, if that is not blank: it would not be left out."""
+        """Return the parts of a document with the prefix before the first. A blank first part gets no prefix, so that
+        the document is still dropped as empty."""
         return [self.prefix * (not texts[0].isspace() and bool(texts[0])) + texts[0], *texts[1:]]
 
 
@@ -128,26 +133,26 @@ def _is_codec(name: str) -> bool:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read, and the name its documents carry, which does not depend on the machine."""
+    """Input file. Its documents carry `name`, which does not depend on the machine."""
 
     path: str
     """Local path or URL."""
     name: str
     size: int
-    """Bytes, as they lie there; 0 where the server does not say."""
+    """Bytes on disk, before decompression; 0 if the server does not report it."""
     version: str = ""
-    """Another one when the content is another: nanoseconds of the last change, or the server's etag."""
+    """Value that changes with the content: modification time in nanoseconds, or the server's ETag."""
     source: Source = field(default_factory=lambda: Source(""))
     image: str | None = None
-    """Image-text: path or URL of the image whose caption this file is."""
+    """Image-text: path or URL of the image whose caption this file holds."""
     aligned: InputFile | None = None
-    """Text: the file whose lines are the second parts of what its lines begin."""
+    """Text: aligned file, whose lines are the second parts of the documents."""
     label: str = ""
-    """What people are told instead of the path, where that is of a copy."""
+    """Name shown to the user instead of the path, if the path is that of a temporary copy."""
 
     @property
     def max_unpacked(self) -> float:
-        """Bytes that it may unpack to."""
+        """Maximum bytes after decompression."""
         return max(MIN_UNPACKED, self.source.max_expansion * self.size) if self.size else float("inf")
 
     @property
@@ -157,12 +162,12 @@ class InputFile:
 
 @dataclass(frozen=True)
 class Span:
-    """The documents of a file whose first byte lies in [start, stop): the same as when the whole is read."""
+    """Part of a file: the documents whose first byte is in [start, stop). They do not depend on how the file is cut."""
 
     file: InputFile
     start: int = 0
     stop: int | None = None
-    """None: to the end."""
+    """None for the end of the file."""
 
     @property
     def end(self) -> float:

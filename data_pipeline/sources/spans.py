@@ -1,4 +1,4 @@
-"""Files dealt out in parts of about equal size; a large file that can be cut goes to several."""
+"""Divide files into parts of about equal size. A large file that can be cut spans several parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from data_pipeline.sources.source import InputFile, Span
 
 
 def deal(files: Iterable[InputFile], size: int) -> list[tuple[Span, ...]]:
-    """Consecutive spans in parts of about `size` bytes: the same parts whoever works on them."""
+    """Return parts of consecutive spans, of about `size` bytes each. They do not depend on the number of workers."""
     parts: list[list[Span]] = [[]]
     room = size
     for file in files:
@@ -23,11 +23,11 @@ def deal(files: Iterable[InputFile], size: int) -> list[tuple[Span, ...]]:
 
 
 def _spans(file: InputFile, size: int) -> Iterator[tuple[Span, int]]:
-    """Spans with their bytes: the whole file, or `size` bytes each."""
+    """Yield spans with their size in bytes: the whole file, or `size` bytes each."""
     if file.size <= size or not can_be_cut(file):
         yield Span(file), file.size
         return
     for start in range(0, file.size, size):
         stop = start + size
-        # A file that grew since it was found is read to its end.
+        # The last span is open-ended, so that a file that has grown since it was listed is read to its end.
         yield (Span(file, start, stop), size) if stop < file.size else (Span(file, start), file.size - start)

@@ -1,4 +1,4 @@
-"""The table of formats: which suffixes, who reads it, and whether a file can be read from its middle."""
+"""Table of formats: suffixes, reader, and whether a file can be read from the middle."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ Reader = Callable[[Span, Bad], Iterator[Document]]
 
 @dataclass(frozen=True)
 class Format:
-    """One row."""
+    """One format."""
 
     reader: Reader
     suffixes: frozenset[str]
     named_suffixes: frozenset[str] = frozenset()
-    """Suffixes that mean other things too: of files that are named or matched by a glob, not of all in a folder."""
+    """Ambiguous suffixes. They count for files that are named or matched by a glob, but not for the files of a
+    folder."""
     can_be_cut: Callable[[Source], bool] = lambda source: False
-    """Whether spans other than the whole make sense, when it is not compressed."""
+    """Whether an uncompressed file can be divided into several spans."""
 
 
 def _has_records(source: Source) -> bool:
@@ -72,7 +73,7 @@ BY_NAMED_SUFFIX = {suffix: name for name, row in FORMATS.items() for suffix in r
 
 
 def format_name(file_name: str, *, named: bool) -> FormatName | None:
-    """Which format a file's name says, less what it is compressed with."""
+    """Return the format that a file name implies, regardless of a compression suffix; None if unknown."""
     inner = without_compression(file_name).lower()
     if DUMP.search(inner):
         return "wikipedia"
@@ -81,7 +82,7 @@ def format_name(file_name: str, *, named: bool) -> FormatName | None:
 
 
 def passed_over(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
-    """Why a file that was found is not read; None: it is. Who names a file means it; a folder holds other things."""
+    """Return why a file is skipped, or None if it is read. A file that is named explicitly is always read."""
     if has_other_compression(file_name):
         return "unknown compression"
     if kind == "file" or (kind == "glob" and source.format is not None):
@@ -91,12 +92,12 @@ def passed_over(file_name: str, source: Source, kind: Literal["file", "folder", 
 
 
 def format_of(file: InputFile) -> FormatName:
-    """The format of a file; whoever names a file with an unknown suffix means text."""
+    """Return the format of a file. A named file with an unknown suffix is read as text."""
     return file.source.format or format_name(file.name, named=True) or "text"
 
 
 def can_be_cut(file: InputFile) -> bool:
-    """Whether documents of it can be found from the middle."""
+    """Whether documents can be read from the middle of the file."""
     if archive_kind(file.name):
         return False
     return compression_of(file.name) is None and FORMATS[format_of(file)].can_be_cut(file.source)

@@ -1,4 +1,4 @@
-"""CSV and TSV: a row's text in one of its columns, which the first line names, or the recipe."""
+"""CSV and TSV. The text of a row is in one column, which is named by the header line or by `Source.columns`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from data_pipeline.sources.lines import Line, lines_of, longest_line, too_long
 from data_pipeline.sources.pieces import documents_of
 from data_pipeline.sources.source import InputFile, Source, Span
 
-# csv knows characters, encodings are looked at later, field by field: until then a byte is the character of its number.
+# The csv module reads characters, but fields are decoded later, one by one. Until then latin-1 maps each byte to the
+# character with the same code.
 BYTES = "latin-1"
 
 
@@ -47,10 +48,10 @@ def read_csv(span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[str]]]:
-    """Rows that are not empty, with the offsets of their first bytes."""
-    csv.field_size_limit(sys.maxsize)  # `_Lines` has a limit for the whole row
+    """Yield the rows that are not empty, with the offsets of their first bytes."""
+    csv.field_size_limit(sys.maxsize)  # `_Lines` limits the size of the whole row
     lines = _Lines(lines_of(span, encoding), span.file.source)
-    # Strict: a stray quote would otherwise take the rows behind it into its field, unseen.
+    # Strict, because a stray quote would otherwise silently merge the following rows into its field.
     rows = csv.reader(lines, delimiter=_delimiter(span.file), strict=True)
     while True:
         lines.first, lines.size = None, 0
@@ -68,14 +69,15 @@ def _rows(span: Span, encoding: Encoding, bad: Bad) -> Iterator[tuple[int, list[
 
 
 class _Lines:
-    """Lines as csv takes them, with their ends; it may ask on after an error. `first` is where the row began."""
+    """Iterator of lines with newlines, for csv.reader; can continue after an error. `first` is the offset of the
+    row."""
 
     def __init__(self, lines: Iterator[Line], source: Source):
         self.source = source
         self.lines = lines
         self.first: int | None = None
         self.size = 0
-        """Bytes of the row so far."""
+        """Bytes of the current row read so far."""
 
     def __iter__(self) -> Iterator[str]:
         return self

@@ -1,4 +1,4 @@
-"""Pages to text."""
+"""Extract the text of HTML pages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from data_pipeline.sources.source import Span
 from data_pipeline.time_limit import time_limit
 
 LONGEST_PAGE = 64 << 20
-"""Bytes. A page is held whole, and several times over while it is taken apart."""
+"""Bytes. A page is held in memory, and extraction makes several copies."""
 XML_DECLARED = re.compile(rb"\A(?:\xef\xbb\xbf)?\s*<\?xml[^>]*?encoding\s*=\s*[\"']([\w.:-]+)", re.ASCII)
 CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
 
 def read_html(span: Span, bad: Bad) -> Iterator[Document]:
-    """A file is a page."""
+    """Read a file as one page."""
     source, name, page = span.file.source, span.file.name, bytearray()
     for chunk in chunks(span.file):
         page += chunk
@@ -40,9 +40,10 @@ def page_too_long(longest: int) -> BadRecord:
 
 
 def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
-    """Characters of a page, and `encoding` where it is not UTF-8; raises `BadRecord`.
+    """Decode a page; the notes hold `encoding` if it is not UTF-8. Raises `BadRecord`.
 
-    UTF-8 first, which nothing else passes for; then what the server said; then what the page says or looks like.
+    Tries UTF-8 first, because text in another encoding is almost never valid UTF-8; then the charset of the HTTP
+    header, the one that the page declares, and the one detected from its bytes.
     """
     with needed("resiliparse"):
         from resiliparse.parse.encoding import detect_encoding
@@ -64,11 +65,11 @@ def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
 
 
 MAX_DEPTH = 4096
-"""Elements in each other; the time for the main content grows with the square of it. Browsers stop at 512."""
+"""Maximum nesting of elements. The time to extract the main content grows quadratically. Browsers stop at 512."""
 MAX_ATTRIBUTES = 4096
-"""Words in one tag; the parser compares each attribute with all others."""
+"""Maximum words in one tag. The parser compares each attribute with all others."""
 LONGEST_TAG = 1 << 15
-"""Characters of a tag whose words are not counted."""
+"""Characters. The attributes of a shorter tag are not counted."""
 TAG = re.compile(r"<(/?)([a-zA-Z][^\s/<>]*)")
 QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 # fmt: off
@@ -79,11 +80,11 @@ WITHOUT_END = frozenset({
     "span", "strike", "strong", "sub", "sup", "tt", "u",
 })
 # fmt: on
-"""Elements that nest no deeper when nobody ends them, and those within lines, which cost little."""
+"""Elements that do not nest deeper when their end tag is missing, and inline elements, which cost little."""
 
 
 def refuse_tangled(page: str) -> None:
-    """Raise `BadRecord` for a page made so that the parser takes a time that grows with its square."""
+    """Raise `BadRecord` for a page on which the parser would take quadratic time."""
     if len(page) > LONGEST_TAG and any(map(_has_too_many_attributes, page.split(">"))):
         what = f"has a tag with more than {MAX_ATTRIBUTES:,} attributes"
         raise BadRecord("tag too long", what, "take it out")
@@ -99,13 +100,13 @@ def refuse_tangled(page: str) -> None:
 
 
 def _has_too_many_attributes(piece: str) -> bool:
-    """Whether the last tag of a page up to a `>` has."""
+    """Whether the last tag of `piece`, the part of a page up to a `>`, has too many attributes."""
     tag = piece[piece.rfind("<") :] if len(piece) > LONGEST_TAG else ""
     return len(tag) > LONGEST_TAG and len(QUOTED.sub("", tag).split()) > MAX_ATTRIBUTES
 
 
 def text_of_page(page: str, which: str) -> str:
-    """The main content of HTML, or all of its text (Bevendorff et al., 2018: resiliparse)."""
+    """Extract the main content or all text of an HTML page (Bevendorff et al., 2018: resiliparse)."""
     with needed("resiliparse"):
         from resiliparse.extract.html2text import extract_plain_text
 

@@ -52,7 +52,7 @@ def _read_metadata(span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def _below(path: str, image: object) -> str:
-    """The image's path or URL, which metadata give from their own folder on: whoever wrote them reads no other file."""
+    """Return the path or URL of an image. A path is relative to the metadata's folder and may not leave that folder."""
     if not isinstance(image, str) or not image:
         raise BadRecord("no image", "names no image in its field `file_name`", "name it")
     if is_remote(image):

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line, its text in one of its fields."""
+"""JSON lines: one object per line, with the text in one of its fields."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Parsed = tuple[Any, Mapping[str, Any]]
 
 
 def read_json_lines(span: Span, bad: Bad) -> Iterator[Document]:
-    """An object a line; of a file that holds arrays, or objects over many lines, an object each."""
+    """Yield a document per line. A file of arrays or of multi-line objects yields a document per object."""
     encoding = encoding_of_records(span.file)
     if has_values(span.file, encoding):
-        if not span.start:  # which has all of it
+        if not span.start:  # the first span contains the whole file
             yield from _read_values(span, encoding, bad)
         return
     source, name = span.file.source, span.file.name
@@ -58,7 +58,7 @@ def _text_and_places(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
 
 
 def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray | None], Parsed]:
-    """Line -> record, and notes. The function raises `BadRecord`."""
+    """Return a function: line -> record and notes. The function raises `BadRecord`."""
     with needed("orjson"):
         from orjson import loads  # more than twice as fast as json
 
@@ -69,7 +69,7 @@ def _parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytearray |
             try:
                 return loads(line), encoding.notes
             except ValueError:
-                pass  # json knows numbers that orjson does not, such as NaN, and the encoding may be another
+                pass  # json accepts numbers that orjson rejects, such as NaN, and the encoding may not be UTF-8
         return _parse_slowly(line, encoding, source)
 
     return parse
@@ -87,7 +87,7 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
 
 
 def _checked(record: Any, source: Source) -> Any:
-    """The same; raises `BadRecord` if what is wanted of it is no text."""
+    """Return the record, or raise `BadRecord` if a requested field cannot be encoded as UTF-8."""
     names = (*source.fields, source.messages, *source.keep)
     wanted = {name: record.get(name) for name in names} if isinstance(record, dict) else record
     try:

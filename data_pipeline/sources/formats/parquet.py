@@ -1,4 +1,4 @@
-"""Parquet: the text in one of its columns; only the columns asked for are read, a batch of rows at a time."""
+"""Parquet: the text is in one column. Only the required columns are read, one batch of rows at a time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile
 
 BATCH_BYTES = 8 << 20
-"""Of a batch of rows, about."""
+"""Approximate size of a batch of rows."""
 BATCH_ROWS = 4096
 
 
 def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
-    """Row groups whose first byte lies in the span."""
+    """Yield the documents of the row groups whose first byte is in the span."""
     with needed("pyarrow"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -36,7 +36,7 @@ def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
         if not stream.read(1):
             raise EMPTY
         try:
-            # Pages are read when they are due: a row group may be larger than memory.
+            # Without pre-buffering, pages are read on demand: a row group may be larger than memory.
             table = ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except (ArrowException, OSError) as error:
             what = f"is not Parquet that can be read ({_complaint(error)})"
@@ -60,7 +60,8 @@ def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Row numbers of the file, from 0, and the wanted columns. What of a row group is damaged counts once."""
+    """Yield row index in the file (from 0) and the required columns. The damaged remainder of a row group counts
+    once."""
     source, start = span.file.source, 0
     columns = _columns(table, source)
     for number in range(table.metadata.num_row_groups):
@@ -75,20 +76,20 @@ def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, di
                 for values in zip(*(_plain(column) for column in batch.columns), strict=True):
                     yield row, dict(zip(batch.schema.names, values, strict=True))
                     row += 1
-        except Exception as error:  # a date that Python has no room for is none of Arrow's
+        except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's
             damage = BadRecord("damaged", f"begins what is damaged ({_complaint(error)})", "write the file again")
             bad.record(f"{span.file.name}@{row}", f"row {row:,}", damage)
 
 
 def _complaint(error: Exception) -> str:
-    """What Arrow says of the file. An error of the disk or the server is not of the file, and raised again."""
+    """Return the message of an Arrow error about the file. Re-raise an error of the disk or the server."""
     if not is_of_document(error):
         raise error
     return in_brief(error)
 
 
 def _columns(table: ParquetFile, source: Source) -> list[str]:
-    """Of those wanted the ones that are there; raises `Unreadable` without a text."""
+    """Return the required columns that exist; raise `Unreadable` if a text column is missing."""
     schema = table.schema_arrow
     refuse_twins(schema.names, source)
     for text in source.fields:
@@ -100,7 +101,7 @@ def _columns(table: ParquetFile, source: Source) -> list[str]:
 
 
 def _batch_rows(group: Any, columns: list[str]) -> int:
-    """Rows that come to about BATCH_BYTES in these columns."""
+    """Return the number of rows that hold about BATCH_BYTES in these columns."""
     chunks = [group.column(number) for number in range(group.num_columns)]
     size = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns)
     return max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(1, size)))
@@ -122,7 +123,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Python values; text as bytes, because Arrow does not promise that it is UTF-8."""
+    """Return Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):
@@ -133,7 +134,7 @@ def _plain(column: Any) -> list[Any]:
 
 
 def _value(value: Any, encoding: Encoding) -> Any:
-    """As JSON can say it."""
+    """Convert a value to a type that JSON can represent."""
     if isinstance(value, bytes):
         return encoding.decode(value)[0]
     return value if value is None or isinstance(value, str | int | float | list | dict) else str(value)

@@ -1,4 +1,4 @@
-"""Plain text, Markdown, source code: a document is a file, a line, or what stands between blank lines."""
+"""Plain text, Markdown and source code. A document is a file, a line, or a paragraph between blank lines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
 
 
 def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> Iterator[Document]:
-    """A document of each line of one file and the same line of the other; of none where both are blank."""
+    """Yield a document per pair of aligned lines, except where both lines are blank."""
     encodings = [encoding_of_records(file) for file in (first, second)]
     ones, others = (lines_of(Span(file), encoding) for file, encoding in zip((first, second), encodings, strict=True))
     for (offset, one), (_, other) in _both(ones, others, second.place):
@@ -66,7 +66,7 @@ def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> I
 
 
 def _both(first: Iterator[Line], second: Iterator[Line], place: str) -> Iterator[tuple[Line, Line]]:
-    """Line by line; raises `Unreadable` where one has more."""
+    """Yield pairs of lines; raise `Unreadable` if one file has more lines than the other."""
     for number, (one, other) in enumerate(zip_longest(first, second)):
         if one is None or other is None:
             what = f"has {'fewer' if one is None else 'more'} lines than {place}: line {number + 1:,} has no partner"
@@ -87,7 +87,8 @@ def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
 
 
 def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearray]:
-    """A paragraph in blocks of about LONGEST bytes and whole lines, which do not depend on how it was read."""
+    """Yield a paragraph in blocks of complete lines, about LONGEST bytes each. Blocks do not depend on the read
+    chunks."""
     held = bytearray()
     for piece in pieces:
         if piece is None:
@@ -100,7 +101,7 @@ def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearra
 
 
 def _content(line: bytes | bytearray | None, source: Source) -> bytes | bytearray:
-    """Without the carriage return that lines of some systems end in; raises `BadRecord`."""
+    """Return the line without a trailing carriage return; raises `BadRecord`."""
     if line is None:
         raise too_long(source)
     return line.removesuffix(b"\r")

@@ -1,4 +1,4 @@
-"""WARC and WET: of pages the main content, of text that was extracted before all of it."""
+"""WARC and WET: the main content of HTML pages, and all of the text that a WET file has already extracted."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HTML = ("text/html", "application/xhtml+xml")
 ENCODINGS = {
     "gzip": "gzip", "x-gzip": "gzip", "deflate": "deflate", "br": "brotli", "zstd": "zstd"
 }  # fmt: skip
-"""Of a transfer's content (RFC 9110, section 8.4.1)."""
+"""Content codings (RFC 9110, section 8.4.1) -> decompressor."""
 
 
 def read_warc(span: Span, bad: Bad) -> Iterator[Document]:
-    """Documents are named by the number of their record, from 0: offsets depend on the compression."""
+    """Yield documents named by the index of their record, because byte offsets depend on the compression."""
     for number, raw in enumerate(raw_records(span.file)):
         source = f"{span.file.name}@{number}"
         try:
@@ -42,7 +42,7 @@ def read_warc(span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def _parse(raw: RawRecord) -> Any:
-    """warcio's record: headers, and a stream of what follows them."""
+    """Parse a record with warcio, which returns headers and a stream of the body."""
     with needed("warcio"):
         from warcio.recordloader import ArcWarcRecordLoader
 
@@ -50,7 +50,7 @@ def _parse(raw: RawRecord) -> Any:
 
 
 def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, Any]]:
-    """Text and notes; raises `LeftOut` and `BadRecord`."""
+    """Return text and notes of a record; raises `LeftOut` and `BadRecord`."""
     headers = record.http_headers or record.rec_headers
     status = record.http_headers.get_statuscode() if record.http_headers else "200"
     if not status.startswith("2"):
@@ -69,7 +69,7 @@ def _text(record: Any, raw: RawRecord, source: Source) -> tuple[str, dict[str, A
 
 
 def _content(record: Any, raw: RawRecord, longest: int) -> bytes:
-    """The body, without the encodings of its transfer; raises `BadRecord`."""
+    """Return the body without transfer and content encodings; raises `BadRecord`."""
     from warcio.bufferedreaders import ChunkedDataReader
 
     if not raw.whole:
@@ -86,7 +86,7 @@ def _content(record: Any, raw: RawRecord, longest: int) -> bytes:
 
 
 def _unpacked(body: bytes, kind: str, longest: int) -> bytes:
-    """Decompressed, or as it is: many crawlers keep the header and store what they have unpacked."""
+    """Decompress a body. Many crawlers store it decompressed but keep the header; such a body is returned unchanged."""
     content = bytearray()
     try:
         for data in decompress(iter((body,)), kind):
@@ -101,7 +101,8 @@ def _unpacked(body: bytes, kind: str, longest: int) -> bytes:
 
 
 def _is_plain(body: bytes) -> bool:
-    """Whether these bytes are text already: compressed ones begin with no `<`, and are no UTF-8 without a zero."""
+    """Whether a body is already plain text. Compressed data never start with `<`, nor are they UTF-8 without zero
+    bytes."""
     if body.lstrip()[:1] == b"<":
         return True
     try:

@@ -1,4 +1,4 @@
-"""The records of a WARC, one at a time: found again behind one whose Content-Length is wrong."""
+"""Records of a WARC file, read one at a time. After a wrong Content-Length, reading resumes at the next record."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from data_pipeline.sources.formats.html import LONGEST_PAGE
 from data_pipeline.sources.source import InputFile, Source
 
 LONGEST_RECORD = LONGEST_PAGE
-"""Bytes of a record that is held; of a longer one only the beginning is."""
+"""Bytes. Only the start of a longer record is held in memory."""
 LONGEST_HEAD = 1 << 20
-"""Bytes of a record's headers, and what is held of a record that is too long: its HTTP headers are there."""
+"""Maximum bytes of a record's headers, and the part that is held of an oversized record: it includes the HTTP
+headers."""
 GAP = 64
-"""Bytes looked at behind a record: blank lines, then the next one."""
+"""Bytes examined after a record for blank lines and the start of the next record."""
 REREADS = 20
-"""A wrong length beyond LONGEST_RECORD has the file read again, from where a record was seen."""
+"""Maximum rereads of the file. A wrong length beyond LONGEST_RECORD requires reading again from the next record
+found."""
 
 
 def longest_record(source: Source) -> int:
@@ -27,24 +29,24 @@ def longest_record(source: Source) -> int:
 
 BEGIN = b"WARC/"
 NEXT = re.compile(rb"\n\r?\n(?=WARC/[0-9]\.[0-9]+\r?\n)")
-"""What stands before a record."""
+"""Blank line before a record."""
 HEAD_END = re.compile(rb"\n\r?\n")
 LENGTH = re.compile(rb"^content-length:[ \t]*([0-9]{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RawRecord:
-    """The bytes of a record, headers included."""
+    """Bytes of a record, including headers."""
 
     content: bytes
     whole: bool = True
-    """False: it is longer than LONGEST_RECORD, and this is its beginning."""
+    """False if the record is longer than LONGEST_RECORD and this is its start."""
 
 
 def raw_records(file: InputFile) -> Iterator[RawRecord | BadRecord]:
-    """Records in order, and an error in the place of each that cannot be told from what follows it.
+    """Yield records in order, or an error for a record whose end cannot be determined.
 
-    Raises `Unreadable` for what is no WARC, and where the file ends in the middle of a record.
+    Raises `Unreadable` for a file that is not WARC or ends in the middle of a record.
     """
     window, rereads = _Window(chunks(file)), 0
     window.skip_newlines()
@@ -67,7 +69,7 @@ def raw_records(file: InputFile) -> Iterator[RawRecord | BadRecord]:
                 raise _truncated()
             yield _wrong_length()
             if seen is not None and (rereads := rereads + 1) <= REREADS:
-                # What was passed over is not held any more.
+                # The skipped bytes are no longer held in memory.
                 window = _Window(chunks(file, begin + seen), begin + seen)
             elif not window.skip_to_next():
                 return
@@ -92,16 +94,16 @@ def _truncated() -> Unreadable:
 
 
 class _Window:
-    """What is held of a stream: a record, and the beginning of the next."""
+    """Buffer over a stream: the current record and the start of the next."""
 
     def __init__(self, source: Iterator[bytes], offset: int = 0):
         self.source = source
         self.data = bytearray()
         self.offset = offset
-        """Of its first byte."""
+        """Offset of the first byte of `data`."""
 
     def fill(self, size: int) -> bool:
-        """Hold this many bytes; False if there are fewer."""
+        """Buffer at least `size` bytes; return False if fewer are left."""
         while len(self.data) < size:
             chunk = next(self.source, None)
             if chunk is None:
@@ -119,7 +121,7 @@ class _Window:
         return not self.fill(1)
 
     def is_over(self, size: int) -> bool:
-        """Whether the stream ends with this many bytes, or before."""
+        """Whether at most `size` bytes are left."""
         return not self.fill(size + 1)
 
     def begins_with(self, start: bytes) -> bool:
@@ -131,7 +133,7 @@ class _Window:
             self.take(len(self.data) - len(self.data.lstrip(b"\r\n")))
 
     def find(self, pattern: re.Pattern[bytes], start: int, stop: int) -> int | None:
-        """Where the first match behind `start` ends that ends before `stop`."""
+        """Return the end of the first match that starts at or after `start` and ends before `stop`, or None."""
         size = min(1 << 12, stop)
         while True:
             more = self.fill(size)
@@ -142,7 +144,7 @@ class _Window:
             start, size = max(start, size - GAP), min(4 * size, stop)
 
     def is_end_of_record(self, size: int = 0) -> bool:
-        """Whether blank lines follow after this many bytes, and then a record or nothing."""
+        """Whether blank lines follow at `size`, and then a record or the end."""
         self.fill(size + GAP)
         rest = bytes(self.data[size : size + GAP])
         behind = rest.lstrip(b"\r\n")
@@ -151,7 +153,7 @@ class _Window:
         return behind.startswith(BEGIN) and len(behind) < len(rest)
 
     def skip(self, size: int) -> int | None:
-        """Pass over so many bytes; returns where in them the first record begins, if any seems to."""
+        """Skip `size` bytes. Return the offset in them of the first apparent record, or None."""
         seen, at = None, 0
         while at < size and not self.is_empty():
             self.fill(min(LONGEST_HEAD, size - at) + GAP)
@@ -163,7 +165,7 @@ class _Window:
         return seen
 
     def skip_to_next(self) -> bool:
-        """Pass over what stands before the next record; False if there is none."""
+        """Skip to the next record; return False if there is none."""
         self.take(len(BEGIN))
         while not self.is_empty():
             self.fill(LONGEST_HEAD)

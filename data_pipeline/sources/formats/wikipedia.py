@@ -1,4 +1,4 @@
-"""Wikipedia's XML dumps: articles as text, one at a time."""
+"""Wikipedia's XML dumps, read one article at a time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from data_pipeline.sources.source import Span
 from data_pipeline.time_limit import time_limit
 
 LONGEST_ARTICLE = 4 << 20
-"""Bytes of markup. MediaWiki itself saves none of more than 2 MiB."""
+"""Bytes of markup. MediaWiki itself limits a page to 2 MiB."""
 NOT_TEXT = ("6", "14")
-"""Namespaces of files and categories: a link to one shows a picture, or nothing."""
+"""Namespaces of files and categories. A link to them shows a picture or nothing."""
 
 
 def read_wikipedia(span: Span, bad: Bad) -> Iterator[Document]:
-    """Articles (namespace 0) that are not redirects, named by the numbers of their pages."""
-    prefixes = {"file", "image", "category"}  # these hold in every language, beside its own
+    """Yield articles (namespace 0) that are not redirects, named by page id."""
+    prefixes = {"file", "image", "category"}  # valid in every language, in addition to the names in that language
     longest = span.file.source.max_bytes or LONGEST_ARTICLE
     for element in _elements(span):
         if element.tag == "namespace":
@@ -51,7 +51,8 @@ def read_wikipedia(span: Span, bad: Bad) -> Iterator[Document]:
 
 
 def _elements(span: Span) -> Iterator[ElementTree.Element]:
-    """Namespaces and pages, names without their XML namespace; each is gone when the next is asked for."""
+    """Yield namespace and page elements, with names without XML namespace. An element is freed when the next is
+    read."""
     pages = _Pages(span.file.source.max_bytes or LONGEST_ARTICLE)
     parser = ElementTree.XMLParser(target=pages)
     for chunk in chain(chunks(span.file), (b"",)):
@@ -66,7 +67,7 @@ def _elements(span: Span) -> Iterator[ElementTree.Element]:
 
 
 class _Pages(ElementTree.TreeBuilder):
-    """Elements of a dump as they end. Of a text that is too long the beginning is held, up to where it is too long."""
+    """Collector of completed elements. Text is truncated once it exceeds `longest`."""
 
     def __init__(self, longest: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""MediaWiki's markup to text."""
+"""Convert MediaWiki markup to text."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from data_pipeline.sources.bad import needed
 from data_pipeline.sources.formats.wikitext_leftovers import literal, without_leftovers
 from data_pipeline.sources.formats.wikitext_unclosed import AS_WRITTEN, without_unclosed
 
-# What these hold is no prose: formulas, sources, pictures, instructions.
+# Tags whose content is not prose: formulas, source code, pictures, instructions.
 DROPPED_TAGS = frozenset({
     "ref", "references", "gallery", "math", "chem", "timeline", "imagemap", "score", "syntaxhighlight", "source",
     "graph", "templatestyles", "mapframe", "maplink", "includeonly", "style", "hiero",
 })  # fmt: skip
 LIST_ITEMS = frozenset({"li", "dt", "dd"})
 ITEM = "\0"
-"""Stands where a list's item begins until lines are looked at; XML cannot hold it."""
+"""Temporary mark of the start of a list item; XML cannot contain this character."""
 CELL_END = {"td": "\t", "th": "\t", "tr": "\n", "p": "\n\n", "div": "\n", "br": "\n"}
 
 SWITCHES = re.compile(r"__[A-Z]+__")
 QUOTES = re.compile(r"'{2,}")
-"""Two are slanted, three bold, five both; of four the first is an apostrophe, and of more those before five."""
+"""Two quotes mark italics, three bold, five both. Of four, the first is an apostrophe; of more, those before the last
+five."""
 EMPTY_BRACKETS = re.compile(r" ?\([\s,;:]*\)")
-"""What a template for the pronunciation leaves behind."""
+"""Remainder of a removed pronunciation template."""
 SPACES = re.compile(r"  +")
 BLANK_LINES = re.compile(r"\n{3,}")
 
 
 def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection[str]) -> str:
-    """Prose of an article, without its templates. `not_text`: prefixes of links that show none, in lower case."""
+    """Return the prose of an article without templates. `not_text`: lower-case prefixes of links without visible
+    text."""
     with needed("mwparserfromhell"):
         import mwparserfromhell
 
-    # Quotes that mark bold and slanted text are often unbalanced, which costs the parser much: they are taken off here.
+    # Quotes for bold and italics are often unbalanced, which is expensive to parse. They are removed here instead.
     code = mwparserfromhell.parse(without_unclosed(markup), skip_style_tags=True)
     text = "".join(_Walk(leave_out, not_text).texts(code)).translate(AS_WRITTEN)
     if "lists" in leave_out:
@@ -52,7 +54,7 @@ def _apostrophes(quotes: re.Match[str]) -> str:
 
 
 class _Walk:
-    """The parsed markup from node to node."""
+    """Visitor of the parsed nodes."""
 
     def __init__(self, leave_out: Collection[str], not_text: Collection[str]):
         self.leave_out = leave_out
@@ -61,7 +63,7 @@ class _Walk:
     def texts(self, code: Any) -> Iterable[str]:
         for node in code.nodes if code is not None else ():
             visit = getattr(self, type(node).__name__.lower(), None)
-            if visit is not None:  # templates, their arguments and comments show nothing
+            if visit is not None:  # templates, their arguments and comments have no visible text
                 yield from visit(node)
 
     def text(self, node: Any) -> Iterable[str]:

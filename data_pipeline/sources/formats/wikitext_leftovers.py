@@ -1,4 +1,4 @@
-"""Markup that was never closed, which the parser gives back as text: templates, tables, links, tags, comments."""
+"""Remove unclosed markup, which the parser returns as text: templates, tables, links, tags, comments."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 SIGNS = "{}[]|!<>"
 LITERAL = str.maketrans(SIGNS, "\1\2\3\4\5\6\7\10")
-"""Signs that an author wrote as text stand for these, which XML cannot hold, until what is left over is gone."""
+"""Control characters that replace literal markup characters until leftovers are removed; XML cannot contain them."""
 PLAIN = str.maketrans("\1\2\3\4\5\6\7\10", SIGNS)
 
 COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 BRACE = re.compile(r"([{}])")
 OPEN_TEMPLATE = re.compile(r"\{\{.*(?:\n[ \t]*(?:\||!|\}\}).*)*")
-"""To the end of its line, and the lines of its arguments."""
+"""Matches to the end of the line, and the following lines of arguments."""
 LINK = re.compile(r"\[\[(?:[^\[\]|\n]{0,200}\|)?|\]\]|\{\{|\}\}")
 TAG = re.compile(
     r"</?(?:ref|references|nowiki|gallery|math|div|span|small|big|center|br|p|sup|sub|b|i|u|s|table|tr|td|th|li|ul|ol"
@@ -21,29 +21,29 @@ TAG = re.compile(
     re.IGNORECASE,
 )
 ROW = re.compile(r"[:*#; \t]*(?:\{\||\|\}|\|-|\|\+)")
-"""Begins a line of a table that holds no cell."""
+"""Start of a table line that holds no cell."""
 CELL = re.compile(r"[ \t]*[|!]")
 CELLS = re.compile(r"\|\||!!")
 
 
 def literal(text: str) -> str:
-    """Text that is no markup, whatever it looks like."""
+    """Protect text from being treated as markup."""
     return text.translate(LITERAL)
 
 
 def without_leftovers(text: str, *, tables: bool) -> str:
-    """Text without what is left of markup; with `tables` the cells of a table that was never closed stay."""
+    """Return text without leftover markup. With `tables`, the cells of an unclosed table are retained."""
     text = COMMENT.sub("", text)
     text = "\n".join(_without_rows(OPEN_TEMPLATE.sub("", _without_templates(text)).split("\n"), tables))
     return TAG.sub("", LINK.sub("", text)).translate(PLAIN)
 
 
 def _without_templates(text: str) -> str:
-    """Text without `{{...}}` with no brace inside, until none is left: templates deeper than the parser goes."""
+    """Repeatedly remove `{{...}}` without braces inside, for templates nested deeper than the parser supports."""
     if "}}" not in text:
         return text
     kept: list[str] = []
-    """Braces, and what stands between them."""
+    """Braces, and the text between them."""
     for piece in BRACE.split(text):
         if not piece:
             continue

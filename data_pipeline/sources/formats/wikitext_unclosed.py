@@ -1,8 +1,8 @@
-"""Openings of markup that are never closed, hidden from the parser.
+"""Hide unclosed openings of markup from the parser.
 
-For each of them mwparserfromhell reads to the end of the page before it takes the opening as text: some thousand of
-them take minutes. Where they would have the parser read more than MAX_REREAD characters, the page is given to it
-without them. Any other page is parsed as it is.
+For each unclosed opening, mwparserfromhell reads to the end of the page before it treats the opening as text. Some
+thousand of them take minutes. If the parser would reread more than MAX_REREAD characters, the unclosed openings of the
+page are hidden. Any other page is parsed unchanged.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 
 MAX_REREAD = 4 << 20
-"""Characters; about a second."""
+"""Characters. Rereading this many takes about a second."""
 
 SIGNS = "{[<|"
 HIDDEN = str.maketrans(SIGNS, "\x0e\x0f\x10\x11")
 AS_WRITTEN = str.maketrans("\x0e\x0f\x10\x11", SIGNS)
-"""Hidden signs, which XML cannot hold -> the signs."""
+"""Replacements of hidden characters, which XML cannot contain -> the original characters."""
 
 TOKEN = re.compile(
     r"<!--.*?-->|<nowiki>.*?</nowiki>|\{\{|\}\}|\[\[|\]\]|\{\||\|\}|\[|\]|<(?P<end>/?)(?P<tag>[a-z]+)[^<>]*?(?P<single>/?)>|<",
@@ -23,11 +23,11 @@ TOKEN = re.compile(
 )
 CLOSES = {"}}": "{{", "]]": "[[", "|}": "{|", "]": "["}
 VOID = frozenset({"br", "hr", "wbr", "meta", "link", "img", "li", "dt", "dd", "td", "th", "tr"})
-"""Tags that need no end."""
+"""Tags without an end tag."""
 
 
 def without_unclosed(markup: str) -> str:
-    """The markup, with openings hidden that are never closed if they are too many."""
+    """Return the markup. If it has too many unclosed openings, they are hidden."""
     unclosed = _unclosed(markup)
     if sum(len(markup) - start for start, _ in unclosed) <= MAX_REREAD:
         return markup
@@ -39,18 +39,18 @@ def without_unclosed(markup: str) -> str:
 
 
 def _unclosed(markup: str) -> list[tuple[int, int]]:
-    """Where openings begin and end that have no closing in their order."""
+    """Return the spans (start, end) of unclosed openings, in order."""
     opened: list[tuple[str, int, int]] = []
     unclosed: list[tuple[int, int]] = []
     waiting: dict[str, int] = {}
-    """Opening -> how many of it are open."""
+    """Opening -> number that are currently open."""
     for match in TOKEN.finditer(markup):
         token, tag = match[0], (match["tag"] or "").lower()
         if len(token) > 2 and not tag:
             continue  # a comment or nowiki
         closed = f"<{tag}" if match["end"] else CLOSES.get(token)
         if closed is None:
-            if token == "<" or token.count('"') % 2:  # the quote of an attribute is not closed
+            if token == "<" or token.count('"') % 2:  # an attribute's quote is not closed
                 unclosed.append(match.span())
             elif not tag or not (match["single"] or tag in VOID):
                 opening = f"<{tag}" if tag else token
