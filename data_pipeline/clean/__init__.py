@@ -1,4 +1,4 @@
-"""What is changed in documents, and which are left out and why, before any of them is counted or stored."""
+"""Cleaning steps: change or drop documents before anything is counted or stored."""
 
 from data_pipeline.clean.basic import CutLong, DropEmpty, DropFewLetters, DropLong, DropShort, Normalize
 from data_pipeline.clean.c4 import C4Quality
@@ -33,9 +33,9 @@ STEPS: dict[str, type] = {
     "cut-long": CutLong,
     "pair-by-connective": PairByConnective,
 }
-"""How a recipe calls them."""
+"""Name in a recipe -> step."""
 
 CLEAN: tuple[CleaningStep, ...] = (Normalize(), DropEmpty(), DropShort())
-"""What a corpus goes through when its recipe names no steps."""
+"""Default steps, for a recipe that names none."""
 
 __all__ = ["CLEAN", "STEPS", "CleaningStep", "run_steps", "with_text"]

@@ -1,4 +1,4 @@
-"""Steps for any text: line ends, empty, short and long documents, those of few letters; long ones cut."""
+"""Steps for any text: normalize line ends, drop by length or share of letters, cut long documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from data_pipeline.document import Document, Dropped
 
 @dataclass(frozen=True)
 class Normalize(Change):
-    """One kind of line end, no blank lines around the text; every other character stays as it was written."""
+    """Convert line ends to `\n` and remove blank lines around the text. Other characters are unchanged."""
 
     def change(self, text: str) -> str:
         text = text.replace("\r\n", "\n").replace("\r", "\n").strip("\n")
@@ -22,7 +22,7 @@ class Normalize(Change):
 
 @dataclass(frozen=True)
 class DropEmpty(Filter):
-    """Nothing but white space is no document, and no part of one."""
+    """Drop a document that is empty or only white space, or that has such a part."""
 
     def reason(self, document: Document) -> str | None:
         return None if all(part.strip() for part in parts_of(document)) else "empty"
@@ -30,11 +30,11 @@ class DropEmpty(Filter):
 
 @dataclass(frozen=True)
 class DropShort(Filter):
-    """Leave out what is too short to learn a sequence from."""
+    """Drop a document that is too short to be a useful sample."""
 
     characters: int = 16
     words: int = 0
-    """White space divides words here."""
+    """Words are separated by white space."""
 
     def __post_init__(self) -> None:
         require_least(0, self, "drop-short", "characters", "words")
@@ -49,11 +49,11 @@ class DropShort(Filter):
 
 @dataclass(frozen=True)
 class DropLong(Filter):
-    """Leave out what is longer than texts of its kind are: of captions, pages that came with them."""
+    """Drop a document that is too long for its kind, for example captions that contain a whole page."""
 
     characters: int = 1_000
     words: int = 0
-    """White space divides words here; 0: any number."""
+    """Words are separated by white space; 0 means no limit."""
 
     def __post_init__(self) -> None:
         require_least(1, self, "drop-long", "characters")
@@ -69,26 +69,26 @@ class DropLong(Filter):
 
 @dataclass(frozen=True)
 class DropFewLetters(Filter):
-    """Leave out what is mostly numbers, marks and signs: file names, prices, dates."""
+    """Drop a document that consists mostly of digits, punctuation and symbols: file names, prices, dates."""
 
     share: float = 0.5
-    """Letters, of any script, among all that is no white space."""
+    """Minimum share of letters of any script among the characters that are not white space."""
 
     def __post_init__(self) -> None:
         require_shares(self, "drop-few-letters", "share")
 
     def reason(self, document: Document) -> str | None:
         seen = "".join(document.text.split())
-        # Marks that belong to letters, as the vowels of Hindi do, are letters here.
+        # Combining marks, such as the vowel signs of Hindi, count as letters.
         letters = sum(unicodedata.category(character)[0] in "LM" for character in seen)
         return f"letters are less than {self.share:.0%}" if letters < self.share * len(seen) else None
 
 
 @dataclass(frozen=True)
 class CutLong:
-    """Make several documents of a long one, cutting after a blank line, else after a line, else where it must be.
+    """Cut a long document into several: after a blank line, else after a line, else at the maximum length.
 
-    A book in one file is one document, of which nothing can be held out.
+    Without cuts, a book in one file is one document, so no part of it could be held out.
     """
 
     characters: int = 20_000
@@ -106,7 +106,7 @@ class CutLong:
             yield piece(document, start, len(document.text)) if start else document
 
     def _end(self, text: str, start: int) -> int:
-        """Where the piece from `start` ends: in its second half, if there is a line's end to cut at."""
+        """Return the end of the piece that starts at `start`: a line's end in its second half if there is one."""
         limit = start + self.characters
         for mark in ("\n\n", "\n"):
             found = text.rfind(mark, start + self.characters // 2, limit)
@@ -116,7 +116,7 @@ class CutLong:
 
 
 def piece(document: Document, start: int, end: int) -> Document:
-    """A part of a document, known by where it begins; speakers' turns that begin in it stay with it."""
+    """Return part of a document, named by its offset. Turns that start in the part are retained."""
     part = with_text(document, document.text[start:end])
     if "turns" in document.notes:
         turns = [[first - start, *role] for first, *role in document.notes["turns"] if start <= first < end]

@@ -1,4 +1,4 @@
-"""The rules of C4 (T5; Raffel et al., 2020, arXiv:1910.10683, section 2.2)."""
+"""Rules of C4 (T5; Raffel et al., 2020, arXiv:1910.10683, section 2.2)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ SENTENCE_END = re.compile("[.!?][\"'\u201d\u2019)\\]]*(?=\\s|$)")
 
 @dataclass(frozen=True)
 class C4Quality:
-    """Keep the lines of a web page that are sentences, and the pages that have some. The numbers are the paper's.
+    """Keep the lines of a web page that are sentences, and drop pages with too few. Defaults are those of the paper.
 
-    The first version of the paper, and datatrove, ask for lines of 3 words and pages of 5 sentences.
+    The first version of the paper, and datatrove, require lines of 3 words and pages of 5 sentences.
     """
 
     least_sentences: int = 3
-    """In the lines that are kept."""
+    """Minimum sentences in the lines that are retained."""
     least_words_per_line: int = 5
     longest_word: int = 1_000
-    """Characters; a line with a longer one goes."""
+    """Characters. A line with a longer word is removed."""
     terminal_punctuation: bool = True
-    """Keep only lines that end in a period, exclamation or question mark, or closing quotation mark."""
+    """Keep only lines that end in a period, exclamation mark, question mark, or closing quotation mark."""
     remove_citations: bool = True
     """Remove `[1]`, `[edit]`, `[citation needed]`."""
     drop_javascript_lines: bool = True
     drop_policy_lines: bool = True
-    """Lines about cookies, privacy policy and terms of use."""
+    """Remove lines about cookies, privacy policy and terms of use."""
     drop_lorem_ipsum: bool = True
     drop_curly_brackets: bool = True
     bad_words: str | None = None
-    """A file of words and phrases, one a line: a page with one of them is left out."""
+    """File of words and phrases, one per line. A page that contains one of them is dropped."""
 
     def inputs(self) -> tuple[str, ...]:
         return () if self.bad_words is None else (self.bad_words,)
@@ -102,14 +102,14 @@ def _mentions(line: str, phrases: tuple[str, ...]) -> bool:
 
 
 def _has_fewer_sentences(text: str, least: int) -> bool:
-    """Reading stops when there are enough."""
+    """Whether a text has fewer than `least` sentences. Counting stops at `least`."""
     ends = SENTENCE_END.finditer(text)
     return any(next(ends, None) is None for _ in range(least))
 
 
 @lru_cache(maxsize=4)
 def _phrases(path: str, _: tuple[int, int]) -> dict[int, Known]:
-    """Number of words -> the phrases of a file that have as many."""
+    """Return number of words -> hashes of the phrases in a file with that many words."""
     try:
         with plain_file(path).open(encoding="utf-8") as file:
             phrases = [Words(line) for line in file]

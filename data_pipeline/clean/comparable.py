@@ -1,4 +1,4 @@
-"""The form in which texts are compared: what reads the same is the same, whoever wrote, extracted or cleaned it."""
+"""Canonical form for comparing texts: independent of markup, case, Unicode form and Chinese script variant."""
 
 from __future__ import annotations
 
@@ -13,36 +13,37 @@ import numpy as np
 from data_pipeline.clean.step import library
 
 JOINT = "\xad"
-"""Stands, as often as needed, for what is taken out: a soft hyphen, which is removed with other format characters."""
+"""Filler that keeps the text's length when characters are removed: a soft hyphen, itself removed as a format
+character."""
 
-# Comments, scripts and footnotes with what they hold; tags; entities; links of Wikipedia and of Markdown.
+# Comments, scripts and footnotes with their content; tags; entities; links of Wikipedia and Markdown.
 MARKUP = re.compile(
     r"<!--.{0,5000}?-->|<(?P<whole>script|style|ref)\b[^<>]*(?<!/)>.{0,5000}?</(?P=whole)\s*>|</?(?P<tag>[A-Za-z][A-Za-z0-9]*)[^<>]*>"
     r"|(?P<entity>&#?\w{2,31};)|\[\[(?:[^\[\]|\n]*\|)?|\]\]|(?<=\])\([^()\s]*\)",
     re.DOTALL,
 )
 MARKS = ("<", "&", "[")
-# Tags that stand within words; any other divides them.
+# Inline tags, which may occur within a word. Any other tag separates words.
 WITHIN = frozenset(
     re.findall("[a-z]+", "a abbr b big cite code del em font i ins kbd mark q ref s small span strong sub sup tt u wbr")
 )
-# Control and format characters (Unicode's Cf), variation selectors, halves of surrogate pairs: nothing to see.
+# Invisible characters: control and format characters (Unicode's Cf), variation selectors, halves of surrogate pairs.
 UNSEEN = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f"
     "\ufeff\ud800-\udfff\U000e0000-\U000e0fff]+"
 )
 HAN = re.compile("[\u3400-\u9fff\U00020000-\U0003ffff]")
-# What composes with the character before it: marks, vowels and finals of Hangul, half-width voiced marks.
+# Characters that compose with the one before: vowels and finals of Hangul, half-width voiced marks.
 LATER = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 
 
 def comparable(text: str) -> str:
-    """Without markup and format characters, in compatibility form (NFKC), without case, in simplified Chinese."""
+    """Return the text without markup and format characters, in NFKC, case-folded, and in simplified Chinese."""
     return _simplified(_folded(_without_markup(text)))
 
 
 def comparable_places(text: str) -> tuple[str, np.ndarray, np.ndarray]:
-    """The comparable text; and where in the text, int64, each of its characters begins, and where it ends."""
+    """Return the comparable text, and for each of its characters the start and end in `text` (int64)."""
     plain = _without_markup(text)
     if plain.isascii() and plain.isprintable():
         at = np.arange(len(plain))
@@ -62,12 +63,12 @@ def comparable_places(text: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def _goes_on(character: str) -> bool:
-    """Is it written as one with the character before it?"""
+    """Whether a character composes with the one before it."""
     return unicodedata.category(character)[0] == "M" or re.match(LATER, character) is not None
 
 
 def _without_markup(text: str) -> str:
-    """As long as before."""
+    """Replace markup with filler of the same length."""
     return MARKUP.sub(_instead, text) if any(mark in text for mark in MARKS) else text
 
 
@@ -82,15 +83,15 @@ def _instead(match: re.Match[str]) -> str:
 def _folded(text: str) -> str:
     if text.isascii():
         return UNSEEN.sub("", text).lower()
-    # Some small letters are written as several characters, which then compose (Unicode's NFKC_Casefold).
+    # Some lower-case letters expand to several characters, which then compose (Unicode's NFKC_Casefold).
     text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).casefold()
     return unicodedata.normalize("NFKC", text)
 
 
 def _simplified(text: str) -> str:
-    """As long as before: phrase by phrase, then what is left character by character.
+    """Convert to simplified Chinese without changing the length: by phrase, then the rest by character.
 
-    So a text whose phrases were simplified before, by whatever table, is the same as one whose were not.
+    Thus texts are equal even if their phrases were already simplified with another table.
     """
     if text.isascii() or not HAN.search(text):
         return text
@@ -104,7 +105,7 @@ def _opencc() -> Any:
 
 
 class _Simplified(dict[int, str]):
-    """Code point -> its simplified character, found out when it is first met."""
+    """Code point -> simplified character, computed at the first lookup."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

@@ -1,4 +1,5 @@
-"""Pairs of clauses between which a connective stood, labeled by it: made from plain text, for `discourse`."""
+"""Pairs of clauses labeled with the connective between them, extracted from plain text for the objective
+`discourse`."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ AROUND = " \t\n,;:，；："  # noqa: RUF001
 
 @dataclass(frozen=True)
 class PairByConnective:
-    """Make a document of each two clauses with a connective between them: two parts, without it, and it is the label.
+    """Make one document per connective: two clauses as parts, and the connective, which is removed, as the label.
 
-    The first is the sentence before, where the connective begins one, or what stands before it in its own; the second
-    is the rest of its sentence (ERNIE 2.0, arXiv:1907.12412, 4.2.3). A document without any is left out.
+    A connective at the start of a sentence joins the sentence before and its own; within a sentence it joins the
+    clauses around it (ERNIE 2.0, arXiv:1907.12412, 4.2.3). A document without a connective is dropped.
     """
 
     connectives: str | None = None
-    """A file of them, as `connectives.tsv` beside this one, which is taken where none is named: English and Chinese."""
+    """File of connectives in the format of `connectives.tsv` in this folder, the default (English and Chinese)."""
     least_bytes: int = 8
-    """Of either part, in UTF-8: two short words, or three characters of Chinese."""
+    """Minimum UTF-8 bytes of each part: two short words, or three Chinese characters."""
 
     def __post_init__(self) -> None:
         require_least(1, self, "pair-by-connective", "least_bytes")
@@ -49,7 +50,7 @@ class PairByConnective:
         return (self._file,)
 
     def labels(self) -> tuple[str, ...]:
-        """All that documents may have, in the order of the file."""
+        """Labels that documents can have, in the order of the file."""
         return _read(self._file).labels
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
@@ -70,21 +71,21 @@ class PairByConnective:
 
 @dataclass(frozen=True)
 class Connectives:
-    """Those of a file, ready to be looked for."""
+    """Connectives of a file, with compiled patterns."""
 
     names: dict[str, str]
-    """As in the text, in small letters and with single spaces -> label."""
+    """Connective in lower case with single spaces -> label."""
     anywhere: re.Pattern[str]
-    """At the beginning of a sentence, or of a clause."""
+    """Connectives that may start a sentence or a clause."""
     within: re.Pattern[str]
-    """At the beginning of a clause that begins no sentence."""
+    """Connectives that may start a clause within a sentence."""
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.names.values()))
 
     def found(self, text: str, form: str) -> Iterator[tuple[int, str, str, str]]:
-        """The first character of a connective, what stands before it, its label, and what stands behind."""
+        """Yield the offset of each connective, the clause before, the label, and the clause after."""
         before = ""
         for begin, end in pairwise([*sentence_begins(text, form).tolist(), len(text)]):
             if before and (match := self.anywhere.match(text, begin, end)):
@@ -94,7 +95,7 @@ class Connectives:
                     first, second = text[begin : comma.start()], text[match.end() : end]
                     yield match.start(), first.strip(AROUND), self._label(match), second.strip(AROUND)
             sentence = text[begin:end]
-            # What stands above a blank line, such as a heading, has nothing to do with what stands below.
+            # Text above a blank line, such as a heading, is unrelated to the text below.
             before = "" if BLANK_LINE.search(sentence) else sentence.strip(AROUND)
 
     def _label(self, match: re.Match[str]) -> str:
@@ -120,14 +121,14 @@ def _read(path: str) -> Connectives:
 
 
 OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
-"""What an expression that passes over case takes for another letter, and `lower` does not."""
+"""Letters that a case-insensitive pattern equates with another letter but `lower` does not."""
 
 
 def _plain(written: str) -> str:
-    """A connective without its commas."""
+    """Normalize a connective: lower case, single spaces, without its commas."""
     return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 
 
 def _any_of(patterns: list[str]) -> re.Pattern[str]:
-    """The longest of them that fits; with none, what fits nothing."""
+    """Compile a pattern that prefers the longest alternative. An empty list matches nothing."""
     return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)", re.IGNORECASE)

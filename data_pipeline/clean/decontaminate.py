@@ -1,4 +1,4 @@
-"""Texts that a model will be judged by do not belong in what it learns from (GPT-3, arXiv:2005.14165, appendix C)."""
+"""Remove evaluation texts from training data (GPT-3, arXiv:2005.14165, appendix C)."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
 LEAST_WORDS = 8
-"""An evaluation text of fewer words is common speech: it says nothing (as in GPT-3's appendix C)."""
+"""Minimum words of an evaluation text. Shorter ones occur by chance (as in GPT-3's appendix C)."""
 REASON = "contains evaluation text"
 
 
 @dataclass(frozen=True)
 class Decontaminate:
-    """Leave out documents that share a run of words with an evaluation text.
+    """Drop documents that share an n-gram with an evaluation text.
 
-    Case and punctuation, markup, composed letters, widths, and traditional or simplified Chinese make no difference
-    (`comparable`); and the evaluation texts are looked for both as they are written and as the steps before this one
-    change them.
+    Texts are compared regardless of case, punctuation, markup, Unicode composition, character width, and traditional or
+    simplified Chinese (`comparable`). Evaluation texts are matched both in their original form and as changed by the
+    steps before this one.
     """
 
     against: tuple[str, ...]
-    """Files or globs: `.jsonl` (one text a field), any other as text."""
+    """Paths or globs of evaluation texts: `.jsonl` (a text per field), any other file as plain text."""
     ngram: int = 13
-    """Words; a shorter evaluation text of 8 words or more is looked for whole."""
+    """Words. An evaluation text of 8 words or more that is shorter than this must match completely."""
     fields: tuple[str, ...] = ("text",)
-    """Of JSON lines: each of these that a line has is a text."""
+    """JSON lines: fields that hold evaluation texts; each field of a line is a text."""
     texts: Literal["line", "file"] = "line"
-    """Of other files: is each line a text, or the whole file?"""
+    """Other files: whether each line or the whole file is a text."""
     cut: bool = False
-    """Cut the shared run out with `around` characters on both sides, and keep the pieces; GPT-3 did."""
+    """Cut out the shared n-gram with `around` characters on both sides, and keep the pieces, as GPT-3 did."""
     around: int = 200
     least_piece: int = 200
-    """Characters; shorter pieces are left out."""
+    """Minimum characters of a piece; shorter pieces are dropped."""
     most_pieces: int = 10
-    """A document that would fall into more is left out."""
+    """A document that would be cut into more pieces is dropped."""
 
     def __post_init__(self) -> None:
         require(bool(self.against), "decontaminate: against is empty: name files of evaluation texts.")
@@ -59,14 +59,14 @@ class Decontaminate:
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
     def inputs(self) -> tuple[str, ...]:
-        """Every file, by name."""
+        """Paths of all files that `against` matches."""
         return tuple(path for pattern in self.against for path in _matching(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         return self._run(documents, dropped, before=())
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
-        """The same, with evaluation texts changed as these steps change documents."""
+        """Return the step, with evaluation texts preprocessed by `steps`, which have changed the documents."""
         changing = (step for step in steps if not isinstance(step, Filter | BatchFilter | Decontaminate))
         return partial(self._run, before=tuple(changing))
 
@@ -98,7 +98,7 @@ class Decontaminate:
         yield from (piece(document, start, stop) for start, stop in long)
 
     def _between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
-        """First character, and the one after the last, of what lies between shared runs and their surroundings."""
+        """Yield start and end of the text between the shared n-grams and their surroundings."""
         begin = 0
         for first, last in sorted(runs):
             if first - self.around > begin:
@@ -109,7 +109,7 @@ class Decontaminate:
 
 
 def _suspicious(documents: Sequence[Document], known: dict[int, Known]) -> list[bool]:
-    """Of each text, does a known run begin in it, be it one that goes on into the next text?"""
+    """Return for each text whether a known n-gram starts in it, including n-grams that extend into the next text."""
     words, firsts = words_of([comparable(document.text) for document in documents], fold=False)
     suspicious = np.zeros(len(documents), bool)
     for _, places in _shared_runs(words, known):
@@ -118,7 +118,7 @@ def _suspicious(documents: Sequence[Document], known: dict[int, Known]) -> list[
 
 
 def _shared_places(text: str, known: dict[int, Known]) -> Iterator[tuple[int, int]]:
-    """First character of each run in the text, and the one after its last."""
+    """Yield start and end, in characters, of each shared n-gram in the text."""
     compared, begins, ends = comparable_places(text)
     words = Words(compared, fold=False)
     firsts, lasts = words.characters(words.starts), words.characters(words.ends) - 1
@@ -127,7 +127,7 @@ def _shared_places(text: str, known: dict[int, Known]) -> Iterator[tuple[int, in
 
 
 def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, np.ndarray]]:
-    """(number of words, first word of each run) for the sizes of which there are any."""
+    """Yield n-gram size and the first words of the matches, for sizes with matches."""
     for size, hashes in known.items():
         places = hashes.places(words.ngrams(size))
         if len(places):
@@ -138,7 +138,7 @@ def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, n
 def _known(
     step: Decontaminate, before: tuple[CleaningStep, ...], paths: tuple[str, ...], _: tuple[tuple[int, int], ...]
 ) -> dict[int, Known]:
-    """Size -> runs of that many words of the evaluation texts; read once in a process while they do not change."""
+    """Return n-gram size -> n-grams of the evaluation texts. Cached per process while the files do not change."""
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
         for compared in (form for text in _texts(path, step) for form in _forms(text, before)):
@@ -154,7 +154,7 @@ def _known(
 
 
 def _forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
-    """A text as it is written, and as these steps make it; one that would leave it out is passed over."""
+    """Return the comparable forms of a text: as written, and as changed by `steps`. A step that drops it is skipped."""
     changed = [Document(text, "evaluation text")]
     for step in steps:
         changed = list(step(changed, Dropped())) or changed

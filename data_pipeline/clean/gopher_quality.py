@@ -1,4 +1,4 @@
-"""The document quality rules of MassiveText (Gopher; Rae et al., 2021, arXiv:2112.11446, appendix A.1.1)."""
+"""Document quality rules of MassiveText (Gopher; Rae et al., 2021, arXiv:2112.11446, appendix A.1.1)."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ LOOKED_AT = 100
 
 @dataclass(frozen=True)
 class GopherQuality(BatchFilter):
-    """Leave out what does not look like prose. The numbers are the paper's; `null` turns a rule off.
+    """Drop text that does not look like prose. Defaults are those of the paper; `null` disables a rule.
 
-    Written for English. Of Chinese every character counts as a word: set `least_word_length` to 1, and stop words.
+    The rules are for English. In Chinese each character counts as a word: set `least_word_length` to 1, and other stop
+    words.
     """
 
     least_words: int | None = 50
     most_words: int | None = 100_000
     least_word_length: float | None = 3
-    """Mean of a document, in characters."""
+    """Mean word length of a document, in characters."""
     most_word_length: float | None = 10
     most_symbols: float | None = 0.1
-    """Hash signs, and ellipses, to a word."""
+    """Hash signs per word, and ellipses per word."""
     most_bullet_lines: float | None = 0.9
     """Share of the lines that are not blank."""
     most_ellipsis_lines: float | None = 0.3
     """Share of the lines that are not blank."""
     least_alphabetic_words: float | None = 0.8
-    """Share of the words that have a letter."""
+    """Share of the words that contain a letter."""
     least_stop_words: int | None = 2
-    """Different ones."""
+    """Number of different stop words."""
     stop_words: tuple[str, ...] = STOP_WORDS
 
     def __post_init__(self) -> None:
@@ -98,7 +99,7 @@ class GopherQuality(BatchFilter):
 
 
 def _are_more(most: float, lines: list[str], marks: int, has_mark: Callable[[str], bool]) -> bool:
-    """Has more than this share of the lines a mark? With too few marks in the text the lines are not looked at."""
+    """Whether more than a share `most` of the lines has a mark. Lines are only checked if the text has enough marks."""
     limit = most * len(lines)
     return marks > limit and sum(map(has_mark, lines)) > limit
 
@@ -116,9 +117,9 @@ def _count_ellipses(text: str) -> int:
 
 
 def _count_different(text: str, words: tuple[str, ...], *, enough: int) -> int:
-    """How many of these words the text has, in whatever case, up to `enough`.
+    """Count the different `words` that the text contains, ignoring case, up to `enough`.
 
-    Most texts have them among their first hundred words; the others are searched.
+    Most texts contain them in their first hundred words. Only if not, the full text is searched.
     """
     found = set(words).intersection(map(str.lower, text.split(None, LOOKED_AT)[:LOOKED_AT]))
     for match in _any_of(words).finditer(text) if len(found) < enough else ():

@@ -1,4 +1,4 @@
-"""The repetition rules of MassiveText (Gopher; Rae et al., 2021, arXiv:2112.11446, appendix A.1.1, table A1)."""
+"""Repetition rules of MassiveText (Gopher; Rae et al., 2021, arXiv:2112.11446, appendix A.1.1, table A1)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TOP, DUPLICATE = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 
 @dataclass(frozen=True)
 class GopherRepetition(BatchFilter):
-    """Leave out what says the same again and again. The numbers are table A1's; `null` turns a rule off.
+    """Drop repetitive text. Each option is the maximum share, by default that of table A1; `null` disables a rule.
 
-    Each is the largest share allowed. A line, paragraph or n-gram is a duplicate when it stood before in the text;
-    shares of characters are of those of lines and paragraphs (white space at their ends aside), or of words (white
-    space aside). Blank lines are no lines.
+    A line, paragraph or n-gram is a duplicate if it occurred earlier in the text. Shares of characters refer to all
+    characters of lines and paragraphs without trailing white space, or to all characters of words. Blank lines are
+    ignored.
     """
 
     duplicate_lines: float | None = 0.30
@@ -30,11 +30,11 @@ class GopherRepetition(BatchFilter):
     duplicate_line_characters: float | None = 0.20
     duplicate_paragraph_characters: float | None = 0.20
     top_2_gram: float | None = 0.20
-    """Characters in the most frequent run of two words; one that stands once is no repetition."""
+    """Characters in the most frequent 2-gram. An n-gram that occurs once is not counted."""
     top_3_gram: float | None = 0.18
     top_4_gram: float | None = 0.16
     duplicate_5_grams: float | None = 0.15
-    """Characters in runs of five words that stood before, each character counted once."""
+    """Characters in 5-grams that occurred earlier. Each character counts once."""
     duplicate_6_grams: float | None = 0.14
     duplicate_7_grams: float | None = 0.13
     duplicate_8_grams: float | None = 0.12
@@ -54,9 +54,9 @@ class GopherRepetition(BatchFilter):
         return f"gopher-repetition: {rule.replace('_', ' ')} above {getattr(self, rule):.0%}"
 
     def _of_lines(self, text: str) -> str | None:
-        """The first rule about lines and paragraphs that is broken."""
+        """Return the first broken rule about lines and paragraphs, or None."""
         shares = _duplicate_shares(lines_of(text))
-        if shares == (0, 0):  # no line twice: no paragraph
+        if shares == (0, 0):  # without duplicate lines there are no duplicate paragraphs
             return None
         names = ("lines", "line_characters", "paragraphs", "paragraph_characters")
         for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs_of(text))), strict=True):
@@ -66,7 +66,7 @@ class GopherRepetition(BatchFilter):
         return None
 
     def _of_words(self, texts: Sequence[str]) -> dict[int, str]:
-        """Place of a text -> the first rule about n-grams that it breaks, if any."""
+        """Return index of a text -> the first broken rule about n-grams, for texts that break one."""
         words, firsts = words_of(texts, fold=False, split="spaces")
         total = per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}
@@ -79,8 +79,11 @@ class GopherRepetition(BatchFilter):
     def _of_duplicates(
         self, texts: Sequence[str], words: Words, firsts: np.ndarray, rules: Sequence[tuple[int, float]]
     ) -> dict[int, str]:
-        """What lies in runs of six words that stood before lies in such runs of five: with few of the shorter ones a
-        text keeps all the rules that follow, and is not looked at again."""
+        """Return index of a text -> the first broken rule about duplicate n-grams.
+
+        Each duplicate 6-gram consists of duplicate 5-grams, and so on. So a text with few characters in short
+        duplicates satisfies all later rules and is not checked again.
+        """
         if not rules:
             return {}
         (size, most), *later = rules
@@ -96,13 +99,13 @@ class GopherRepetition(BatchFilter):
         return broken
 
     def _rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:
-        """(size of n-gram, largest share) of the rules that are not turned off."""
+        """Return (n-gram size, maximum share) of the rules that are enabled."""
         rules = [(size, getattr(self, name.format(size))) for size in sizes]
         return [(size, most) for size, most in rules if most is not None]
 
 
 def _duplicate_shares(parts: Sequence[str]) -> tuple[float, float]:
-    """Of these lines or paragraphs, the share that stood before; and the share of their characters."""
+    """Return the share of duplicate lines or paragraphs, and the share of their characters."""
     different = set(parts)
     if len(different) == len(parts):
         return 0, 0

@@ -1,4 +1,4 @@
-"""A set of hashes that is asked about by the million."""
+"""Set of hashes with fast lookup of millions of hashes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 PLACES_A_HASH = 16
 MOST_PLACES_BITS = 26
-"""64 MiB."""
+"""Limits the table to 64 MiB."""
 
 
 class Known:
-    """Says where in an array known hashes stand.
+    """Lookup of known hashes in an array.
 
-    A table looked into by the lowest bits sends away all but one in sixteen of those that are not known; the rest are
-    searched for among the sorted ones.
+    A table indexed by the lowest bits rejects all but one in sixteen of the unknown hashes. The others are looked up by
+    binary search.
     """
 
     def __init__(self, hashes: np.ndarray) -> None:
@@ -24,7 +24,7 @@ class Known:
         self._maybe[self._hashes & self._mask] = True
 
     def places(self, hashes: np.ndarray) -> np.ndarray:
-        """int64: the places in `hashes` (uint64) of those that are known, rising."""
+        """Return the ascending indexes (int64) of the known hashes in `hashes` (uint64)."""
         maybe = np.flatnonzero(self._maybe[hashes & self._mask])
         if not len(maybe):
             return maybe

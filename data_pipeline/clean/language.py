@@ -1,4 +1,4 @@
-"""Which language a text is written in, by py3langid (a model of 97 languages that comes with it)."""
+"""Language identification with py3langid and its bundled model of 97 languages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
 JUDGED = 2_000
-"""Characters: the beginning tells, and a book takes no longer than a page."""
+"""Characters. The start of a text is enough, and keeps the time constant for long texts."""
 
 
 @dataclass(frozen=True)
 class TagLanguage:
-    """Note each document's language (ISO 639-1: `en`, `zh`), and leave none out."""
+    """Add the note `language` (ISO 639-1: `en`, `zh`) to each document, and drop none."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -27,12 +27,12 @@ class TagLanguage:
 
 @dataclass(frozen=True)
 class KeepLanguage:
-    """Keep documents in some languages, and note which."""
+    """Keep documents in some languages, and add the note `language`."""
 
     languages: tuple[str, ...] = ("en",)
     """ISO 639-1 codes."""
     least_probability: float = 0.65
-    """As FineWeb asks (arXiv:2406.17557, section 3.3), of another model."""
+    """Threshold of FineWeb (arXiv:2406.17557, section 3.3), which uses another model."""
 
     def __post_init__(self) -> None:
         require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
@@ -59,12 +59,12 @@ class KeepLanguage:
 
 
 def identify(text: str) -> tuple[str, float]:
-    """The likeliest language of a text's beginning, and how likely it is."""
+    """Return the most likely language of the start of a text, and its probability."""
     return _identifier().classify(text[:JUDGED])
 
 
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
-    """Loading the model takes a second."""
+    """Load the model, which takes a second."""
     langid = library("py3langid.langid", "keep-language")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

@@ -1,4 +1,4 @@
-"""The lines of a text, and those that pages carry beside it."""
+"""Lines and paragraphs of a text, and a step that removes boilerplate lines."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ BOILERPLATE = (
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines that are not blank, whatever ends them (CRLF, a form feed), without white space at their ends."""
+    """Return the lines that are not blank, split at any line end (CRLF, form feed), without trailing white space."""
     return [stripped for line in text.splitlines() if (stripped := line.rstrip())]
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Runs of lines, as `lines_of` gives them, between blank ones: empty, or of white space."""
+    """Return the paragraphs: groups of `lines_of` lines between blank lines."""
     lines = (line.rstrip() for line in text.splitlines())
     return ["\n".join(run) for some, run in groupby(lines, bool) if some]
 
 
 @dataclass(frozen=True)
 class DropLines(Change):
-    """Remove lines that have one of some phrases, or match a regular expression; short ones only.
+    """Remove short lines that contain one of `phrases` or match a regular expression.
 
-    A long line that speaks of cookies is a paragraph about them.
+    Longer lines are kept: a long line about cookies is probably a paragraph of content.
     """
 
     phrases: tuple[str, ...] = BOILERPLATE
-    """In whatever case."""
+    """Phrases, matched in any case."""
     patterns: tuple[str, ...] = ()
-    """Python's regular expressions, searched in each line; `^` and `$` are its ends."""
+    """Python regular expressions, searched in each line. `^` and `$` match its ends."""
     longest: int = 200
-    """Characters; a longer line stays."""
+    """Maximum characters of a removed line."""
 
     def __post_init__(self) -> None:
         require_least(1, self, "drop-lines", "longest")

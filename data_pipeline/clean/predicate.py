@@ -1,4 +1,4 @@
-"""A rule that the user wrote in Python."""
+"""Filter with a user's Python function."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from data_pipeline.functions import file_of, function_named, is_function
 
 @dataclass(frozen=True)
 class KeepIf(Filter):
-    """Ask a function about each document.
+    """Filter documents with a function.
 
-    It takes a `Document` and says True or None to keep it, False to leave it out, or a sentence: why it is left out.
+    It takes a `Document`. It returns True or None to keep it, False to drop it, or a string, the drop reason.
     """
 
     call: str
-    """`package.module:function`; modules of the current directory are found too."""
+    """`package.module:function`. Modules in the current directory can be imported."""
 
     def __post_init__(self) -> None:
         require(is_function(self.call), f"keep-if: call ({self.call}) must be written `package.module:function`.")
 
     def inputs(self) -> tuple[str, ...]:
-        """The module's file; what it imports is not looked at."""
+        """File of the module. Modules that it imports are not tracked."""
         file = file_of(self.call, "keep-if")
         return () if file is None else (file,)
 

@@ -1,4 +1,4 @@
-"""How much of a text is runs of words that stand in it more than once; of several texts at a time."""
+"""Share of a text that is made of repeated n-grams, computed for several texts at a time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from data_pipeline.clean.known import Known
 from data_pipeline.clean.words import Words, per_text
 
 TEXT_BITS = 8
-"""Of a hash, for the number of its text. 56 are left: two of a million runs are the same by chance once in 100,000."""
+"""Bits of a hash that hold the index of its text. With the other 56, two of a million n-grams collide with a
+probability of 1 in 100,000."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of `size` words in up to 256 texts, given as `words_of` does."""
+    """N-grams of `size` words in up to 256 texts, in the format of `words_of`."""
 
     words: Words
     firsts: np.ndarray
-    """int64 [texts + 1]: first word of each text."""
+    """int64 [texts + 1]: index of the first word of each text."""
     begins: np.ndarray
-    """int32 [runs]: first word of each run."""
+    """int32 [runs]: index of the first word of each n-gram."""
     grams: np.ndarray
-    """uint64 [runs]: equal for equal runs of one text; those of one text are larger than those of the text before."""
+    """uint64 [runs]: hash that is equal for equal n-grams of a text; hashes of a text are larger than those of the text
+    before."""
     size: int
 
     @staticmethod
@@ -38,7 +40,8 @@ class Runs:
         return Runs(words, firsts, begins, grams, size)
 
     def of_most_frequent(self) -> np.ndarray:
-        """int64 [texts]: characters in the most frequent run (the longest of several); 0 when none stands twice."""
+        """Return int64 [texts]: characters in the most frequent n-gram (the longest if tied); 0 if none occurs
+        twice."""
         grams, counts = np.unique(self._again(), return_counts=True)
         texts = _text(grams)
         most = per_text(np.maximum, counts + 1, np.searchsorted(texts, np.arange(len(self.firsts))))
@@ -50,7 +53,7 @@ class Runs:
         return most * longest
 
     def of_later(self) -> np.ndarray:
-        """int64 [texts]: characters in runs that stood before, each counted once however many runs it is in."""
+        """Return int64 [texts]: characters in n-grams that occurred earlier. Each character counts once."""
         places = Known(self._again()).places(self.grams)
         _, earliest = np.unique(self.grams[places], return_index=True)
         later = self.begins[np.delete(places, earliest)]
@@ -61,7 +64,7 @@ class Runs:
         return per_text(np.add, self.words.lengths * is_covered, self.firsts)
 
     def _again(self) -> np.ndarray:
-        """uint64: the hashes that stand more than once, each as often as it stands again, rising."""
+        """Return uint64: sorted hashes of repeated n-grams, one entry per further occurrence."""
         ordered = np.sort(self.grams)
         return ordered[1:][ordered[1:] == ordered[:-1]]
 

@@ -1,4 +1,4 @@
-"""What points to a person: e-mail addresses, public IP addresses, telephone numbers."""
+"""Replace personal information: e-mail addresses, public IP addresses, telephone numbers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from data_pipeline.clean.step import library, with_text
 from data_pipeline.document import Document, Dropped
 
 Found = tuple[int, int, str]
-"""First character, the one after the last, and what stands there instead."""
+"""Start, end, and the replacement."""
 
-# Every digit as 0, small letters: what numbers look like is then found by plain search, which is fast.
+# Maps digits to 0 and letters to lower case, so that candidates can be found by fast substring search.
 SHAPES = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789", b"abcdefghijklmnopqrstuvwxyz000000000")
 
-# Letters of scripts that stand beside an address or a number without a space: Thai to Khmer, Chinese, Japanese, Korean.
+# Letters of scripts that may precede or follow an address or number without a space: Thai to Khmer, Chinese, Japanese,
+# Korean.
 BESIDE = (
     "\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff00-\uffef"
     "\U0001b000-\U0001b16f\U00020000-\U0003ffff"
 )
 WORD = rf"[^\W{BESIDE}]"
-"""A letter, digit or underscore that would belong to what it stands beside."""
+"""Letter, digit or underscore that would make an adjacent match part of a longer word."""
 
-# RFC 5322 allows more signs, but in texts those around a name are quotation marks, backticks and stars.
+# RFC 5322 allows more signs, but around a name in a text they are quotation marks, backticks and asterisks.
 SIGNS = "%&+=-"
 EMAIL_NAME = re.compile(rf"(?<!{WORD})(?<![{SIGNS}])(?:{WORD}|[{SIGNS}])+(?:\.(?:{WORD}|[{SIGNS}])+)*\Z")
-# The name of an address may be Chinese (RFC 6531), where nothing else stands before the `@`.
+# The local part may be Chinese (RFC 6531) if nothing else precedes the `@`.
 ANY_EMAIL_NAME = re.compile(rf"(?<![\w{SIGNS}])[\w{SIGNS}]+(?:\.[\w{SIGNS}]+)*\Z")
 EMAIL_DOMAIN = re.compile(rf"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{{0,61}}[A-Za-z0-9])?\.)+([A-Za-z]{{2,24}})(?!{WORD}|-)")
 LONGEST_NAME = 64
-# `logo@2x.png` and `getty@tty1.service` are names of files.
+# Suffixes of file names: `logo@2x.png`, `getty@tty1.service`.
 NO_DOMAINS = {"png", "jpg", "jpeg", "gif", "svg", "webp", "css", "js", "service", "socket", "target", "timer", "mount"}
 
-# With more of it before or after, a number is part of a version, a date or a name.
+# A number with word characters before or after it is part of a version, a date or a name.
 IPV4 = re.compile(r"(?<![\w.-])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![\w-]|\.\w)", re.ASCII)
 VERSION_BEFORE = re.compile(r"(?:\bv|version|release|build|revision)[\s.:=\"'(]{0,3}\Z", re.IGNORECASE)
 ADDRESS_BEFORE = re.compile(r"\b(?:ips?|address|addr|host|server|client|from|ping)[\s:=\"'(\[]{1,3}\Z", re.IGNORECASE)
 BEFORE = 16
 SMALL = 100
-# Addresses that the world routes begin with 2 or 3 (RFC 4291, section 2.4); `std::begin` and 12:30:59 do not.
+# Globally routed addresses start with 2 or 3 (RFC 4291, section 2.4); `std::begin` and 12:30:59 do not.
 IPV6 = re.compile(r"(?<![\w:.])[23][0-9a-f]{3}:[0-9a-f:]{2,34}(?!\w)", re.IGNORECASE | re.ASCII)
 
-# Amounts of money and shares are no telephone numbers.
+# Currency signs and percent signs exclude amounts of money and percentages.
 NOT_BEFORE = rf"(?<!{WORD})(?<![$£¥€])"
 NOT_AFTER = rf"(?!{WORD}|[-$£¥€%]|\.\w)"
 NORTH_AMERICAN = re.compile(
@@ -63,12 +64,12 @@ NAMED_BESIDE = re.compile(
 )
 NAMES = (b"phone", b"tel", b"fax", b"mobile")
 MOST_DIGITS = 15
-"""Of a telephone number (ITU-T E.164)."""
+"""Maximum digits of a telephone number (ITU-T E.164)."""
 MOST_SINGLE_DIGITS = 2
-"""Digits that stand alone in a telephone number (`+1 2 3 4 5 6 7 8` is a list)."""
+"""Maximum single digits in a telephone number (`+1 2 3 4 5 6 7 8` is a list)."""
 DECIMAL = re.compile(r"\+?[0-9]{1,3}\.[0-9]+\Z")
 BESIDE_DECIMAL = re.compile(r"[0-9]\.[0-9]+°?[,;/ ]{1,2}\Z"), re.compile(r"°|[,;/ ]{0,2}[+-]?[0-9]{1,3}\.[0-9]")
-# A date, two years, or numbers with a fraction, in what follows `phone:`.
+# After `phone:`, a date, two years, or decimal numbers are not a telephone number.
 NO_NUMBER = re.compile(
     r"(?:[0-9]{1,2}[-./]){2}(?:[0-9]{2}){1,2}\Z|(?:19|20)[0-9]{2}[-./](?:[0-9]{1,2}[-./][0-9]{1,2}|(?:19|20)[0-9]{2})\b"
     r"|[0-9]+\.[0-9]+[ /]+[0-9]+\.[0-9]|(?:[0-9]{3} ){3}[0-9]{3}\Z"
@@ -77,9 +78,10 @@ NO_NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class Scrub:
-    """Put a placeholder for each e-mail address, public IP address and telephone number; `null` leaves a kind alone.
+    """Replace e-mail addresses, public IP addresses and telephone numbers with placeholders; `null` disables a kind.
 
-    The first three placeholders are reserved for such use (RFC 2606, 5737 and 3849). `notes["scrubbed"]` counts.
+    The first three placeholders are reserved for such use (RFC 2606, 5737 and 3849). `notes["scrubbed"]` is the number
+    of replacements.
     """
 
     email: str | None = "email@example.com"
@@ -97,7 +99,7 @@ class Scrub:
             yield with_text(document, text, scrubbed=count) if count else document
 
     def _found(self, text: str) -> Iterator[Found]:
-        # One byte a character, so that places are the same in both.
+        # One byte per character, so that offsets in `shape` and `text` are equal.
         shape = text.encode("ascii", "replace").translate(SHAPES)
         if self.email is not None:
             yield from _emails(text, self.email)
@@ -110,7 +112,7 @@ class Scrub:
 
 
 def _replace(text: str, found: list[Found]) -> tuple[str, int]:
-    """The text with each found thing replaced; of two that overlap the first."""
+    """Replace all matches. Of two that overlap, the first is replaced."""
     parts, end, count = [], 0, 0
     for first, last, instead in sorted(found):
         if first >= end:
@@ -138,7 +140,7 @@ def _emails(text: str, instead: str) -> Iterator[Found]:
 
 def _ipv4(text: str, shape: bytes, instead: str) -> Iterator[Found]:
     for match in re.finditer(rb"0\.0{1,3}\.0{1,3}\.0", shape):
-        # The first number may begin two digits before, the last may have two more, and what follows is looked at.
+        # The first number may start two digits earlier, the last may have two more, and the lookahead needs context.
         address = IPV4.search(text, max(0, match.start() - 2), match.end() + 4)
         if address and _is_public(address[0]) and not _is_version(text, address):
             yield address.start(), address.end(), instead
@@ -152,7 +154,8 @@ def _is_public(address: str) -> bool:
 
 
 def _is_version(text: str, address: re.Match[str]) -> bool:
-    """Four numbers below 100 are rather a version or a section, unless the word before says otherwise."""
+    """Whether an address is rather a version or section: four numbers below 100, unless the word before implies an
+    address."""
     before = text[max(0, address.start() - BEFORE) : address.start()]
     if VERSION_BEFORE.search(before):
         return True
@@ -163,7 +166,7 @@ def _ipv6(text: str, shape: bytes, instead: str) -> Iterator[Found]:
     for match in re.finditer(rb"0[0a-f]{3}:[0a-f:]", shape):
         address = IPV6.match(text, match.start())
         if address:
-            # A colon at the end belongs to the sentence, two to the address.
+            # A single colon at the end is punctuation; two belong to the address.
             digits = address[0][:-1] if address[0].endswith(":") and address[0][-2] != ":" else address[0]
             if _is_public(digits):
                 yield address.start(), address.start() + len(digits), instead
@@ -185,10 +188,10 @@ def _phones(text: str, shape: bytes, instead: str) -> Iterator[Found]:
 
 
 def _international(text: str, place: int) -> int:
-    """Characters of the telephone number that begins here with its country's; 0: none."""
+    """Return the length of the international telephone number at `place`; 0 if there is none."""
     match = INTERNATIONAL.match(text, place)
     number = match[0] if match else ""
-    # Less than ten digits without a gap are a number with a sign.
+    # Fewer than ten digits without a gap are a signed number.
     if not number or (len(number) <= 10 and number[1:].isdigit()) or _is_list(number) or _is_place(text, number, place):
         return 0
     while not _is_assigned(number):
@@ -200,7 +203,7 @@ def _international(text: str, place: int) -> int:
 
 
 def _is_assigned(number: str) -> bool:
-    """Does a country's numbering plan have such a number?"""
+    """Whether a country's numbering plan contains the number."""
     phonenumbers = library("phonenumbers", "scrub: phone")
     try:
         return phonenumbers.is_valid_number(phonenumbers.parse(number if number[0] == "+" else f"+{number}"))
@@ -214,7 +217,7 @@ def _is_list(number: str) -> bool:
 
 
 def _is_place(text: str, number: str, place: int) -> bool:
-    """One of two numbers with fractions, or a latitude with its longitude (ISO 6709)?"""
+    """Whether a number is one of two decimal numbers, such as latitude and longitude (ISO 6709)."""
     first, second = number.split("-")[0], text[place + len(number.split("-")[0]) : place + len(number) + BEFORE]
     if not DECIMAL.match(first):
         return False

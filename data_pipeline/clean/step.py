@@ -1,4 +1,4 @@
-"""What a cleaning step is: a generator over documents, described by a frozen dataclass of its options."""
+"""Interface of cleaning steps: generators over documents, configured by frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ BATCH_DOCUMENTS = 256
 
 
 class CleaningStep(Protocol):
-    """Takes documents in order and yields those it keeps, changed or not.
+    """Cleaning step: takes documents in order and yields those that are kept, changed or not.
 
-    A step whose result depends on files has `inputs() -> tuple[str, ...]`, their paths: finished work is not taken up
-    again after one of them has changed. One that compares documents with other texts has `after(steps)`: the step as it
-    stands behind these, which have changed the documents. One that makes documents of two parts and a label, the note
-    `label`, has `labels() -> tuple[str, ...]`: all there may be.
+    Optional methods:
+
+    - `inputs() -> tuple[str, ...]`: paths of files that the result depends on. If one changes, finished work is
+      discarded.
+    - `after(steps)`: the step to use behind these steps, if it compares documents with other texts.
+    - `labels() -> tuple[str, ...]`: all labels, if the step makes documents of two parts with the note `label`.
     """
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]: ...
 
 
 def inputs_of(step: CleaningStep) -> tuple[str, ...]:
-    """Files that a step's result depends on: those that it says, and the one that it is written in, where that is the
-    user's."""
+    """Return the files that a step's result depends on: its `inputs`, and the source file of a user's step."""
     said: tuple[str, ...] = getattr(step, "inputs", tuple)()
     module = type(step).__module__
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
@@ -42,7 +43,7 @@ def inputs_of(step: CleaningStep) -> tuple[str, ...]:
 
 
 class Filter(ABC):
-    """A step that leaves documents out."""
+    """Step that drops documents."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -54,11 +55,11 @@ class Filter(ABC):
 
     @abstractmethod
     def reason(self, document: Document) -> str | None:
-        """Why this document is left out; None keeps it."""
+        """Return the drop reason; None keeps the document."""
 
 
 class BatchFilter(ABC):
-    """A filter that judges several documents at once, each by its own text alone: short ones are read faster so."""
+    """Filter that judges a batch of documents, each by its own text. Batches are faster for short documents."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for batch in batches(documents):
@@ -70,13 +71,13 @@ class BatchFilter(ABC):
 
     @abstractmethod
     def reasons(self, documents: Sequence[Document]) -> Iterable[str | None]:
-        """Why each document is left out; None keeps it."""
+        """Return the drop reason of each document; None keeps it."""
 
 
 def batches(
     documents: Iterable[Document], most_characters: int = BATCH_CHARACTERS, most: int = BATCH_DOCUMENTS
 ) -> Iterator[list[Document]]:
-    """Documents in order, by default as many as stay within the processor's cache; a long one ends its batch."""
+    """Yield documents in batches that fit the processor's cache by default. A long document ends its batch."""
     batch: list[Document] = []
     characters = 0
     for document in documents:
@@ -90,7 +91,7 @@ def batches(
 
 
 class Change(ABC):
-    """A step that changes the text of documents, and of those in parts each by itself."""
+    """Step that changes the text of documents, or each part of a document with parts."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -104,10 +105,10 @@ class Change(ABC):
 
 
 def with_text(document: Document, text: str, **notes: Any) -> Document:
-    """The document with another text, and more notes.
+    """Return the document with another text and additional notes.
 
-    `turns` are places in the old text: those that both texts have are kept where one text is the beginning of the
-    other, else all are dropped; `parts` are dropped with any change. Every other note stays.
+    `turns` are offsets in the old text. If one text is a prefix of the other, the turns within both are kept; otherwise
+    all are removed. `parts` are removed with any change. Other notes are kept.
     """
     old = document.text
     if text == old and not notes:
@@ -125,7 +126,7 @@ def with_text(document: Document, text: str, **notes: Any) -> Document:
 def run_steps(
     steps: Sequence[CleaningStep], documents: Iterable[Document], dropped: Dropped, on_error: OnError = "fail"
 ) -> Iterator[Document]:
-    """Each step reads what the one before it yields. A document on which one fails is counted, or ends it all."""
+    """Chain the steps. A document on which a step fails is counted as dropped, or ends the build (`on_error`)."""
     stream = iter(documents)
     for place, step in enumerate(steps):
         name = re.sub("(?<=.)(?=[A-Z])", "-", type(step).__name__).lower()
@@ -151,7 +152,7 @@ def _run_batch(
     except Exception as error:
         if not is_of_document(error):
             raise
-        if len(batch) > 1:  # which of them is it?
+        if len(batch) > 1:  # find the document that failed
             return [kept for one in batch for kept in _run_batch(name, step, [one], dropped, on_error)]
         dropped.failed(name, batch[0], error, on_error)
         return []
@@ -160,27 +161,27 @@ def _run_batch(
 
 
 def require(good: bool, sentence: str) -> None:
-    """A `UserError` of this sentence unless all is good."""
+    """Raise a `UserError` with this message unless `good`."""
     if not good:
         raise UserError(sentence)
 
 
 def require_shares(step: object, name: str, *fields: str) -> None:
-    """Options that are shares lie between 0 and 1, or are absent."""
+    """Raise a `UserError` unless each option is a share between 0 and 1, or None."""
     for field in fields:
         value = getattr(step, field)
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
 def require_least(least: int, step: object, name: str, *fields: str) -> None:
-    """Options that are numbers of something are `least` or more, or are absent."""
+    """Raise a `UserError` unless each option is at least `least`, or None."""
     for field in fields:
         value = getattr(step, field)
         require(value is None or value >= least, f"{name}: {field} ({value}) must be {least} or more.")
 
 
 def stamp(path: str) -> tuple[int, int]:
-    """Changes when the file does; zeros for one that is not there."""
+    """Return a value that changes with the file: (mtime in ns, size), or zeros if it does not exist."""
     try:
         status = plain_file(path).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Text that was decoded wrongly, and characters that look alike but are not."""
+"""Repair wrongly decoded text, and normalize equivalent and invisible characters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from data_pipeline.clean.step import Change, library, require
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "none")
 
-# Where a line or a page ends, by Unicode's line breaking (UAX 14) and Python's `splitlines`: words do not go across.
+# Characters that end a line or page, according to Unicode's line breaking (UAX 14) and Python's `splitlines`. Words do
+# not extend across them.
 LINE_ENDS = "\x0b\x0c\x1c\x1d\x1e"
-# Control characters but tab and line ends; the soft hyphen; zero-width space and word joiner; the byte order mark;
-# halves of surrogate pairs; noncharacters. The joiners U+200C and U+200D and the marks of direction are spelling.
+# Control characters except tab and line ends; soft hyphen; zero-width space and word joiner; byte order mark; halves of
+# surrogate pairs; noncharacters. The joiners U+200C and U+200D and direction marks are part of spelling and stay.
 INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]+"
 )
@@ -25,7 +26,7 @@ INVISIBLE_ASCII = bytes(code for code in range(128) if INVISIBLE.match(chr(code)
 
 @dataclass(frozen=True)
 class RepairEncoding(Change):
-    """Put right UTF-8 that was once read as another encoding (`schÃ¶n`), by ftfy, line by line; touch nothing else."""
+    """Repair UTF-8 that was decoded with another encoding (`schÃ¶n`), with ftfy, line by line. Nothing else changes."""
 
     def change(self, text: str) -> str:
         if text.isascii():
@@ -41,9 +42,9 @@ class RepairEncoding(Change):
 
 @lru_cache(maxsize=1)
 def _suspicious() -> re.Pattern[str]:
-    """What the first two bytes of a character look like in any encoding that ftfy knows; or a control character.
+    """Pattern of the first two bytes of a UTF-8 character in any encoding that ftfy knows, or a control character.
 
-    Some hundred times as fast as ftfy's own judgment, which is asked about the lines that are found.
+    It is about a hundred times as fast as ftfy's own check, which is only applied to matching lines.
     """
     clues = library("ftfy.chardata", "repair-encoding").UTF8_CLUES
     first = "".join(clues[f"utf8_first_of_{count}"] for count in (2, 3, 4))
@@ -51,23 +52,23 @@ def _suspicious() -> re.Pattern[str]:
 
 
 def _repaired(line: str) -> str:
-    """Only the encoding: quotes, ligatures, entities and the like stay as they are."""
+    """Repair only the encoding: quotes, ligatures, entities and the like are unchanged."""
     return library("ftfy", "repair-encoding").fix_encoding(line)
 
 
 @dataclass(frozen=True)
 class NormalizeUnicode(Change):
-    """One way to write each character (Unicode Standard Annex 15), and none that cannot be seen."""
+    """Normalize Unicode (Standard Annex 15), and remove invisible characters."""
 
     form: str = "NFC"
-    """`NFC` changes no letter; `NFKC` also makes plain letters of ligatures, full-width and superscript ones."""
+    """`NFC` changes no letter; `NFKC` also converts ligatures, full-width and superscript letters to plain ones."""
     remove_invisible: bool = True
-    """Remove control characters but tab and line ends, zero-width spaces, soft hyphens, byte order marks; write a
-    vertical tab or form feed as the line end it is."""
+    """Remove control characters except tab and line ends, zero-width spaces, soft hyphens and byte order marks. A
+    vertical tab or form feed becomes a line end."""
     simplify_chinese: bool = False
-    """Write simplified for traditional Chinese characters, by OpenCC, phrase by phrase."""
+    """Convert traditional to simplified Chinese characters with OpenCC, phrase by phrase."""
     fold_case: bool = False
-    """Small letters for capitals."""
+    """Convert to lower case."""
 
     def __post_init__(self) -> None:
         require(
@@ -80,7 +81,8 @@ class NormalizeUnicode(Change):
         if self.simplify_chinese and not text.isascii():
             text = _opencc().convert(text)
         text = self._composed(text)
-        # Letters of mathematics are capitals once they are plain; some small letters are two characters.
+        # Again, because mathematical capitals become plain capitals first, and some lower-case letters are two
+        # characters.
         return self._composed(text.lower()) if self.fold_case else text
 
     def _composed(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Where the words of a text begin and end, and 64-bit hashes of words and of runs of words, by numpy."""
+"""Word boundaries of a text, and 64-bit hashes of words and n-grams, computed with numpy."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ import numpy as np
 WordSplit = Literal["letters", "spaces"]
 
 BETWEEN, INSIDE, ALPHABETIC, ALONE = range(4)
-"""What a character is to words: between them, in one, in one and a letter, a word of its own."""
+"""Kind of a character: between words, inside a word, letter inside a word, or a word by itself."""
 
-# Scripts written without spaces, where what texts can share is a run of characters.
+# Scripts written without spaces, where each character counts as a word.
 ALONE_RANGES = ((0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 CODES = 0x110000
 SCRIPTS = 0x20000
-"""Beyond are Chinese characters, and what no one writes."""
+"""Code points above are Chinese characters or rare symbols."""
 
 AT_ONCE = 1 << 14
-"""Characters or words: few enough for what is computed from them to stay in the cache."""
+"""Characters or words processed at a time, so that intermediate arrays stay in the cache."""
 EIGHT = 8
 LONGEST = 128
-"""Bytes of a word that are hashed, beside its length: what is longer is no word."""
+"""Bytes of a word that are hashed, in addition to its length. Longer ones are not natural words."""
 ODD = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 SHIFTS = np.array([30, 27, 31], np.uint64)
 FACTORS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
-# FIRST_BYTES[n] keeps the first n of eight bytes, all from 8 on; n < 0 counts from the array's end and keeps none.
+# FIRST_BYTES[n] masks the first n of eight bytes; all for n >= 8. A negative n indexes from the end, where masks are 0.
 FIRST_BYTES = np.zeros(2 * LONGEST + 1, np.uint64)
 FIRST_BYTES[: LONGEST + 1] = [(1 << 8 * min(count, EIGHT)) - 1 for count in range(LONGEST + 1)]
 
 
 class Words:
-    """The words of a text, in order.
+    """Words of a text, in order.
 
-    `split="letters"`: runs of letters, marks and digits; punctuation is no part of them. `split="spaces"`: whatever
-    stands between white space. In both, a Chinese character or a kana is a word of its own. `fold`: a capital hashes
-    as its small letter. The hash of a word depends on its characters alone: not on its place or on the machine.
+    - `split="letters"`: a word is a run of letters, marks and digits, without punctuation.
+    - `split="spaces"`: a word is anything between white space.
+    - In both, a Chinese character or a kana is a word.
+    - `fold`: hashes ignore case.
+
+    The hash of a word depends only on its characters, not on its position or the machine.
     """
 
     starts: np.ndarray
-    """int32 [words]: first byte of each, in the UTF-8 of the text."""
+    """int32 [words]: offset of the first byte of each word in the UTF-8 text."""
     ends: np.ndarray
-    """int32 [words]: the byte after its last."""
+    """int32 [words]: offset after the last byte of each word."""
 
     def __init__(self, text: str, *, fold: bool = True, split: WordSplit = "letters") -> None:
         encoded = text.encode("utf-8", "surrogatepass")
@@ -58,7 +61,7 @@ class Words:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """int32 [words]: characters."""
+        """int32 [words]: length in characters."""
         lengths = self.ends - self.starts
         if not self._ascii and len(self):
             later = np.flatnonzero(self._is_later())
@@ -69,13 +72,13 @@ class Words:
 
     @cached_property
     def characters_before(self) -> np.ndarray:
-        """int64 [words + 1]: characters of the words before each; the last is those of all."""
+        """int64 [words + 1]: cumulative characters of the words before each word; the last entry is the total."""
         before = np.zeros(len(self) + 1, np.int64)
         np.cumsum(self.lengths, dtype=np.int64, out=before[1:])
         return before
 
     def characters(self, places: np.ndarray) -> np.ndarray:
-        """int32, as `places`: the characters before these bytes of the text."""
+        """Convert byte offsets to character offsets: int32, shape of `places`."""
         if self._ascii:
             return places
         before = np.zeros(len(self._encoded) + 1, np.int32)
@@ -83,12 +86,12 @@ class Words:
         return before[places]
 
     def _is_later(self) -> np.ndarray:
-        """bool [bytes]: is it not the first byte of its character?"""
+        """Return bool [bytes]: whether a byte is a continuation byte of a character."""
         return (np.frombuffer(self._encoded, np.uint8) & 0xC0) == 0x80
 
     @cached_property
     def hashes(self) -> np.ndarray:
-        """uint64 [words]."""
+        """uint64 [words]: hash of each word."""
         padded = self._folded() + bytes(LONGEST)
         eight = np.ndarray(len(padded) - EIGHT + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
@@ -98,7 +101,7 @@ class Words:
         return hashes
 
     def ngrams(self, size: int) -> np.ndarray:
-        """uint64 [words - size + 1]: a hash of each run of `size` words; empty when there are fewer."""
+        """Return uint64 [words - size + 1]: hash of each n-gram of `size` words; empty if there are fewer words."""
         count = len(self) - size + 1
         if count < 1:
             return np.empty(0, np.uint64)
@@ -110,13 +113,13 @@ class Words:
 
     @cached_property
     def alphabetic(self) -> np.ndarray:
-        """bool [words]: has the word a letter?"""
+        """bool [words]: whether a word contains a letter."""
         if not len(self):
             return np.empty(0, bool)
         return np.maximum.reduceat(self._kinds(), self.starts) >= ALPHABETIC
 
     def _boundaries(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where between and inside meet; and, in texts that are not ASCII, around the characters that stand alone."""
+        """Return starts and ends of words: where kinds change, and around each character that is a word by itself."""
         inside = np.zeros(len(self._encoded) + 2, bool)
         inside[1:-1] = self._kinds()
         cuts = inside[1:] != inside[:-1]
@@ -132,7 +135,7 @@ class Words:
         return edges[:-1][words], edges[1:][words]
 
     def _kinds(self) -> np.ndarray:
-        """uint8 [bytes]: what the character that each byte belongs to is to words."""
+        """Return uint8 [bytes]: kind of the character that each byte belongs to."""
         kinds = np.frombuffer(self._encoded.translate(_kinds_of_bytes(self._split)), np.uint8)
         if self._ascii:
             return kinds
@@ -145,13 +148,13 @@ class Words:
 
     @cached_property
     def _beyond_ascii(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """First byte, number of bytes and kind of each character that takes several."""
+        """First byte, number of bytes and kind of each character above 127."""
         leads = np.flatnonzero(np.frombuffer(self._encoded, np.uint8) >= 0xC0)
         codes = _codes_beyond_ascii(self._text)
         return leads, _widths(codes), _kinds_of_codes(self._split)[codes]
 
     def _folded(self) -> bytes:
-        """The text with small letters for capitals, but for the few where one takes more bytes than the other."""
+        """Return the text in lower case. Letters whose lower case has another number of bytes are unchanged."""
         if not self._fold:
             return self._encoded
         if self._ascii:
@@ -165,9 +168,9 @@ class Words:
 
 
 def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "letters") -> tuple[Words, np.ndarray]:
-    """The words of several texts as of one, and the first word of each text, int64 [texts + 1].
+    """Return the words of all texts, concatenated, and int64 [texts + 1]: index of the first word of each text.
 
-    Short texts are read several times as fast together as one by one. Some n-grams run from one into the next.
+    Joint processing is several times as fast for short texts. Some n-grams extend from one text into the next.
     """
     sizes = [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
     words = Words("\n".join(texts), fold=fold, split=split)
@@ -176,7 +179,7 @@ def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "let
 
 
 def per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-    """Sums (`np.add`) or maxima (`np.maximum`) of the words' values in each text; 0 where a text has none."""
+    """Return the sum (`np.add`) or maximum (`np.maximum`) of word values per text; 0 for a text without words."""
     gathered = np.zeros(len(firsts) - 1, np.int64)
     has_words = np.diff(firsts) > 0
     if has_words.any():
@@ -185,7 +188,7 @@ def per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.nda
 
 
 def _hash(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """uint64 [words], given the eight bytes that begin at each byte of the text: sixteen at once, then the rest."""
+    """Return uint64 [words] from the eight bytes at each offset: the first sixteen bytes at once, then the rest."""
     own = np.minimum(sizes, LONGEST)
     hashes = eight[starts] & FIRST_BYTES[own]
     hashes *= ODD
@@ -203,7 +206,7 @@ def _hash(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarra
 
 
 def _codes_beyond_ascii(text: str) -> np.ndarray:
-    """uint32: the code points above 127, in order."""
+    """Return uint32: the code points above 127, in order."""
     found = []
     for start in range(0, len(text), AT_ONCE):
         codes = np.frombuffer(text[start : start + AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
@@ -212,12 +215,12 @@ def _codes_beyond_ascii(text: str) -> np.ndarray:
 
 
 def _widths(codes: np.ndarray) -> np.ndarray:
-    """Bytes that each code point above 127 takes in UTF-8."""
+    """Return the number of UTF-8 bytes of each code point above 127."""
     return 2 + (codes > 0x7FF) + (codes > 0xFFFF)
 
 
 def _overwrite(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> None:
-    """Put these code points, in UTF-8, where others of as many bytes stand."""
+    """Overwrite characters in place with others of the same number of UTF-8 bytes."""
     widths, codes = _widths(codes), codes.copy()
     for place in (3, 2, 1):
         wide = widths > place
@@ -228,19 +231,19 @@ def _overwrite(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> Non
 
 @lru_cache(maxsize=2)
 def _kinds_of_bytes(split: WordSplit) -> bytes:
-    """A table for `bytes.translate`; the bytes of characters beyond ASCII stand for nothing yet."""
+    """Return a table for `bytes.translate`: kind of each ASCII byte, 0 for others."""
     return _kinds_of_codes(split)[:128].tobytes() + bytes(128)
 
 
 @lru_cache(maxsize=2)
 def _kinds_of_codes(split: WordSplit) -> np.ndarray:
-    """uint8 [CODES]: what each character is to words."""
+    """Return uint8 [CODES]: kind of each character."""
     characters = np.arange(CODES, dtype=np.uint32).view("U1")
     if split == "spaces":
         kinds = np.where(np.strings.isspace(characters), BETWEEN, INSIDE).astype(np.uint8)
     else:
         kinds = np.where(np.strings.isalnum(characters), INSIDE, BETWEEN).astype(np.uint8)
-        # Vowel signs, and accents that follow their letter.
+        # Combining vowel signs and accents, which follow their letter.
         kinds[[code for code in range(SCRIPTS) if unicodedata.category(chr(code))[0] == "M"]] = INSIDE
     kinds[np.strings.isalpha(characters)] = ALPHABETIC
     for first, last in ALONE_RANGES:
@@ -250,14 +253,14 @@ def _kinds_of_codes(split: WordSplit) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _small_letters() -> np.ndarray:
-    """uint32 [CODES]: the small letter of each capital, every other character itself."""
+    """Return uint32 [CODES]: lower-case code point of each capital, and any other code point unchanged."""
     small = np.arange(CODES, dtype=np.uint32)
     small[:SCRIPTS] = np.strings.lower(small[:SCRIPTS].view("U1")).view(np.uint32)
     return small
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Every bit of a value changes every bit of the result (the finalizer of SplitMix64); in place."""
+    """Mix values in place so that each bit affects all bits (finalizer of SplitMix64)."""
     values ^= values >> SHIFTS[0]
     values *= FACTORS[0]
     values ^= values >> SHIFTS[1]
