@@ -1,18 +1,18 @@
-"""The engine: a model written for one device, run on many. The only package that imports megatron-core."""
+"""Engine: runs a single-device model on many devices. No other package imports megatron-core."""
 
 import os
 import warnings
 
 from megaptm.parallel import cpu
 
-# megatron-core says at import that Transformer Engine and apex are missing, which are optional here, and complains of
-# its own defaults.
+# megatron-core warns at import that Transformer Engine and apex are missing, which are optional here, and about its own
+# defaults.
 warnings.filterwarnings("ignore", message=".*(Transformer Engine|[Aa]pex|modelopt|tensorstore|zarr|full scope).*")
-# torch 2.13's new names of two collectives, which older ones have not; megatron-core calls the old names, too.
+# torch 2.13 renamed two collectives; megatron-core calls the old names because older versions of torch only have those.
 warnings.filterwarnings(
     "ignore", message=".*(all_gather_into_tensor|reduce_scatter_tensor). is deprecated", category=FutureWarning
 )
-# It asks for this too, so that a collective and the product it overlaps with are launched in order.
+# megatron-core requires this for overlap: a collective must be launched before the product it overlaps with.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 cpu.install()
 with cpu.eager():

@@ -1,4 +1,4 @@
-"""Work that goes on while the ranks train: in a thread of each, which never talks to another rank."""
+"""Background work during training: a thread on each rank, which never communicates with other ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from megaptm.parallel.collectives import all_gather_object, any_rank_each, barri
 
 T = TypeVar("T")
 
-# Short at first, so that quick work is not waited for longer than it takes.
+# Short at first, so that quick work returns quickly.
 POLL_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds for which ranks wait for their own work before they ask each other how far they are."""
+"""Seconds for which a rank waits for its own work before ranks compare their progress."""
 
 
 class Background:
-    """Work in phases: a phase begins when all ranks have done the one before, which they find out between two steps.
+    """Work in phases. A phase starts when all ranks have finished the one before, which they check between two steps.
 
-    All ranks call each method at the same point of the program. What fails on one of them is raised on all.
+    All ranks call each method at the same point of the program. A failure on one rank is raised on all.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Background:
         self._doing: Future[object] | None = None
 
     def begin(self, *phases: Callable[[], object]) -> None:
-        """Begin the first of some phases; those begun before must be finished."""
+        """Start the first of these phases. Earlier phases must be finished."""
         assert self._doing is None
         self._phases = iter(phases)
         self._next()
 
     def advance(self) -> None:
-        """At the end of a step: begin the next phase if it is time."""
+        """Start the next phase if all ranks are ready. Called at the end of a step."""
         if self._doing is None:
             return
         done = self._doing.done()
@@ -50,8 +50,8 @@ class Background:
     def finish(self) -> None:
         """Wait until all phases are done, however long the slowest rank takes.
 
-        Ranks ask each other again and again meanwhile: one that has done its part and waited in a collective for the
-        others would give them up after the time limit that collectives have.
+        Ranks poll each other meanwhile. A rank that waited for the others in one collective would fail after the time
+        limit of collectives.
         """
         for seconds in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
             if self._doing is None:
@@ -71,12 +71,13 @@ class Background:
         if error is not None and own == (cause, sentence):
             raise error
         if cause == MISTAKE_OF_OURS:
-            barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
+            barrier()  # never passes: the rank with the bug exits, and its error should be reported first
         raise (NotSavedError if cause == STORAGE_FAILED else UserError)(sentence) from error
 
 
 def together(work: Callable[[], T]) -> T:
-    """What `work` returns here, once all ranks have done theirs, however long that takes; fails on all or none."""
+    """Return the result of `work` on this rank after all ranks have finished theirs, however long that takes. Fails on
+    all ranks or none."""
     answers: list[T] = []
     background = Background()
     background.begin(lambda: answers.append(work()))
@@ -107,6 +108,6 @@ def _in_a_thread(work: Callable[[], object]) -> Future[object]:
         except BaseException as error:
             future.set_exception(error)
 
-    # Not waited for where the program ends in an error: what it was doing would never count.
+    # The program does not wait for this thread when it exits with an error; its work would be discarded anyway.
     threading.Thread(target=run, name="background", daemon=True).start()
     return future

@@ -1,4 +1,4 @@
-"""Micro-batches read by tensor rank 0, received by its peers."""
+"""Broadcast of micro-batches: tensor rank 0 reads them and sends them to its peers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from megaptm.parallel.groups import device
 
 MARKS = "global_tokens"
 ALIGNED = 8
-"""Bytes at a multiple of which each field begins: a tensor of any format may lie there."""
+"""Bytes to which the start of each field is aligned, so that a tensor of any dtype can start there."""
 
 
 def with_marked_places(batch: MicroBatch) -> MicroBatch:
-    """And where tokens are marked, of streams that say it, while the host still has it: a GPU would have to be asked in
-    each layer how many there are."""
+    """Add the positions of global tokens to a micro-batch, for streams that mark them.
+
+    The host computes them here. A GPU would need a synchronization in each layer to count them.
+    """
     added = {}
     for field in batch:
         if field.endswith(MARKS):
@@ -30,7 +32,7 @@ def with_marked_places(batch: MicroBatch) -> MicroBatch:
 
 
 def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
-    """Broadcast a step's micro-batches within a tensor-parallel group: one message of shapes, one of bytes."""
+    """Broadcast a step's micro-batches within a tensor-parallel group: one message with shapes, one with bytes."""
     if group.size() == 1:
         assert microbatches is not None
         return microbatches
@@ -43,7 +45,7 @@ def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.Proc
     sizes = [_padded(dtype, shape) for batch in layout[0] for dtype, shape in batch.values()]
     if is_source:
         assert microbatches is not None
-        # A GPU fetches it by itself, while the host launches what comes after.
+        # The GPU copies pinned memory asynchronously while the host launches further work.
         flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device().type == "cuda")
         fields = [field for batch in microbatches for field in batch.values()]
         for piece, field in zip(flat.split(sizes), fields, strict=True):

@@ -1,4 +1,4 @@
-"""The few things all processes of a run say to each other outside a step."""
+"""Communication between all processes of a run outside a step."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ T = TypeVar("T")
 
 
 def any_rank(flag: bool) -> bool:
-    """True everywhere as soon as it is true anywhere: processes must leave a loop at the same step."""
+    """Return True on all ranks if `flag` is True on any. Processes must leave a loop at the same step."""
     return any_rank_each(flag)[0]
 
 
 def any_rank_each(*flags: bool) -> list[bool]:
-    """The same of several at once."""
+    """Return `any_rank` of several flags, in one collective."""
     answers = torch.tensor(flags, dtype=torch.int32, device=device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
     return [bool(answer) for answer in numbers(answers)]
 
 
 def numbers(tensor: Tensor) -> list[Any]:
-    """What a tensor holds, once the device has it.
+    """Return the values of a tensor, after the device has computed them.
 
-    Where a collective is a kernel, as NCCL's are, it is here that the host waits for other ranks: who watches the run
-    knows it by the name of this file.
+    With NCCL, collectives are kernels, so the host waits for other ranks here. The watchdog recognizes such a wait by
+    the name of this file.
     """
     return tensor.tolist()
 
 
 def broadcast_object(value: T) -> T:
-    """Rank 0's value, everywhere."""
+    """Return rank 0's value on all ranks."""
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def all_gather_object(value: T) -> list[T]:
-    """Every rank's value, everywhere."""
+    """Return every rank's value on all ranks."""
     box: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(box, value)
     return box
 
 
 def barrier() -> None:
-    """Return once every process is here."""
+    """Return when every process has called this."""
     dist.barrier()

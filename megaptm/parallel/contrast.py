@@ -1,14 +1,15 @@
-"""Losses that compare all rows of the global batch, exact in every layout.
+"""Losses that compare all samples of the global batch, exact in every layout.
 
-A pass without gradients gives the features of all micro-batches, and data ranks exchange them. Each takes the losses of
-its own rows among all, and their gradient for the features of all; summed over data ranks, that is the gradient of the
-whole loss. With its rows' gradients in hand each micro-batch is passed a second time, by itself, and its loss is a sum
-(GradCache, arXiv:2101.06983, section 3.2). Costs one forward pass more; the features of the global batch and their
-gradient, N x F numbers each, on each rank of the last stage; and what its rows say of all: N x N / data scores. One
-micro-batch of one data rank that is the whole batch needs none of this.
+A pass without gradients computes the features of all micro-batches, and data ranks exchange them. Each rank computes
+the losses of its own samples against all, and their gradient for all features. Summed over data ranks, that is the
+gradient of the full loss. Each micro-batch then runs a second time by itself; its loss is a sum weighted by these
+gradients (GradCache, arXiv:2101.06983, section 3.2).
+
+Costs: one more forward pass; on each rank of the last stage the features of the global batch and their gradient, N x F
+elements each, and N x N / data scores. A global batch of one micro-batch on one data rank needs none of this.
 """
 
-# N rows of the global batch, R those of a data rank, F features of a row
+# N samples of the global batch, R those of a data rank, F features of a sample
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ from megaptm.parallel.pipeline import Pipeline, no_tokens
 def compare_by_features(
     pipeline: Pipeline, names: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
-    """Of losses that compare rows of the global batch: a pass for the features, with the dropout of the step's; and
-    what `compare_rows` makes of them, on the last stage."""
+    """Run the features pass, with the dropout of the step, and return `compare_rows` of its features on the last
+    stage."""
     if not names:
         return {}
 
@@ -55,9 +56,9 @@ def compare_rows(
     microbatches: list[dict[str, Tensor]],
     group: dist.ProcessGroup,
 ) -> dict[str, Tensor]:
-    """Loss -> its sum over this rank's rows; gradients of features go into the micro-batches.
+    """Return the sum of each loss over this rank's samples, and add gradients of features to the micro-batches.
 
-    `features` are those of each micro-batch; `group` has the data ranks, all of which have as many rows.
+    `features`: those of each micro-batch. `group`: the data ranks, which have equally many samples.
     """
     sums = {}
     for name, head in heads.items():
@@ -82,9 +83,10 @@ def compare_rows(
 
 @contextmanager
 def one_attention_kernel() -> Iterator[None]:
-    """Within it both passes take the same kernel of attention, and so draw the same dropout.
+    """Force the same attention kernel, and thereby the same dropout, in both passes.
 
-    torch refuses cuDNN's where a mask needs a gradient (a learned bias on the scores), and in the first pass none does.
+    torch rejects cuDNN's kernel if a mask needs a gradient (a learned bias on the scores), which is never the case in
+    the first pass.
     """
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
@@ -95,7 +97,8 @@ def one_attention_kernel() -> Iterator[None]:
 
 
 def _right(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
-    """The features, if they are what a head must give: sums over all rows need more digits than bfloat16 has."""
+    """Return the features if they have the required shape and dtype. Sums over all samples need more precision than
+    bfloat16."""
     rows = len(batch[head.answers])
     if features.dtype != torch.float32 or features.ndim != 2 or len(features) != rows:
         raise UserError(
@@ -114,14 +117,14 @@ def _rows(features: Iterable[dict[str, Tensor]], name: str) -> list[int]:
 
 
 def _gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[R, ...] of each data rank -> [N, ...], in their order."""
+    """Gather [R, ...] of each data rank to [N, ...], in rank order."""
     whole = mine.new_empty(len(mine) * dist.get_world_size(group), *mine.shape[1:])
     dist.all_gather_into_tensor(whole, mine.contiguous(), group=group)
     return whole
 
 
 def _summed(gradient_NF: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[N, F] of each data rank -> the sum's [R, F] of this one's rows."""
+    """Sum [N, F] over data ranks and return the [R, F] of this rank's samples."""
     own = gradient_NF.new_empty(len(gradient_NF) // dist.get_world_size(group), *gradient_NF.shape[1:])
     dist.reduce_scatter_tensor(own, gradient_NF.contiguous(), group=group)
     return own

@@ -1,9 +1,9 @@
-"""Lets megatron-core run where there is no GPU: the few CUDA names it calls answer for the CPU.
+"""CPU replacements of the CUDA functions that megatron-core calls, for machines without a GPU.
 
-megatron-core asks for CUDA by name in hundreds of places, but only for a few things: the current device, streams and
-events, the generator's state, `device="cuda"` in tensor factories, and type names. `install()` supplies those and does
-nothing where CUDA is real. It must run before megatron is imported, which `parallel/__init__`
-sees to; nothing else in the project knows that it exists.
+megatron-core names CUDA in hundreds of places, but uses only a few things: the current device, streams and events, the
+generator's state, `device="cuda"` in tensor factories, and type names. `install()` replaces those, and does nothing if
+CUDA is available. It must run before megatron is imported; `parallel/__init__` does that, and no other module knows
+about it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _installed = False
 
 
 class _Stream:
-    """A stream on a machine where everything happens in order. A class: libraries name it in type unions."""
+    """Stream on a device that executes everything in order. A class, because libraries use it in type unions."""
 
     cuda_stream = 0
 
@@ -60,10 +60,10 @@ class _Event:
 
 
 class _OneGenerator:
-    """`default_generators[any device]`."""
+    """`default_generators` with the same generator for any device."""
 
     def __len__(self) -> int:
-        return 0  # of GPUs
+        return 0  # number of GPUs
 
     def __getitem__(self, device: object) -> torch.Generator:
         return torch.default_generator
@@ -84,7 +84,7 @@ def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tensor.type()` is compared with names such as `torch.cuda.FloatTensor`."""
+    """Make `tensor.type()` return names such as `torch.cuda.FloatTensor`, which megatron-core compares."""
 
     def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         answer = original(self, *args, **kwargs)
@@ -96,7 +96,8 @@ def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nothing(name: str) -> Callable[..., None]:
-    """A new function each time: torch's compiler keeps a table of functions and refuses one under two names."""
+    """Return a new no-op function. torch's compiler keeps a table of functions and rejects one function under two
+    names."""
 
     def nothing(*args: Any, **kwargs: Any) -> None: ...
 
@@ -105,7 +106,7 @@ def _nothing(name: str) -> Callable[..., None]:
 
 
 def install() -> None:
-    """Make the CPU answer for CUDA, once, where there is no CUDA."""
+    """Replace CUDA functions by CPU ones, once, if CUDA is not available."""
     global _installed
     if _installed or torch.cuda.is_available():
         return
@@ -113,8 +114,8 @@ def install() -> None:
     cuda: Any = torch.cuda
     cpu = torch.device("cpu")
 
-    # `with torch.device("meta")` knows factories by identity, from a table made at first use: it must know the real
-    # ones, which the wrappers call, or it would pass them over.
+    # `with torch.device("meta")` recognizes factories by identity, in a table that is built at first use. It must hold
+    # the original ones, which the wrappers call; it would ignore wrappers.
     _device_constructors()
     for name in (*_FACTORIES, *_LIKE):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
@@ -150,9 +151,9 @@ def install() -> None:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """While megatron is imported on a CPU, what it would have compiled stays as written.
+    """Disable torch.compile while megatron is imported on a CPU.
 
-    Its small fused functions pay on a GPU only, and the compiler takes seconds to import.
+    Its small fused functions are only useful on a GPU, and the compiler takes seconds to import.
     """
     if torch.cuda.is_available():
         yield

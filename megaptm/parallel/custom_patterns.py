@@ -1,4 +1,4 @@
-"""Patterns of the user's own are code: what they say is compared among the processes of a run before its first step."""
+"""Comparison of custom attention patterns between processes before the first step. Patterns are user code."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from megaptm.spec import ModelSpec
 
 
 def refuse_other_patterns(spec: ModelSpec, lengths: Mapping[str, int]) -> None:
-    """A `UserError` on all ranks, which all call it, where a pattern says on one what it does not say on rank 0: parts
-    of one model would see by different patterns. `lengths`: stack -> places of its rows."""
+    """Raise UserError on all ranks if a pattern differs from that of rank 0 on any rank. All ranks call this.
+
+    Ranks with different patterns would train parts of different models. `lengths`: stack -> sequence length.
+    """
     stacks = spec.family.stacks.items()
     own = sorted({(word, lengths[name]) for name, block in stacks for word in pattern_words(block)})
     if not own:

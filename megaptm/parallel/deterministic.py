@@ -1,4 +1,4 @@
-"""The same bits each time on GPUs, as a CPU gives them anyway: by kernels and collectives that add in one order."""
+"""Bitwise reproducible results on GPUs: kernels and collectives with a fixed order of addition. CPUs have it anyway."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megaptm.errors import UserError
 
 # https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility
 CUBLAS_WORKSPACES = (":4096:8", ":16:8")
-# What switches add up comes in the order in which it arrives.
+# Switches add values in the order of their arrival.
 NCCL_WITHOUT_SWITCHES = "^NVLS,NVLSTree"
 
 
 def use_deterministic_kernels() -> None:
-    """For this process from now on; before anything touches a GPU.
+    """Use deterministic kernels in this process from now on. Must be called before any use of a GPU.
 
-    Raises `UserError` where the environment asks for something else.
+    Raise UserError if environment variables contradict it.
     """
     workspace = os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACES[0])
     if workspace not in CUBLAS_WORKSPACES:
@@ -31,8 +31,8 @@ def use_deterministic_kernels() -> None:
             f"NCCL_ALGO is {algorithms}, with which train.deterministic cannot be, because switches add in any order: "
             f"unset it, or set it to {NCCL_WITHOUT_SWITCHES}."
         )
-    # Attention's fused kernels go by this as well, and an operation that has no such kernel is an error.
+    # Fused attention kernels follow this setting, too. An operation without a deterministic kernel raises an error.
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Fills new tensors with NaN, to find reads of what was never written: a pass over memory for each.
+    # Would fill new tensors with NaN, to find reads of uninitialized memory: one pass over memory each.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

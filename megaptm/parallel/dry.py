@@ -1,8 +1,7 @@
-"""Any rank of any layout, built and run without memory: true shapes, true counts, no numbers.
+"""Dry run: any rank of any layout, built and run without memory; shapes and counts are real, values are not.
 
-The process groups are torch's fake ones, of the full size, whose collectives return at once; weights and activations
-are fake tensors (or `meta` ones), which have a shape and nothing else. So rank 511 of 1,024 of a 175B model takes a
-second.
+The process groups are torch's fake ones of full size, whose collectives return at once. Weights and activations are
+fake tensors (or `meta` tensors), which only have a shape. Rank 511 of 1,024 of a 175B model takes a second.
 """
 
 from __future__ import annotations
@@ -31,16 +30,17 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class DryRank:
-    """What one rank of a layout holds and does."""
+    """Contents and work of one rank of a layout."""
 
     rank: int
     stage: int
     data: int
     tensor: int
     parameters: int
-    """Elements of all its weights, rows that pad the vocabulary among them."""
+    """Elements of all weights, including vocabulary padding."""
     flops: int
-    """Of matrix products in one micro-batch, forward and backward, as torch counts them; nothing computed again."""
+    """FLOPs of matrix products in one micro-batch, forward and backward, as torch counts them, without
+    recomputation."""
 
 
 def dry_run(
@@ -51,7 +51,7 @@ def dry_run(
     batch: BatchSpec,
     ranks: Iterable[int],
 ) -> Iterator[DryRank]:
-    """Build and run the given ranks, on micro-batches of what every sample holds."""
+    """Build and run the given ranks, on micro-batches with the fields of `batch`."""
     for rank in ranks:
         with _world(layout, rank) as place:
             yield _dry_rank(spec, layout, precision, batch, rank, place)
@@ -59,7 +59,7 @@ def dry_run(
 
 @contextmanager
 def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
-    """A world of the layout's size, in which this process is `rank` and nobody else is there."""
+    """Open a world of the layout's size in which this process is `rank` and no other process exists."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=layout.processes, store=FakeStore())  # type: ignore[no-untyped-call]
@@ -77,7 +77,7 @@ def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec,
             name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
             for name, field in batch.fields.items()
         }
-        # The fused kernels of attention are counted otherwise on each device; the plain products are the same on all.
+        # torch counts fused attention kernels differently on each device; unfused products are the same on all.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             for stage in stages:
                 _forward_and_backward(stage, fields, layout)
@@ -92,13 +92,13 @@ def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec,
 
 
 def _without_memory(layout: Layout) -> AbstractContextManager[object]:
-    # Fake tensors say that they are on a CPU, where the loss of one tensor rank asks how many labels there are, which
-    # only numbers can tell; meta tensors are on none, which megatron-core's split embedding does not expect.
+    # Fake tensors claim to be on a CPU, where the loss of one tensor rank reads the number of labels, which needs
+    # values. Meta tensors have no device, which megatron-core's split embedding does not support.
     return torch.device("meta") if layout.tensor == 1 else FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _stages(spec: ModelSpec, layout: Layout, precision: str, place: Ranks) -> list[Stage]:
-    """This rank's chunks as `parallel.stage.build_stages` cuts them, without values."""
+    """Build this rank's chunks as `parallel.stage.build_stages` does, without values."""
     config = transformer_config(spec, layout, CommunicationConfig(), precision, lambda *_, **__: None)
     chunks, made = even_chunks(spec, layout.pipeline * layout.virtual), []
     standard = torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""The engine: a spec and a layout in, training steps out."""
+"""Training engine of stacks of layers: takes a spec and a layout, runs training steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from megaptm.spec import Distillation, ModelSpec
 
 
 class Engine:
-    """A model on this process's place of a layout, with its optimizer."""
+    """Model and optimizer of this rank in a layout."""
 
     def __init__(
         self,
@@ -61,21 +61,17 @@ class Engine:
         teacher: TensorReader | None = None,
         initial_from: Callable[[], InitialFrom] | None = None,
     ) -> None:
-        """`marks`: whether batches say which tokens see all (`global_tokens`). Where none do, maps of these are not
-        trained.
+        """Arguments beyond the spec, layout and optimizer:
 
-        `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
-
-        `timeout_minutes`: how long ranks wait for each other in any collective, as `groups.join` was told.
-
-        `initial_by_name`: parameter -> what makes its first value of the one that it would have.
-
-        `initial_from`: opens what makes the first value of any parameter, of its name and the value that it would have;
-        called where there is no checkpoint to restore.
-
-        `distillation`: what is learned of a `teacher`, a checkpoint, besides.
-
-        An engine that is not `filled` must be, or restored, before its first step.
+        - `marks`: whether batches mark global tokens (`global_tokens`). If not, the projections of global tokens are
+          frozen.
+        - `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
+        - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
+        - `initial_by_name`: parameter -> function from its usual initial value to the one it gets.
+        - `initial_from`: opens a function from a parameter's name and usual initial value to the one it gets. It is
+          called if there is no checkpoint to restore.
+        - `distillation`: settings of distillation from `teacher`, a checkpoint.
+        - `filled`: whether to set initial values now. Otherwise call `fill` or `restore` before the first step.
         """
         if device().type == "cpu":
             keep_freed_memory()
@@ -135,7 +131,7 @@ class Engine:
             for index, stage in enumerate(self.stages)
         ]
         self.pipeline = Pipeline(self.chunks, self.ranks, seed=seed)
-        # Without it, gradients would be summed over data ranks after as many micro-batches as the first step had.
+        # Otherwise gradients would be summed over data ranks after as many micro-batches as in the first step.
         no_sync = [chunk.no_sync for chunk in self.chunks]
         config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
         attach_main_grads((one for stage in self.stages for one in stage.parameters()), overlaps=overlap_grad_reduce)
@@ -145,35 +141,36 @@ class Engine:
             self.fill()
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change the weights of the losses, from the next pass on."""
+        """Change the weights of the losses, starting with the next pass."""
         weights = self._with_teacher(weights)
         self.losses = {name: weights[name] for name in self.losses}
         self._weights = _filled(self.losses.values())
 
     def _with_teacher(self, losses: Mapping[str, float]) -> dict[str, float]:
-        """And those of what a teacher says, where there is one."""
+        """Return the weights with those of the distillation losses, if there is a teacher."""
         return dict(losses) if self._distillation is None else self._distillation.weigh(losses)
 
     def fill(self) -> None:
-        """Begin with the initial weights, a function of the seed."""
+        """Set the initial weights, a function of the seed."""
         initial_from = None if self._initial_from is None else self._initial_from()
         for stage in self.stages:
             fill(stage, seed=self.seed, initial_by_name=self._initial_by_name, initial_from=initial_from)
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """What this process has to write of a checkpoint."""
+        """Yield the tensors that this process writes to a checkpoint."""
         return state.pieces(self)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        """Go on from a checkpoint of any layout, made after `step` steps."""
+        """Continue from a checkpoint of any layout, written after `step` steps."""
         state.restore(self, reader, step=step)
 
     def step(self, microbatches: list[MicroBatch] | None, *, step: int, lr: float) -> StepResult:
-        """One optimizer step over this data rank's micro-batches ([B, ...] each; given on tensor rank 0 only).
+        """Run one optimizer step over this data rank's micro-batches (fields [B, ...]; `microbatches` is None except on
+        tensor rank 0).
 
-        Raises `DivergedError` on every process, and leaves weights and moments as they were, where the loss or a
-        gradient is not finite on any of them; `NothingAskedError` where no loss asks for anything.
+        Raise DivergedError on every process, and leave weights and moments unchanged, if the loss or a gradient is not
+        finite on any of them. Raise NothingAskedError if no loss has a label.
         """
         for chunk in self.chunks:
             chunk.train()
@@ -199,19 +196,19 @@ class Engine:
                 f"step {step + 1} was refused before it changed a weight: its loss is {loss:.6g}"
                 f"{f' ({of_which})' if of_which else ''} and the norm of its gradient {norm}; {REMEDY}"
             )
-        # Not before: a step that is refused has not been, and is not remembered.
+        # Only after the update: a rejected step must not change the recurrence cache.
         for memory in self.memories:
             memory.keep()
         return StepResult(losses, loss, norm, counts)
 
     def _new_memories(self) -> list[RowMemory]:
-        """What each chunk remembers, of a model that does."""
+        """Return an empty recurrence cache per chunk, for models that have one."""
         return [RowMemory(stage.model) for stage in self.stages] if self.spec.remembers else []
 
     @torch.no_grad()
     def evaluate(self, microbatches: list[MicroBatch] | None) -> StepResult:
-        """Losses of micro-batches without dropout, and without learning. What is remembered from one call to the next
-        is not what training remembers."""
+        """Return the losses of micro-batches without dropout and without training. Evaluation has its own recurrence
+        cache, which it keeps between calls."""
         for chunk in self.chunks:
             chunk.eval()
         losses, counts = self._run(self._share(microbatches))
@@ -230,8 +227,8 @@ class Engine:
     def _run(
         self, microbatches: list[MicroBatch], *, step: int | None = None
     ) -> tuple[dict[str, float], dict[str, int]]:
-        """Means and counts of the losses; with a step also its dropout, and gradients."""
-        # The host does not ask for them yet: it would wait for the slowest rank's before it begins to launch anything.
+        """Return means and label counts of the losses. With `step`, use its dropout and compute gradients."""
+        # Not copied to the host yet, which would wait for the slowest rank before launching any work.
         counts = self._global_counts(microbatches)
         memories = self.memories if step is not None else self._held_out
         for stage, memory in zip(self.stages, memories, strict=False):
@@ -248,21 +245,24 @@ class Engine:
         apart = self._compared_apart(microbatches)
         with one_attention_kernel() if apart else nullcontext():
             compared = compare_by_features(self.pipeline, apart, microbatches, step=step)
-            # Without learning, the pass for features has said all that losses of compared rows are.
+            # In evaluation the features pass already gives the value of contrastive losses.
             told = step is None and {*self.losses} == {*apart}
             reduced = [] if told else self.pipeline.run(microbatches, weigh, step=step, backward=step is not None)
         return self._global_means(reduced, counts, compared)
 
     def _compared_apart(self, microbatches: list[MicroBatch]) -> list[str]:
-        """The losses of this step that compare rows of several passes; rows that are all of the batch are compared
-        where they are passed. Of batches of another task, which have no answers to them, none: all ranks have batches
-        of the same task."""
+        """Return the contrastive losses of this step that need the features pass, because their samples span several
+        passes.
+
+        Batches of another task have no labels for them; all ranks have batches of the same task.
+        """
         if len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1:
             return []
         return [name for name in self._compared if any(HEADS[name].answers in batch for batch in microbatches)]
 
     def _global_counts(self, microbatches: list[MicroBatch]) -> Tensor:
-        """How many answers each loss asks for in the global batch: its denominator, known before the first pass."""
+        """Return the number of labels of each loss in the global batch: its denominator, known before the first
+        pass."""
         distill = self.stages[-1].model.distill
 
         def asked(loss: str, batch: MicroBatch) -> Tensor:
@@ -282,19 +282,19 @@ class Engine:
         for terms in reduced:
             total += terms.double()
         for index, name in enumerate(self.losses):
-            if name in compared:  # what was minimized in its place has its gradient, not its value
+            if name in compared:  # the minimized surrogate has the loss's gradient, not its value
                 total[index] = compared[name]
             for inner in self._inner_losses:
                 total[index] += inner.sums.get(name, 0)
         dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
-        # Each is known on the stage that has its head.
+        # Each loss is known only on the stage that has its head.
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         sums, asked = numbers(torch.stack([total, counts.double()]))
         means = {name: value / max(count, 1) for name, value, count in zip(self.losses, sums, asked, strict=True)}
         return means, {name: int(count) for name, count in zip(self.losses, asked, strict=True)}
 
     def _finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
-        # `num_tokens` is of no use here: losses are already divided by the counts of the global batch.
+        # `num_tokens` is not used: losses are already divided by the counts of the global batch.
         for chunk in chunks:
             reduce_untouched(chunk)
         finalize_model_grads(chunks, None)
@@ -302,5 +302,5 @@ class Engine:
 
 
 def _filled(numbers: Iterable[float]) -> Tensor:
-    """By the device: a copy of the host's numbers would make the host wait for all that was launched before it."""
+    """Build a tensor of numbers on the device. A copy from the host would wait for all work launched before it."""
     return torch.stack([torch.full((), number, dtype=torch.float64, device=device()) for number in numbers])

@@ -1,4 +1,4 @@
-"""Process groups of a layout, and where this process stands in them."""
+"""Process groups of a layout, and this process's ranks in them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from megaptm.config import Layout
 from megaptm.errors import UserError
 
 OWN_STREAM = "tensor-rank"
-"""What a tensor rank draws by itself, in megatron-core's tracker; outside of it, all draw the same."""
+"""Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place on each axis of the layout, and the axes' lengths."""
+    """Rank of this process on each axis of the layout, and sizes of the axes."""
 
     world: int
     tensor: int
@@ -35,7 +35,7 @@ class Ranks:
 
 
 def device() -> torch.device:
-    """The device of this process: its GPU, or the CPU."""
+    """Return the device of this process: its GPU, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -48,12 +48,12 @@ def join(
     timeout_minutes: float = 30.0,
     listener: int | None = None,
 ) -> None:
-    """Join the world: NCCL on GPUs, gloo on CPUs; `listener`, of rank 0, is a socket at which MASTER_PORT is open.
+    """Join the world: NCCL on GPUs, gloo on CPUs. `listener`: on rank 0, a socket that already listens at MASTER_PORT.
 
-    A `UserError` where the port is another program's.
+    Raise UserError if another program uses the port.
     """
     if torch.cuda.is_available():
-        # Where each process is shown a GPU of its own (Slurm's --gpus-per-task), it is the first one of all of them.
+        # If each process has only its own GPU visible (Slurm's --gpus-per-task), its index is 0.
         torch.cuda.set_device(local_rank if torch.cuda.device_count() > 1 else 0)
     timeout = timedelta(minutes=timeout_minutes)
     store = None if listener is None else _serve(listener, world, timeout)
@@ -69,7 +69,7 @@ def join(
     except dist.DistNetworkError as error:
         if errno.errorcode[errno.EADDRINUSE] not in str(error):
             raise
-        # Of rank 0 where nobody handed it a listener: srun's, or one that somebody started by hand.
+        # Only on a rank 0 without `listener`: started by srun or by hand.
         raise UserError(
             f"MASTER_PORT ({os.environ.get('MASTER_PORT')}): another program of this machine listens there already, so "
             "the ranks cannot meet: set another one, the same for all ranks, or end that program."
@@ -77,7 +77,7 @@ def join(
 
 
 def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
-    """What the other ranks find by `env://`, at a socket that listens already."""
+    """Return the store that other ranks reach by `env://`, at a socket that already listens."""
     os.set_inheritable(listener, False)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     served = dist.TCPStore(address, port, world, is_master=True, timeout=timeout, master_listen_fd=listener)
@@ -85,7 +85,8 @@ def _serve(listener: int, world: int, timeout: timedelta) -> dist.Store:
 
 
 def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
-    """Build megatron-core's groups for `layout` over the world; callable again for another layout of the same world."""
+    """Build megatron-core's groups for `layout` over the world. May be called again for another layout of the same
+    world."""
     # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     close_groups()
@@ -95,8 +96,8 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         create_gloo_process_groups=False,
         distributed_timeout_minutes=timeout_minutes,
-        # `tied_parameters` sums the copies of a parameter, whichever stages hold them; megatron's rule for the first
-        # and last stage's token tables gets a group of one and so does nothing.
+        # `tied_parameters` sums the copies of a parameter on all stages. megatron's rule for the token tables of the
+        # first and last stage gets a group of one rank and does nothing.
         get_embedding_ranks=lambda ranks, *_: ranks[:1],
     )
     return Ranks(
@@ -111,38 +112,39 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
 
 
 def leave() -> None:
-    """Leave the world, all groups closed."""
+    """Close all groups and leave the world."""
     close_groups()
     dist.destroy_process_group()
 
 
 def close_groups() -> None:
-    """End the groups of the last layout, which megatron-core only forgets: gloo has threads for each, which wake a
-    hundred times a second."""
-    # By megatron-core's private list: its public `destroy_model_parallel` sets names to None and destroys gloo's groups
-    # alone, its getters return a part of the groups, and torch's public `destroy_process_group` ends one or the world.
+    """Destroy the groups of the last layout. megatron-core only drops its references, but each gloo group has threads
+    that wake up a hundred times per second."""
+    # Uses megatron-core's private list. Its public `destroy_model_parallel` sets names to None and destroys only gloo
+    # groups, its getters return only some groups, and torch's public `destroy_process_group` destroys one group or the
+    # world.
     if parallel_state.model_parallel_is_initialized():
-        made = [group for group in parallel_state._global_process_group_list if group is not None]  # None: the world
+        made = [group for group in parallel_state._global_process_group_list if group is not None]  # None is the world
         parallel_state.destroy_model_parallel()
         for group in made:
             dist.destroy_process_group(group)
 
 
 def seed_step(seed: int, step: int, ranks: Ranks) -> None:
-    """Set every random stream of this process for one step.
+    """Seed all random generators of this process for one step.
 
-    Dropout is a function of (run seed, step, data rank, stage) and, where ranks hold different slices, of the tensor
-    rank: nothing about generators has to be stored to continue a run bit for bit on its layout. On another layout the
-    masks are other draws: fused attention takes one seed for all rows of a micro-batch, so that masks cannot follow
-    from samples.
+    Dropout is a function of (run seed, step, data rank, stage) and, if tensor ranks hold different slices, of the
+    tensor rank. No generator state is stored to resume bitwise on the same layout. Another layout has other dropout
+    masks: fused attention takes one seed for all samples of a micro-batch, so masks cannot depend on the sample.
     """
     torch.cuda.manual_seed(stream_seed(seed, step, ranks.data, ranks.pipeline))
-    # Not by megatron-core's own function, which adds the tensor rank to one seed: streams of neighbors would coincide.
+    # megatron-core's own function adds the tensor rank to one seed, so streams of neighbors would coincide.
     tracker = get_cuda_rng_tracker()
     tracker.reset()
     tracker.add(OWN_STREAM, stream_seed(seed, step, ranks.data, ranks.pipeline, ranks.tensor))
 
 
 def stream_seed(*key: int) -> int:
-    """64 bits for (run seed, step, data rank, stage), or those and the tensor rank: a hash, so none is near another."""
+    """Return a 64-bit seed of (run seed, step, data rank, stage) and optionally the tensor rank. Hashed, so that seeds
+    are never close."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""First values of parameters that are those of a checkpoint of the same model."""
+"""Initial values from a checkpoint of the same model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
 
 InitialFrom = Callable[[str, Tensor], Tensor]
-"""The first value of a parameter, of its name and of the value that it would have."""
+"""Function from a parameter's name and usual initial value to the value it gets."""
 
 
 def weights_of(reader: TensorReader) -> InitialFrom:
-    """What makes the first value of a parameter, by its name, of the one that it would have: the checkpoint's, or that
-    one where the checkpoint has none."""
+    """Return a function that reads initial values from a checkpoint. Parameters absent there get their usual value."""
     kept = {*reader.names()}
 
     def initial_from(name: str, usual: Tensor) -> Tensor:

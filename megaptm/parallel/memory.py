@@ -1,11 +1,11 @@
-"""What layers remember from step to step, by row of the global batch (Transformer-XL's and XLNet's memory).
+"""Recurrence caches of layers, by sample of the global batch (Transformer-XL and XLNet).
 
-Each data rank has its own rows. Each tensor rank has all that they remember, also where it holds a slice of the
-sequence: its heads ask all of it for keys, so that slices would be gathered in every layer of every pass; and they
-would have to be of one length. Evaluation has a memory of its own.
+Each data rank caches its own samples. Each tensor rank caches full sequences, even with sequence parallelism: its heads
+need keys of all cached positions, so every layer would gather slices, and the slices would need equal lengths.
+Evaluation has its own cache.
 """
 
-# R rows of this data rank, M places that are remembered, D width
+# R samples of this data rank, M cached positions, D width
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from megaptm.models.model import Model
 from megaptm.parallel.groups import Ranks
 
 FILLED = "memory/filled"
-"""Tensor in checkpoints, int64 [rows]: how many of the places are there."""
+"""Checkpoint tensor, int64 [R]: number of cached positions that are filled."""
 
 
 class RowMemory:
-    """Of one chunk of the model. A pass reads what was and notes what is new, which counts once it is kept."""
+    """Recurrence cache of one chunk of the model. A pass reads the cache and notes new states; `keep` stores them."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -36,7 +36,8 @@ class RowMemory:
         self._next = 0
 
     def begin(self, rows: int, *, anew: bool = False) -> None:
-        """A pass begins over so many rows, which are those of the pass before; with `anew` they may be others."""
+        """Start a pass over `rows` samples, which continue those of the last pass. With `anew` their number may
+        change."""
         self._moved, self._next = [], 0
         if self.filled is None or (anew and len(self.filled) != rows):
             self.forget(rows)
@@ -47,7 +48,7 @@ class RowMemory:
             )
 
     def forget(self, rows: int) -> None:
-        """Nothing is remembered of any of so many rows."""
+        """Empty the cache, for `rows` samples."""
         pasts = self.model.empty_pasts(rows)
         self.states = {
             (stack, layer): state.transpose(0, 1).contiguous()
@@ -57,7 +58,7 @@ class RowMemory:
         self.filled = next((past.filled for past in pasts.values()), None)
 
     def of_rows(self, rows: int) -> dict[str, Past]:
-        """Stack -> what is remembered of the next so many rows."""
+        """Return the cache of the next `rows` samples of the pass, by stack."""
         if not self.states:
             return {}
         assert self.filled is not None
@@ -70,11 +71,11 @@ class RowMemory:
         return pasts
 
     def note(self, pasts: dict[str, Past]) -> None:
-        """These rows have been read."""
+        """Note the new states of samples that were just read."""
         self._moved.append({stack: past.moved_on() for stack, past in pasts.items()})
 
     def keep(self) -> None:
-        """What was noted counts from now on: where the step is refused, it never does."""
+        """Store the noted states. Not called after a rejected step."""
         first = 0
         for pasts in self._moved:
             for stack, past in pasts.items():
@@ -87,7 +88,7 @@ class RowMemory:
         self._moved = []
 
     def pieces(self, ranks: Ranks, *, first: bool) -> Iterator[TensorPiece]:
-        """For a checkpoint; of the `first` chunk also what all know."""
+        """Yield the checkpoint tensors of this rank; `first`: whether to include those common to all chunks."""
         if ranks.tensor > 0 or self.filled is None:
             return
         rows = len(self.filled)
@@ -103,7 +104,7 @@ class RowMemory:
             yield piece(FILLED, self.filled)
 
     def restore(self, reader: TensorReader, ranks: Ranks) -> None:
-        """The rows of this data rank, whoever wrote them."""
+        """Read the samples of this data rank from a checkpoint of any layout."""
         if FILLED not in reader.names():
             return
         mine = reader.shape(FILLED)[0] // ranks.data_size

@@ -1,4 +1,4 @@
-"""One pass of a step's micro-batches through the stages of the model, and losses on stages that are not the last."""
+"""Passes of micro-batches through the pipeline stages, and losses on stages other than the last."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from megaptm.parallel.groups import Ranks, seed_step
 
 
 class Pipeline:
-    """This rank's chunks of the model, in the order of its stages, and megatron-core's schedules over them."""
+    """This rank's chunks in stage order, run by megatron-core's schedules."""
 
     def __init__(self, chunks: Sequence[DistributedDataParallel], ranks: Ranks, *, seed: int) -> None:
         self.chunks, self.ranks, self.seed = [*chunks], ranks, seed
 
     @property
     def last(self) -> Model:
-        """The model's part on the last of the chunks."""
+        """Model part of this rank's last chunk."""
         model: Model = self.chunks[-1].module.model
         return model
 
@@ -37,8 +37,11 @@ class Pipeline:
         backward: bool,
         **options: Any,
     ) -> list[Any]:
-        """All micro-batches ([B, ...] each); on the last stage, what `reduce` keeps of each one's output. With a step
-        also its dropout; `options` are those of the model's forward."""
+        """Run all micro-batches (fields [B, ...]) and return, on the last stage, the values that `reduce` keeps of each
+        output.
+
+        With `step`, dropout is that of the step. `options` are passed to the model's forward.
+        """
         if step is not None:
             seed_step(self.seed, step, self.ranks)
         for chunk in self.chunks:
@@ -47,7 +50,7 @@ class Pipeline:
         def forward_step(iterator: Iterator[MicroBatch], chunk: Any) -> tuple[Any, Any]:
             return chunk(next(iterator), **options), reduce
 
-        # Of the one stream that travels between stages: all stacks' lie end to end.
+        # Length of the tensor sent between stages: the sequences of all stacks are concatenated.
         length = sum(stream_lengths(microbatches[0], self.last.spec.family).values())
         kept: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -62,17 +65,18 @@ class Pipeline:
 
 
 def no_tokens(like: Tensor) -> Tensor:
-    """What schedules would divide by, if losses were not divided already."""
+    """Return a zero token count, by which schedules would divide; losses are already divided."""
     return torch.zeros((), dtype=torch.int, device=like.device)
 
 
 class _WithLoss(torch.autograd.Function):
-    """The stream as it is; backward, its gradient for it and 1 for the loss."""
+    """Return the hidden states unchanged. In the backward pass, pass on their gradient, and 1 as the gradient of the
+    loss."""
 
     @staticmethod
     def forward(ctx: Any, stream: Tensor, loss: Tensor) -> Tensor:
         ctx.save_for_backward(torch.ones_like(loss))
-        return stream.clone()  # a schedule frees what it has sent, and no view of something else
+        return stream.clone()  # a schedule frees the tensor it has sent, so it must not be a view
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -81,12 +85,12 @@ class _WithLoss(torch.autograd.Function):
 
 
 class InnerLosses:
-    """Losses of heads that are not on the last chunk: what such a chunk's `Model.add_losses` is, summed over the
-    micro-batches of a pass.
+    """Losses of heads on chunks other than the last (`Model.add_losses` of such a chunk), summed over the micro-batches
+    of a pass.
 
-    A schedule hands on one tensor and waits for its gradient. So a loss is hung on that tensor, which it does not
-    change: when its gradient comes back, the loss's own begins, with a scale that is known before the pass, as for all
-    losses.
+    A schedule sends one tensor and waits for its gradient. The loss is attached to that tensor without changing it.
+    When the gradient arrives, the backward pass of the loss starts, with a scale that is known before the pass, as for
+    all losses.
     """
 
     def __init__(self) -> None:
@@ -94,7 +98,7 @@ class InnerLosses:
         self._scales: Mapping[str, Tensor] = {}
 
     def begin(self, scales: Mapping[str, Tensor]) -> None:
-        """A pass begins, in which each loss counts with this scale."""
+        """Start a pass with these scales of the losses."""
         self.sums, self._scales = {}, scales
 
     def __call__(self, stream: Tensor, losses: dict[str, Loss]) -> Tensor:

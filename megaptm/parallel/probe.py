@@ -1,4 +1,4 @@
-"""How fast the devices of a node multiply, and the links between nodes carry; one process on each node."""
+"""Speed measurements of a node's devices and of the links between nodes, with one process per node."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from megaptm.parallel.groups import device
 
 SECONDS = 1.0
 ROUNDS = 4
-"""Partners that each node exchanges messages with, at most."""
+"""Largest number of partners with which each node exchanges messages."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def product_rates(precision: str) -> list[float]:
-    """FLOP/s of large products on each device of this node, one after the other."""
+    """Return the FLOP/s of large matrix products on each device of this node, measured one after the other."""
     if not torch.cuda.is_available():
         return [product_rate(torch.device("cpu"), DTYPES[precision], size=1024)]
     devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
@@ -26,7 +26,7 @@ def product_rates(precision: str) -> list[float]:
 
 
 def product_rate(where: torch.device, dtype: torch.dtype, *, size: int) -> float:
-    """FLOP/s of products of two square matrices, for about a second."""
+    """Return the FLOP/s of products of two square matrices, measured for about a second."""
     left, right = (torch.randn(size, size, device=where).to(dtype) for _ in range(2))
     out = torch.empty(size, size, device=where, dtype=dtype)
     timed(lambda: torch.mm(left, right, out=out), where, times=2)
@@ -38,17 +38,18 @@ def product_rate(where: torch.device, dtype: torch.dtype, *, size: int) -> float
 
 
 def all_reduce_rate() -> float:
-    """Bytes a second that each node sends and receives in sums of large messages over all nodes."""
+    """Return the bytes per second that each node sends and receives in an all-reduce of large messages over all
+    nodes."""
     message, world = large_message(), dist.get_world_size()
     timed(lambda: dist.all_reduce(message), device(), times=1)
     dist.barrier()
     seconds = timed(lambda: dist.all_reduce(message), device(), times=4) / 4
-    # What a sum in a ring costs: all but one part of the message goes round twice.
+    # Traffic of a ring all-reduce: all but one part of the message go around twice.
     return 2 * (world - 1) / world * message.nbytes / seconds
 
 
 def pair_rates() -> dict[int, float]:
-    """Partner -> bytes a second in each direction, all pairs of a round at once."""
+    """Return partner -> bytes per second in each direction, with all pairs of a round at once."""
     send, receive = large_message(), large_message()
     rates = {}
     for pairs in rounds(dist.get_world_size()):
@@ -62,10 +63,10 @@ def pair_rates() -> dict[int, float]:
 
 
 def rounds(world: int) -> Iterator[dict[int, int]]:
-    """A tournament's first rounds, rank -> partner: nobody meets another twice.
+    """Yield the first rounds of a round-robin tournament as rank -> partner; no pair meets twice.
 
-    A link or node that is slow slows all its pairs; a good one has a fast pair as soon as it meets another good one. So
-    a few rounds tell them apart, however many nodes there are.
+    A slow link or node slows down all its pairs, and a good node has a fast pair when it meets another good one. A few
+    rounds distinguish them for any number of nodes.
     """
     places: list[int | None] = [*range(world), *([None] if world % 2 else [])]
     for _ in range(min(ROUNDS, len(places) - 1)):
@@ -75,20 +76,20 @@ def rounds(world: int) -> Iterator[dict[int, int]]:
 
 
 def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int) -> None:
-    """Both ways at once."""
+    """Send and receive at the same time."""
     both = [dist.P2POp(dist.isend, send, partner), dist.P2POp(dist.irecv, receive, partner)]
     for work in dist.batch_isend_irecv(both):
         work.wait()
 
 
 def large_message() -> torch.Tensor:
-    """So large that its time is all bandwidth."""
+    """Return a message that is large enough for its time to depend only on bandwidth."""
     mebibytes = 512 if torch.cuda.is_available() else 16
     return torch.ones(mebibytes << 18, device=device())
 
 
 def timed(work: Callable[[], object], where: torch.device, *, times: int) -> float:
-    """Seconds that it takes so many times."""
+    """Return the seconds of `times` calls."""
     begin = time.perf_counter()
     for _ in range(times):
         work()

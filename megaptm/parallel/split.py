@@ -1,4 +1,4 @@
-"""Puts megatron-core's modules in the place of ours, following the word `split` on each."""
+"""Replacement of the model's modules by megatron-core's, as the attribute `split` of each module defines."""
 
 # S sequence, B batch, D width, N rows of hidden states, V vocabulary
 
@@ -37,26 +37,26 @@ from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, su
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
-# Which axis of a weight is divided over tensor ranks, by the word on its module.
+# Axis of a weight that tensor ranks divide, by the `split` of its module.
 AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "shared": None, "none": None}
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a local parameter lies in the whole model's parameter of the same name."""
+    """Position of a local parameter in the full parameter of the same name."""
 
     name: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     axis: int | None
-    """The divided axis; None when every tensor rank holds the whole."""
+    """Divided axis; None if every tensor rank holds the full parameter."""
     matrices: int = 1
-    """That are one here, each `turn` rows of one before as many of the next: of a linear map, as its brick says."""
+    """Number of matrices that are interleaved in this one, `turn` rows of each in turn (`Map` of the brick)."""
     turn: int = 1
 
 
 class ColumnSplit(ColumnParallelLinear):
-    """Linear whose output features are divided."""
+    """Linear layer whose output features are divided."""
 
     def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -72,7 +72,7 @@ class ColumnSplit(ColumnParallelLinear):
 
 
 class RowSplit(RowParallelLinear):
-    """Linear whose input features are divided; outputs are summed (or summed and split along the sequence)."""
+    """Linear layer whose input features are divided; outputs are summed, or reduce-scattered along the sequence."""
 
     def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -90,9 +90,9 @@ class RowSplit(RowParallelLinear):
 
 
 class SharedLinear(nn.Linear):
-    """Linear that each rank has whole, and whose outputs each uses in a way of its own: their gradient is summed.
+    """Replicated linear layer whose outputs each rank uses differently, so that their gradients are summed.
 
-    On a split sequence each rank maps its slice, and the narrow outputs are gathered, not the wide inputs.
+    With sequence parallelism each rank projects its slice and gathers the narrow outputs, not the wide inputs.
     """
 
     def __init__(self, whole: Linear, *, sequence_parallel: bool) -> None:
@@ -121,8 +121,8 @@ class VocabularySplitTokenLoss(nn.Module):
             allreduce_dgrad=True,
             sequence_parallel=False,
         )
-        # The padding lies at the end of the table, so on the last ranks. In place: a product's backward pass does not
-        # need its output.
+        # Padding is at the end of the table, so on the last ranks. In-place is safe: the backward pass of a product
+        # does not need its output.
         columns = weight_VD.shape[0]
         logits_NV[..., max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
         return logits_NV
@@ -131,7 +131,7 @@ class VocabularySplitTokenLoss(nn.Module):
         counted = labels_N != IGNORED
         logits_NV = self.local_logits(hidden_ND, weight_VD, bias_V)
         z_loss, smoothing = (self.z_loss, self.label_smoothing) if self.training else (0.0, 0.0)
-        # Before the cross-entropy, which writes into the logits.
+        # Before the cross-entropy, which overwrites the logits.
         normalizer_N = _normalizer(logits_NV) if z_loss or smoothing else None
         sums_N = self._sums(logits_NV) if smoothing else None
         losses_N = vocab_parallel_cross_entropy(logits_NV.unsqueeze(1), labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -142,14 +142,15 @@ class VocabularySplitTokenLoss(nn.Module):
         return (losses_N * counted).sum()
 
     def _sums(self, logits_NV: Tensor) -> Tensor:
-        """The sum [N] of the logits of all tokens, of which each rank has some; none of those that pad the table."""
+        """Return the sum [N] of the logits of all tokens over ranks, without vocabulary padding."""
         real = max(0, self.vocabulary - self.rank * logits_NV.shape[-1])
         total_N: Tensor = reduce_from_tensor_model_parallel_region(logits_NV[:, :real].sum(-1, dtype=torch.float32))
         return total_N
 
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
-        """As `TokenLoss.draw`: the rank in whose slice the number falls says the token."""
+        """Sample tokens as `TokenLoss.draw` does: the rank whose slice contains the random number determines the
+        token."""
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         drawn = []
         for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
@@ -172,7 +173,7 @@ class VocabularySplitTokenLoss(nn.Module):
 
 
 def _normalizer(logits_NV: Tensor) -> Tensor:
-    """The logarithm [N] of the sum of all exponentials, of which each rank has some."""
+    """Return the logarithm [N] of the sum of exponentials over all ranks."""
     largest_N = logits_NV.detach().amax(-1).float()
     dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=get_tensor_model_parallel_group())
     sums_N = (logits_NV.float() - largest_N[:, None]).exp().sum(-1)
@@ -181,7 +182,7 @@ def _normalizer(logits_NV: Tensor) -> Tensor:
 
 
 def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
-    """Divide `model` over `ranks` tensor ranks in place; returns where each of its parameters lies in the whole."""
+    """Divide `model` over `ranks` tensor ranks in place; return the placement of each parameter."""
     placements = {name: _place(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
     if ranks > 1:
         _swap(model, config, ranks, rank)
@@ -207,10 +208,11 @@ def _largest_of_tensor_ranks(x: Tensor) -> None:
 
 
 def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int) -> None:
-    """What stacks do with what is no layer's."""
+    """Set how stacks handle tensors that are not divided by a layer."""
     for module in model.modules():
         if isinstance(module, Stack) and not sequence_parallel:
-            # On a split sequence gradients of what is whole are summed anyway (`_mark_sequence_parallel`).
+            # With sequence parallelism gradients of replicated parameters are summed anyway
+            # (`_mark_sequence_parallel`).
             module.copy_to_tensor_ranks = copy_to_tensor_model_parallel_region
         if isinstance(module, (Stack, Convolution)) and sequence_parallel:
             module.scatter_sequence = lambda x: x.chunk(ranks)[rank]
@@ -224,14 +226,15 @@ def _set_stacks(model: Model, *, sequence_parallel: bool, ranks: int, rank: int)
 
 
 def mark_parameters(model: Model, config: ModelParallelConfig, placements: dict[str, Placement]) -> None:
-    """Tell megatron-core which parameters are slices; once they have memory, for on the meta device they are others."""
+    """Mark for megatron-core which parameters are slices. Call this after memory is allocated: `to_empty` replaces
+    parameters of the meta device."""
     _mark_tensor_parallel(model, placements)
     if config.sequence_parallel:
         _mark_sequence_parallel(model, placements)
 
 
 def _gather_for_replicated_heads(x_SBD: Tensor) -> Tensor:
-    # The heads compute the same on every tensor rank, so each rank's gradient is whole: split it back, do not sum.
+    # Heads compute the same on every tensor rank, so each rank has the full gradient: split it, do not sum it.
     return gather_from_sequence_parallel_region(x_SBD, tensor_parallel_output_grad=False)
 
 
@@ -290,8 +293,8 @@ def _mark_tensor_parallel(model: Model, placements: dict[str, Placement]) -> Non
 
 
 def _mark_sequence_parallel(model: Model, placements: dict[str, Placement]) -> None:
-    # Inside a stack, and on the way to it, each rank sees a slice of the sequence, so what is not divided gets only the
-    # gradient of that slice.
+    # Each rank processes a slice of the sequence in a stack and before it, so parameters that are not divided only get
+    # the gradient of that slice.
     for path, module in model.named_modules():
         if isinstance(module, Stack) or path.endswith("widen"):
             for name, parameter in module.named_parameters(prefix=path):

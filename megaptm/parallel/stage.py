@@ -1,4 +1,4 @@
-"""A stage chunk: a chunk of the model, on this rank's slice of every weight, as megatron-core's schedules see it."""
+"""Pipeline chunk with this rank's slice of every weight, in the form that megatron-core's schedules expect."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Output = Tensor | dict[str, tuple[Tensor, Tensor]] | dict[str, Tensor]
 
 
 class Stage(MegatronModule):
-    """What a schedule needs around a chunk: where its input comes from, and the names megatron-core looks up."""
+    """Wrapper of a chunk with the attributes that megatron-core needs, and the input that a schedule sets."""
 
     model_type = ModelType.encoder_or_decoder
-    # Copies of one parameter on several stages are summed by `TiedParameters`, whatever they are; megatron's own rule
-    # knows only of the first and last stage's token table.
+    # `TiedParameters` sums all copies of one parameter on several stages. megatron's own rule only handles the token
+    # table of the first and last stage.
     share_embeddings_and_output_weights = False
 
     def __init__(self, model: Model, config: TransformerConfig, placements: dict[str, Placement], chunk: int) -> None:
@@ -46,9 +46,9 @@ class Stage(MegatronModule):
         self.vp_stage = chunk
         self._input: Tensor | None = None
         self.memory: RowMemory | None = None
-        """What layers remember from pass to pass, of models that do."""
+        """Recurrence cache, for models that have one."""
         self.teachers: tuple[Model, ...] = ()
-        """Who reads the same batches, if anybody: in a tuple, so that its weights are none of the stage's."""
+        """Teacher of the same batches, if any. A tuple, so that its weights are not registered as the stage's."""
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         self._input = tensors[0]
@@ -70,7 +70,7 @@ class Stage(MegatronModule):
 def transformer_config(
     spec: ModelSpec, layout: Layout, communication: CommunicationConfig, precision: str, finalize: Callable[..., None]
 ) -> TransformerConfig:
-    """megatron-core's configuration of the same model and layout."""
+    """Return megatron-core's configuration of the same model and layout."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     return TransformerConfig(
         num_layers=spec.layers,
@@ -90,13 +90,13 @@ def transformer_config(
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        # Losses arrive divided by the counts of the whole global batch, so gradients are summed, never averaged.
+        # Losses are already divided by the counts of the global batch, so gradients are summed, never averaged.
         calculate_per_token_loss=True,
         batch_p2p_comm=communication.batch_p2p_comm,
-        # For a fault of torch before 2.0; it would make the host wait for the device after every message.
+        # Workaround for a bug of torch before 2.0; the host would wait for the device after every message.
         batch_p2p_sync=False,
         overlap_p2p_comm=communication.overlap_p2p_comm,
-        # What is still being sent must stay: over gloo, freed outputs arrived as other numbers.
+        # Tensors in flight must not be freed: with gloo, freed outputs arrived with wrong values.
         deallocate_pipeline_outputs=layout.pipeline > 1 and not communication.overlap_p2p_comm,
         finalize_model_grads_func=finalize,
     )
@@ -113,9 +113,9 @@ def build_stages(
     kernel: str = AUTO,
     distillation: Distillation | None = None,
 ) -> list[Stage]:
-    """This rank's chunks, in order along the pipeline; what their weights hold is not decided.
+    """Return this rank's chunks in pipeline order, with uninitialized weights.
 
-    Chunk c of stage p is chunk c * pipeline + p of the model: with one a stage, chunk p.
+    Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
     chunks = even_chunks(spec, layout.pipeline * layout.virtual)
     mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
@@ -157,7 +157,7 @@ def _build(
     for module in model.modules():
         if isinstance(module, Stack):
             module.remember_draws = remember_draws
-            if layout.recompute == "full":  # reversible layers are computed again anyway
+            if layout.recompute == "full":  # reversible layers are recomputed anyway
                 module.run_layer = recompute
     return Stage(model, config, placements, chunk)
 
@@ -170,7 +170,7 @@ def fill(
     initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     initial_from: InitialFrom | None = None,
 ) -> None:
-    """Give every parameter its initial value, or what is made of that: of some by name, and of any by its name."""
+    """Set every parameter to its initial value, or to the result of `initial_by_name` and `initial_from` for it."""
     for place, parameter in stage.placed_parameters():
         value = initial_value(stage.model.spec, place.name, place.shape, seed)
         if initial_by_name and place.name in initial_by_name:
@@ -181,12 +181,12 @@ def fill(
 
 
 def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
-    """Run a layer keeping only its inputs; its activations are computed again in the backward pass, same dropout."""
+    """Run a layer and keep only its inputs. The backward pass recomputes its activations with the same dropout."""
     return recompute_in_backward(layer, False, *arguments)
 
 
 def remember_draws() -> Again:
-    """From here on, in all streams of this rank."""
+    """Save the state of all random streams of this rank; return a context that repeats their draws from here."""
     states = random._get_all_rng_states()
 
     @contextmanager
@@ -199,13 +199,13 @@ def remember_draws() -> Again:
 
 
 def block(whole: Tensor, place: Placement, shape: tuple[int, ...]) -> Tensor:
-    """The slice of a whole tensor that lies at `place`."""
+    """Return the slice of a full tensor that `place` describes."""
     return whole[tuple(slice(start, start + length) for start, length in zip(place.offset, shape, strict=True))]
 
 
 class MainGrad:
-    """The `gradient_sum` of a parameter (`layers.accumulate`): megatron-core's `main_grad`, a float32 tensor to which
-    the gradients of all micro-batches are added."""
+    """`gradient_sum` of a parameter (`layers.accumulate`): megatron-core's `main_grad`, a float32 tensor to which the
+    gradients of all micro-batches are added."""
 
     def __init__(self, parameter: nn.Parameter, *, overlaps: bool) -> None:
         self._parameter, self._overlaps = parameter, overlaps
@@ -215,22 +215,25 @@ class MainGrad:
         return self._parameter.main_grad  # type: ignore[attr-defined]
 
     def added(self) -> Tensor | None:
-        """Where gradients are reduced during the backward pass, it waits to see one for every parameter: it gets one
-        whose values nobody reads."""
+        """Mark the gradient as added. With overlap, megatron-core waits for a gradient of every parameter: return a
+        placeholder whose values are not used."""
         self._parameter.grad_added_to_main_grad = True  # type: ignore[attr-defined]
         return torch.empty_like(self._parameter) if self._overlaps else None
 
 
 def attach_main_grads(parameters: Iterable[nn.Parameter], *, overlaps: bool) -> None:
-    """Let the modules of these parameters add to their `main_grad`; `overlaps`: reduced during the backward pass."""
+    """Let the modules of these parameters add to their `main_grad`. `overlaps`: gradients are reduced during the
+    backward pass."""
     for parameter in parameters:
         parameter.gradient_sum = MainGrad(parameter, overlaps=overlaps)  # type: ignore[attr-defined]
 
 
 def reduce_untouched(chunk: DistributedDataParallel) -> None:
-    """Where gradients are reduced during the backward pass: send off what waits for parameters that nothing in this
-    step asked, whose gradient is the zero that it began with. All data ranks are asked the same, and so send in the
-    same order."""
+    """Reduce buckets that still wait for parameters that this step did not use; their gradient is zero. Only if
+    gradients are reduced during the backward pass.
+
+    All data ranks use the same parameters and therefore reduce in the same order.
+    """
     for group in chunk.bucket_groups if chunk.ddp_config.overlap_grad_reduce else ():
         for parameter in {*group.params} - group.per_param_grad_ready_counts.keys():
             group.register_grad_ready(parameter)

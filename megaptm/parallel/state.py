@@ -1,9 +1,10 @@
-"""What an engine has to remember - weights, and what the optimizer knows of them - as named pieces of whole tensors.
+"""State of an engine - weights and optimizer state - as named pieces of full tensors.
 
-Names: `weight/<parameter>` (fp32: the master copy where the model runs in bf16), and what the update rule knows of the
-weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW; `memory/<stack>.<layer>`, what layers remember, by
-row of the global batch. The same names and shapes for every layout, so that
-any layout reads what any other wrote.
+- `weight/<parameter>`: float32; the master copy if the model runs in bf16.
+- Optimizer state of a weight: `exp_avg/<parameter>`, `exp_avg_sq/<parameter>` of AdamW.
+- `memory/<stack>.<layer>`: recurrence cache, by sample of the global batch.
+
+Names and shapes are the same for every layout, so that any layout reads checkpoints of any other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def pieces(engine: Engine) -> Iterator[TensorPiece]:
-    """The pieces this process has to write: each element of each tensor comes from exactly one process."""
+    """Yield the pieces that this process writes; each element of each tensor is written by exactly one process."""
     for part in engine.optimizer.parts:
         if getattr(part.parameter, "shared", False):
             continue
@@ -38,8 +39,8 @@ def pieces(engine: Engine) -> Iterator[TensorPiece]:
 
 
 def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
-    """Set weights and what is known of them from a checkpoint of any layout, and what is remembered of rows; `step`
-    updates have been made to them."""
+    """Restore weights, optimizer state and recurrence caches from a checkpoint of any layout, written after `step`
+    updates."""
     with torch.no_grad():
         for part in engine.optimizer.parts:
             place = part.place
@@ -47,7 +48,7 @@ def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
             part.parameter.copy_(weight)
             if part.master is not None:
                 part.master.copy_(weight if part.span is None else weight.reshape(-1)[slice(*part.span)])
-            if step > 0:  # an imported model, at step 0, has nothing but weights
+            if step > 0:  # an imported model, at step 0, has only weights
                 for kind, tensor in _state_tensors(engine, part).items():
                     if tensor.like != "weight" or part.master is not None:
                         known = _read(reader, part, kind, tensor).to(part.key.device, copy=True)
@@ -59,13 +60,13 @@ def restore(engine: Engine, reader: TensorReader, *, step: int) -> None:
 
 
 def _state_tensors(engine: Engine, part: TensorPart) -> Mapping[str, StateTensor]:
-    """Nothing of what is not trained."""
+    """Return the optimizer state tensors of a part; none if it is not trained."""
     settings = engine.optimizer.settings
     return RULES[settings.name].remembers(settings, part) if part.parameter.requires_grad else {}
 
 
 def _slices(engine: Engine, part: TensorPart) -> Iterator[TensorPiece]:
-    """The weight, and what has a number for each of its elements."""
+    """Yield the weight, and state with one value per element of it."""
     place, ranks = part.place, engine.ranks
     if (place.axis is None and ranks.tensor > 0) or (part.span is None and ranks.data > 0):
         return
@@ -88,19 +89,20 @@ def _slices(engine: Engine, part: TensorPart) -> Iterator[TensorPiece]:
 
 
 def _remembered(engine: Engine, part: TensorPart, kind: str, tensor: StateTensor, shape: tuple[int, ...]) -> Tensor:
-    """What the rule knows; before the first step it may know nothing."""
+    """Return a state tensor of the rule, or its initial value before the first step."""
     found: Tensor | None = engine.optimizer.rule.state.get(part.key, {}).get(kind)
     return torch.full(shape, tensor.start, device=part.key.device) if found is None else found
 
 
 def _writes_factor(engine: Engine, part: TensorPart, tensor: StateTensor) -> bool:
-    """Data ranks have the same, and tensor ranks, too, unless they divide just these rows or columns."""
+    """Whether this process writes row or column state. Data ranks have copies, and so have tensor ranks, unless they
+    divide this axis."""
     divided = part.place.axis == (0 if tensor.like == "rows" else 1)
     return engine.ranks.data == 0 and (divided or engine.ranks.tensor == 0)
 
 
 def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box]:
-    """The shape of what is known by rows or by columns of a whole tensor, and which of it is known here."""
+    """Return the shape of row or column state of the full tensor, and the box that this rank holds."""
     if tensor.like == "rows":
         return (part.place.shape[0],), Box((part.place.offset[0],), (part.length,))
     offset = part.place.offset[1] if part.place.axis == 1 else 0
@@ -108,7 +110,7 @@ def _factor(part: TensorPart, tensor: StateTensor) -> tuple[tuple[int, ...], Box
 
 
 def _read(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor) -> Tensor:
-    """As much of a tensor as is held here: with many data ranks a small part of the slice."""
+    """Read the elements of a tensor that this rank holds: with many data ranks a small part of the slice."""
     name, shape = f"{kind}/{part.place.name}", tuple(part.parameter.shape)
     if tensor.like != "weight":
         _, box = _factor(part, tensor)

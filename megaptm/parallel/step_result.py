@@ -1,4 +1,4 @@
-"""What a step of any engine gives, and what may be wrong with it."""
+"""Result of a step of any engine, and its errors."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ REMEDY = (
 
 
 class DivergedError(UserError):
-    """A loss or a gradient is not a finite number; nothing later can be trusted."""
+    """A loss or gradient is not finite; later steps would be meaningless."""
 
 
 class NothingAskedError(UserError):
-    """No sample of a step has a label: there is nothing to learn, and the weights are as they were."""
+    """No sample of a step has a label. The weights are unchanged."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did; the same on every process."""
+    """Result of a step, the same on every process."""
 
     losses: dict[str, float]
-    """Mean of each loss over what was asked in the global batch."""
+    """Mean of each loss over its labels in the global batch."""
     loss: float
-    """Their weighted sum: what was minimised."""
+    """Weighted sum of the losses: the minimized value."""
     gradient_norm: float | None
-    """None where weights move so often within a step that it has no one gradient."""
+    """None if weights are updated many times within a step, so that there is no single gradient."""
     counts: dict[str, int]

@@ -1,4 +1,4 @@
-"""The teacher of a run: a whole model on the layout's tensor ranks, which reads each micro-batch and learns nothing."""
+"""Teacher of a run: a full model on the layout's tensor ranks that reads each micro-batch and is not trained."""
 
 from __future__ import annotations
 
@@ -28,29 +28,32 @@ def build_teacher(
     marks: bool = False,
     kernel: str = AUTO,
 ) -> Model:
-    """This rank's part of it, frozen, with the weights of a checkpoint of any layout."""
+    """Return this rank's part of the teacher, frozen, with the weights of a checkpoint of any layout."""
     spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
     config = transformer_config(spec, layout, CommunicationConfig(), precision, _nothing)
     (stage,) = build_stages(spec, layout, ranks, config, losses=(), marks=marks, kernel=kernel)
 
     def read() -> None:
-        with torch.no_grad():  # of the thread that it runs in
+        with torch.no_grad():  # grad mode is per thread
             for place, parameter in stage.placed_parameters():
                 parameter.copy_(reader.read(f"weight/{place.name}", place.offset, tuple(parameter.shape)))
 
-    together(read)  # what one rank cannot take of its part is told on all
+    together(read)  # a failure to read on one rank is raised on all
     teacher: Model = stage.model
     teacher.keep_layers(distillation.read_of_teacher())
     return teacher.requires_grad_(False).eval()
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """What is done with its gradients."""
+    """Ignore the teacher's gradients."""
 
 
 def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> InitialFrom:
-    """What makes the first value of a parameter, by its name, of the one that it would have: that of the teacher's
-    tables, heads and chosen layers; of a table its first rows. What the teacher has not begins as it would."""
+    """Return a function from a parameter's name and usual initial value to the teacher's value: from its tables, heads
+    and chosen layers. Tables are cut to their first rows.
+
+    Parameters that the teacher does not have get their usual value.
+    """
     kept = {*reader.names()}
 
     def initial_from_teacher(name: str, usual: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Parameters that several pipeline stages hold (a tied token table, T5's bias table): their gradients are summed.
+"""Sum of gradients of parameters that several pipeline stages hold (a tied token table, T5's bias table).
 
-Every copy starts equal (values are a function of the name) and gets the same gradient, so copies stay equal; one counts
-in the gradient norm and goes to the checkpoint.
+All copies have the same initial value (a function of the name) and get the same gradient, so they stay equal. One copy
+counts in the gradient norm and is written to the checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from megaptm.parallel.stage import Stage
 
 
 class TiedParameters:
-    """Finds the copies across the pipeline, opens groups for them, and sums their gradients."""
+    """Copies of parameters across the pipeline, and the process groups that sum their gradients."""
 
     def __init__(self, stages: list[Stage], layout: Layout, ranks: Ranks, *, timeout_minutes: float = 30.0) -> None:
         self._timeout = timedelta(minutes=timeout_minutes)
@@ -45,7 +45,8 @@ class TiedParameters:
                 if place.name == name
             ]
             for chunk, parameter in copies:
-                # Its own bucket, so that the distributed optimizer cuts it the same way on every stage that holds it.
+                # In a bucket of its own, so that the distributed optimizer divides it equally on every stage that holds
+                # it.
                 parameter.shared_embedding = True  # type: ignore[attr-defined]
                 parameter.shared = (chunk, ranks.pipeline) != places[0]  # type: ignore[attr-defined]
             if copies:
@@ -56,7 +57,8 @@ class TiedParameters:
     def _open_groups(
         self, stage_sets: set[tuple[int, ...]], ranks: Ranks
     ) -> dict[tuple[int, ...], dist.ProcessGroup | None]:
-        """A group per set of stages for this process's tensor and data rank; every process opens all, in one order."""
+        """Open a group per set of stages for this process's tensor and data rank. Every process opens all groups in the
+        same order."""
         grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.data_size, ranks.tensor_size)
         mine: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for stages in sorted(stage_sets):
@@ -71,7 +73,7 @@ class TiedParameters:
         return mine
 
     def sum_gradients(self) -> None:
-        """Give every copy the sum of all copies' gradients."""
+        """Set the gradient of every copy to the sum over all copies."""
         for name in sorted(self._copies):
             gradients = [_gradient(parameter) for parameter in self._copies[name]]
             for other in gradients[1:]:

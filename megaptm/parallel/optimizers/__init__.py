@@ -1,7 +1,7 @@
-"""Update rules: what moves the weights, on any layout, in float32.
+"""Optimizers in float32, on any layout.
 
-megatron-core wraps the rule: it keeps the float32 copies where the model runs in bfloat16, and divides them over data
-ranks where the layout says so. A rule that looks at a tensor as a whole sums over the ranks that hold parts of it.
+megatron-core wraps the update rule: it holds float32 copies if the model runs in bfloat16, and divides them over data
+ranks with `distributed_optimizer`. Rules that need full tensors sum over the ranks that hold parts of them.
 """
 
 from megaptm.parallel.optimizers.build import Optimizer, build_optimizer

@@ -1,8 +1,9 @@
-"""Adafactor (arXiv:1804.04235): of a matrix it remembers the mean square of the gradient by row and by column.
+"""Adafactor (arXiv:1804.04235): for a matrix it keeps the mean squared gradient of each row and each column.
 
-As T5 and PaLM have it: relative to the size of the weight, with a bound on the update, and a memory that grows with the
-steps. Its relative step is a schedule: `lr: 0.01, decay: rsqrt, stable_steps: 10_000`. torch.optim.Adafactor is another
-rule: its rate is never above 1/sqrt(step) and always relative, it has no momentum, and every matrix is factored.
+As in T5 and PaLM: step size relative to the size of the weight, clipped updates, and a decay of the means that grows
+with the steps. Its relative step size is a schedule: `lr: 0.01, decay: rsqrt, stable_steps: 10_000`.
+torch.optim.Adafactor is different: its rate is at most 1/sqrt(step) and always relative, it has no momentum, and it
+factors every matrix.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from torch import Tensor
 
 from megaptm.parallel.optimizers.part import TensorPart, add_up
 
-# The paper's: added to squares of the gradient; the least size of a weight; the memory is 1 - step ** this.
+# Constants of the paper: added to squared gradients; minimum size of a weight; the decay is 1 - step ** FORGETS.
 LEAST_SQUARE, LEAST_SIZE, FORGETS = 1e-30, 1e-3, -0.8
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Sizes and means are those of whole tensors, whoever holds which part of them."""
+    """Adafactor whose sizes and means are those of full tensors, however ranks divide them."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Adafactor(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Gradients are used up: the update is written in their place."""
+        """Update the weights. Gradients are overwritten with the update."""
         of = {id(master): group for group in self.param_groups for master in group["params"]}
         for group in self.param_groups:
             group["step"] += 1
@@ -92,7 +93,7 @@ class Adafactor(torch.optim.Optimizer):
             gradient.mul_(state["exp_avg_sq"].rsqrt())
             return
         rows_R, columns_MC = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
-        # The mean of all squares is that of either factor: of the one that this rank has the whole of.
+        # The mean of all squares is the mean of either factor: use the factor that this rank holds completely.
         if part.place.axis == 0:
             mean_M = columns_MC.mean(1)
         else:
@@ -119,6 +120,6 @@ class Adafactor(torch.optim.Optimizer):
 
 
 def is_factored(part: TensorPart, factor_from: int | None) -> bool:
-    """Whether it is a matrix both of whose sides are long enough; of more axes, all but the first are one."""
+    """Whether a part is a matrix with both sides long enough; axes after the first count as one."""
     matrix = factor_from is not None and len(part.place.shape) > 1
     return matrix and min(part.whole_length, part.whole_width) >= (factor_from or 0)

@@ -1,4 +1,5 @@
-"""Puts an update rule into megatron-core's optimizers: plain, with float32 copies, or divided over data ranks."""
+"""Construction of megatron-core's optimizer with any update rule: plain, with float32 copies, or divided over data
+ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ from megaptm.parallel.stage import Stage
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The rule of a config over this rank's parameters, as megatron-core runs it."""
+    """Update rule of a config over this rank's parameters, run by megatron-core."""
 
     settings: OptimizerConfig
     megatron: ChainedOptimizer
-    """What runs it: megatron-core's."""
+    """megatron-core's wrapper of the rule."""
     rule: torch.optim.Optimizer
     parts: Sequence[TensorPart]
-    """Of all parameters of this rank's stages, in their order: the same number on all data and tensor ranks."""
+    """All parameters of this rank's stages, in order: as many on all data and tensor ranks."""
 
 
 def build_optimizer(
@@ -39,9 +40,9 @@ def build_optimizer(
     settings: OptimizerConfig,
     precision: str,
 ) -> Optimizer:
-    """The rule over this rank's parameters.
+    """Build the optimizer of this rank's parameters.
 
-    megatron-core is asked for AdamW, by apex where installed; another rule takes its place before it has made a step.
+    megatron-core builds AdamW, from apex if it is installed. Any other rule replaces it before the first step.
     """
     config = MegatronOptimizerConfig(
         optimizer="adam",
@@ -55,7 +56,7 @@ def build_optimizer(
         params_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
         use_distributed_optimizer=layout.distributed_optimizer,
     )
-    # Its own overrides leave out of the decay what has one axis, norms and biases; with none all decays.
+    # By default megatron-core does not decay parameters with one axis (norms, biases); with no overrides all decay.
     overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
     megatron = get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
     [inner] = megatron.chained_optimizers
@@ -66,11 +67,12 @@ def build_optimizer(
     adam, build = inner.optimizer, RULES[settings.name].build
     if build is None:
         for group in adam.param_groups:
-            # torch's own Adam steps parameter by parameter on a CPU unless told to fuse; apex's knows no such word.
+            # torch's Adam loops over parameters on a CPU unless `fused` is set; apex's has no such option.
             if "fused" in group:
                 group["fused"] = True
     else:
-        # Made without tensors, which are given after: torch refuses to begin with what is a range of a parameter.
+        # Built without tensors, which are set afterwards: torch rejects the flat ranges of parameters in the
+        # constructor.
         groups = [{"params": [], "lr_mult": one["lr_mult"], "wd_mult": one["wd_mult"]} for one in adam.param_groups]
         trained = [part for part in parts if part.parameter.requires_grad]
         inner.optimizer = build(groups, settings, trained, layout.distributed_optimizer)
@@ -91,9 +93,11 @@ def _part(inner: Any, shards: Mapping[int, Tensor], place: Placement, parameter:
 
 
 def _shards(inner: Any) -> dict[int, Tensor]:
-    """By the id of a parameter, the float32 tensor of what of it this data rank updates, where it is divided. Its own
-    index of these is of the order in which they are stored, and they stand in another where some parameters are in
-    float32 and others are not."""
+    """Return parameter id -> float32 shard that this data rank updates, with the distributed optimizer.
+
+    megatron-core's own index follows the order of storage, which differs if some parameters are in float32 and others
+    are not.
+    """
     if not isinstance(inner, DistributedOptimizer):
         return {}
     found: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""LAMB (arXiv:1904.00962, algorithm 2): Adam whose step is as long as a fraction of the weight that it moves."""
+"""LAMB (arXiv:1904.00962, algorithm 2): Adam with a step length proportional to the norm of the weight."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from megaptm.parallel.optimizers.part import TensorPart, add_up
 
 
 class Lamb(torch.optim.Optimizer):
-    """Moves each tensor by lr x its norm, along Adam's direction with decoupled decay.
+    """Moves each tensor by lr x its norm, in Adam's direction with decoupled weight decay.
 
-    As in the authors' code, tensors that do not decay - norms and biases - are moved as Adam moves them.
+    As in the authors' code, tensors without decay (norms and biases) get plain Adam updates.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        """Gradients are used up: the direction is written in their place."""
+        """Update the weights. Gradients are overwritten with the update direction."""
         of = {id(master): group for group in self.param_groups for master in group["params"]}
         for group in self.param_groups:
             group["step"] += 1

@@ -1,6 +1,6 @@
-"""What one process's optimizer holds of a tensor of the model, and sums over the processes that hold the rest of it."""
+"""Part of a tensor that the optimizer of one process holds, and sums over the processes that hold its other parts."""
 
-# R rows and C columns of the slice that this tensor rank has, N rows of it that are held here, M matrices
+# R rows and C columns of this tensor rank's slice, N rows of the slice that are held here, M matrices
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from megaptm.parallel.split import Placement
 
 @dataclass(frozen=True, eq=False)
 class TensorPart:
-    """A tensor rank's slice of a tensor; or, where data ranks divide the optimizer, a flat range of that slice."""
+    """Slice of a tensor on a tensor rank; with the distributed optimizer, a flat range of that slice."""
 
     place: Placement
     parameter: nn.Parameter
-    """The slice, as the model has it."""
+    """The slice in the model."""
     master: Tensor | None
-    """What the rule moves, in float32; None where another data rank moves all of the slice, or nobody does."""
+    """Float32 tensor that the rule updates; None if another data rank updates all of the slice, or it is frozen."""
     span: tuple[int, int] | None = None
-    """The range that `master` is, where data ranks divide it."""
+    """Range of the slice in `master`, if data ranks divide it."""
 
     @property
     def key(self) -> Tensor:
-        """What the rule remembers of it stands under this in its `state`."""
+        """Key of this tensor in the rule's `state`."""
         return self.parameter if self.master is None else self.master
 
     @property
     def matrices(self) -> int:
-        """M: matrices of the paper's that are one here, as queries, keys and values are."""
+        """M: matrices of the paper that are stored as one, such as queries, keys and values."""
         return self.place.matrices
 
     @property
     def length(self) -> int:
-        """R; of a bias or the weight of a norm all that it has."""
+        """R; for biases and norms the number of elements."""
         return self.parameter.shape[0] if self.parameter.dim() else 1
 
     @property
     def width(self) -> int:
-        """C, 1 of a bias or the weight of a norm."""
+        """C; 1 for biases and norms."""
         return math.prod(self.parameter.shape[1:])
 
     @property
     def rows(self) -> slice:
-        """The rows of the slice that are held here, in whole or in part."""
+        """Rows of the slice that are held here, at least partly."""
         if self.span is None:
             return slice(0, self.length)
         start, stop = self.span
@@ -59,48 +59,48 @@ class TensorPart:
 
     @property
     def whole_width(self) -> int:
-        """Columns of the whole tensor."""
+        """Columns of the full tensor."""
         return math.prod(self.place.shape[1:])
 
     @property
     def whole_length(self) -> int:
-        """Rows of each matrix of the whole tensor."""
+        """Rows of each matrix of the full tensor."""
         return (self.place.shape[0] if self.place.shape else 1) // self.matrices
 
     def by_row(self, held: Tensor) -> Tensor:
-        """[N, C] of what has the form of `master`; zeros are in the place of what other data ranks hold."""
+        """Return [N, C] of a tensor shaped like `master`; elements of other data ranks are 0."""
         if self.span is None:
             return held.reshape(-1, self.width)
         before, after = self.span[0] - self.rows.start * self.width, self.rows.stop * self.width - self.span[1]
         return F.pad(held, (before, after)).view(-1, self.width)
 
     def held(self, rows_NC: Tensor) -> Tensor:
-        """The form of `master` again."""
+        """Return [N, C] in the shape of `master`; the inverse of `by_row`."""
         if self.span is None:
             return rows_NC.view(self.parameter.shape)
         before = self.span[0] - self.rows.start * self.width
         return rows_NC.reshape(-1)[before : before + self.span[1] - self.span[0]]
 
     def matrix_of_rows(self, rows: slice | None = None) -> Tensor:
-        """[N] which matrix each of the rows held here is of, or each of some rows of the slice."""
+        """Return [N] the matrix index of each held row, or of each of some rows of the slice."""
         rows = self.rows if rows is None else rows
         numbers = torch.arange(rows.start, rows.stop, device=self.parameter.device)
         return numbers.div(self.place.turn, rounding_mode="floor") % self.matrices
 
     def sum_by_matrix(self, rows_N: Tensor, rows: slice | None = None) -> Tensor:
-        """[M, ...]: the sum of what is known of each row."""
+        """Return [M, ...]: sum over the rows of each matrix."""
         if self.matrices == 1:
             return rows_N.sum(0, keepdim=True)
-        # Not `index_add_`, whose sums on a GPU differ from time to time: copies on other ranks would drift apart.
+        # `index_add_` sums in varying order on a GPU: copies on other ranks would diverge.
         matrix_N = self.matrix_of_rows(rows).view(-1, *[1] * (rows_N.dim() - 1))
         return torch.stack([rows_N.masked_fill(matrix_N != one, 0.0).sum(0) for one in range(self.matrices)])
 
     def spread(self, known_M: Tensor, rows: slice | None = None) -> Tensor:
-        """[N, ...] for each row what is known of its matrix; [1, ...] where there is one."""
+        """Return [N, ...]: the value of each row's matrix; [1, ...] if there is one matrix."""
         return known_M if self.matrices == 1 else known_M[self.matrix_of_rows(rows)]
 
     def squares(self, held: Tensor | None) -> Tensor:
-        """[M] the sum of the squares of what is held here of each matrix; `held` has the form of `master`."""
+        """Return [M]: sum of squares of the held elements of each matrix. `held` has the shape of `master`."""
         if held is None:
             return torch.zeros(self.matrices, device=self.parameter.device)
         if self.matrices == 1:
@@ -109,15 +109,15 @@ class TensorPart:
 
 
 def add_up(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -> list[Tensor]:
-    """Each value summed over the ranks that know a part of it; all ranks have the same number, of the same shapes.
+    """Sum each value over the ranks that hold a part of it. All ranks pass equally many values of the same shapes.
 
-    `sliced`: whether tensor ranks know different parts of it, or all the same; `divided`: whether data ranks do.
+    `sliced`: whether tensor ranks hold different parts of a value. `divided`: whether data ranks do.
     """
     if not values:
         return []
     order = sorted(range(len(values)), key=lambda index: not sliced[index])
-    # In float64, so that it does not depend on the order in which ranks are summed: copies of a tensor on several
-    # stages lie at different places of this, and must be moved alike.
+    # In float64, so that the order of ranks does not matter: copies of a tensor on several stages are at different
+    # offsets here, and must get equal updates.
     flat = torch.cat([values[index].reshape(-1) for index in order]).double()
     if divided:
         dist.all_reduce(flat, group=parallel_state.get_data_parallel_group())

@@ -1,4 +1,4 @@
-"""The update rules by name: how each is made, and what it remembers of a tensor."""
+"""Update rules by name: construction and state tensors of each."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Parts = Sequence[TensorPart]
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that a rule remembers of a weight, under its name in the rule's `state` and in checkpoints."""
+    """State tensor of a rule for a weight, under its name in the rule's `state` and in checkpoints."""
 
     like: Literal["weight", "rows", "columns"] = "weight"
-    """`weight`: a number for each of its elements; `rows`, `columns`: one for each row, or for each column of each of
-    its matrices, which all data ranks have."""
+    """Shape: `weight`: one value per element; `rows`, `columns`: one per row, or per column of each of its matrices;
+    these are replicated on data ranks."""
     start: float = 0.0
-    """Before the first step."""
+    """Value before the first step."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An update rule."""
+    """Update rule."""
 
     build: Callable[[Groups, OptimizerConfig, Parts, bool], torch.optim.Optimizer] | None
-    """Over groups that have no tensors yet; of all that is trained, its part on this rank; whether data ranks divide
-    these. None: megatron-core builds it."""
+    """Build the rule from groups without tensors, the settings, this rank's parts of all trained tensors, and whether
+    data ranks divide these. None: megatron-core builds it."""
     remembers: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
-    """Of a tensor, whoever holds it."""
+    """Return the state tensors of a tensor, whichever rank holds it."""
 
 
 def _sgd(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
@@ -89,12 +89,12 @@ RULES: dict[str, Rule] = {
 
 
 def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
-    """So many steps have been made: each of torch's rules counts them by tensor, apex's and ours by group."""
+    """Set the number of steps made. torch's rules count them per tensor, apex's and megaptm's per group."""
     for group in rule.param_groups:
         group["step"] = step
     if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad):
         for part in parts:
             if part.master is not None:
                 device = part.master.device if isinstance(rule, torch.optim.AdamW) else None
-                # Of its own for each tensor: torch advances it once for each that it finds it on.
+                # A separate tensor for each: torch would increment a shared one once for each parameter.
                 rule.state[part.master]["step"] = torch.tensor(float(step), device=device)

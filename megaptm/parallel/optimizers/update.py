@@ -1,4 +1,4 @@
-"""One step of the optimizer: the schedule's values, the norm of the whole gradient, clipping, the rule."""
+"""One optimizer step: scheduled rates, norm of the full gradient, clipping, update rule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from megaptm.parallel.optimizers.build import Optimizer
 
 
 def set_rates(optimizer: Optimizer, *, step: int, lr: float) -> None:
-    """The schedule's values for the step that comes after `step` of them."""
+    """Set the scheduled rates of the step that follows `step` steps."""
     settings = optimizer.settings
     decay, eps = settings.weight_decay, settings.eps
     if settings.weight_decay_times == "lr-squared":
         decay *= lr
     if settings.name == "adamw" and not settings.bias_correction:
-        # Kernels of torch and apex correct: lr * m / (sqrt(v) + eps) is what they make of another rate and eps.
+        # torch's and apex's kernels always correct the bias: lr * m / (sqrt(v) + eps) equals their result for another
+        # lr and eps.
         mean, square = (1 - beta ** (step + 1) for beta in settings.betas)
         by = mean / math.sqrt(square)
         lr, decay, eps = lr * by, decay / by, eps / math.sqrt(square)
@@ -34,10 +35,10 @@ def set_rates(optimizer: Optimizer, *, step: int, lr: float) -> None:
 
 
 def update(optimizer: Optimizer, *, loss: float, replicas: int) -> float:
-    """Move the weights by this step's gradient, clipped to the config's norm; returns the norm before clipping.
+    """Update the weights with this step's gradient, clipped to the configured norm; return the norm before clipping.
 
-    Where the loss or any gradient on any process is not finite, nothing is moved anywhere and the norm is not finite
-    either: every process hears the same. `replicas` processes hold each gradient.
+    If the loss or any gradient is not finite on any process, no process updates anything and all return a norm that is
+    not finite. `replicas`: number of processes that hold each gradient.
     """
     megatron, clip = optimizer.megatron, optimizer.settings.clip
     megatron.prepare_grads()
@@ -55,10 +56,10 @@ def _gradient_norm(megatron: ChainedOptimizer, loss: float, replicas: int) -> fl
     for inner in megatron.chained_optimizers:
         own = inner.get_main_grads_for_grad_norm()
         counted += own
-        # Copies on other tensor ranks and stages do not count in the norm, but their weights are moved all the same.
+        # Copies on other tensor ranks and stages do not count in the norm, but are updated too.
         ids = {id(grad) for grad in own}
         copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
-    # Filled in by the device: a copy of a host's number would make the host wait for all that was launched before it.
+    # Filled on the device: a copy from the host would wait for all work launched before it.
     own_loss = torch.full((), loss, dtype=torch.float64, device=device())
     total = torch.stack([_squares(counted), _squares(copies), own_loss])
     dist.all_reduce(total)
@@ -68,7 +69,7 @@ def _gradient_norm(megatron: ChainedOptimizer, loss: float, replicas: int) -> fl
 
 
 def _squares(gradients: list[Tensor]) -> Tensor:
-    """Their sum, in one wait of the host for the device where megatron-core's own norm has one for each tensor."""
+    """Return the sum of squares with one synchronization; megatron-core's own norm has one per tensor."""
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device())
     return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
