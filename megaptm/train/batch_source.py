@@ -1,4 +1,4 @@
-"""What a run reads: its tokenizer, its samples, and the micro-batches of each step for this process."""
+"""Input of a run: tokenizer, samples, and the micro-batches of each step for this process."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """The samples of a run, by number."""
+    """Samples of a run, by index."""
 
     @property
     def corpora(self) -> Mapping[str, str]:
-        """Name -> id of each corpus's manifest."""
+        """Corpus name -> id of its manifest."""
 
     @property
     def batch(self) -> BatchSpec:
-        """What every sample holds."""
+        """Fields of every sample."""
 
     def cursors(self, number: int) -> Mapping[str, int]:
-        """How many samples of each source come before sample `number`."""
+        """Return how many samples of each source come before sample `number`."""
 
     def epochs_begun(self, number: int) -> Mapping[str, int]:
-        """How often each source has been begun by the samples before `number`."""
+        """Return how many epochs of each source the samples before `number` have started."""
 
 
 class StepSource(Protocol):
-    """What the loop asks of it."""
+    """Interface of the loop to its input."""
 
     tokenizer: Tokenizer
 
     @property
     def train(self) -> Samples:
-        """What is learned from."""
+        """Training samples."""
 
     def count(self) -> None:
-        """Read what must be known of the whole text before the first step, which may take hours: not before a
-        checkpoint was found to be of this text. All ranks at once."""
+        """Read what is needed of the full text before the first step. This may take hours, so it runs after the
+        checkpoint was compared with the text. All ranks call it together."""
 
     def steps(self, start: int) -> Iterator[list[Any] | None]:
-        """Each step's micro-batches, from step `start` on, without end."""
+        """Yield each step's micro-batches from step `start` on, without end."""
 
     def held_out(self) -> Iterator[list[Any] | None]:
-        """The validation batches, the same at each call."""
+        """Return the validation batches, the same at each call."""
 
     def close(self) -> None:
-        """No more is read."""
+        """Release the readers; nothing is read afterwards."""
 
 
 class BatchSource:
-    """Micro-batches for one process; `None`s where tensor rank 0 reads and this rank is sent what it read."""
+    """Micro-batches of one process; None on ranks that receive the batches of tensor rank 0."""
 
     def __init__(self, config: Config, ranks: Ranks, corpora: RunCorpora) -> None:
         self.config = config
@@ -70,7 +70,7 @@ class BatchSource:
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
         self._kept = _kept_logits(config)
-        """What is kept of a teacher that is not run."""
+        """Cached logits of a teacher that does not run."""
         self._loader: Loader | None = None
 
     @property
@@ -78,10 +78,10 @@ class BatchSource:
         return self.ranks.tensor == 0
 
     def count(self) -> None:
-        """Nothing: samples are known by their numbers."""
+        """Do nothing: samples are known by their index."""
 
     def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:
-        """Each step's micro-batches, from step `start` on, without end."""
+        """Yield each step's micro-batches from step `start` on, without end."""
         if not self.reads:
             while True:
                 yield None
@@ -99,7 +99,7 @@ class BatchSource:
             yield batches
 
     def held_out(self) -> Iterator[list[MicroBatch] | None]:
-        """The validation batches, the same at each call, read as they are asked for."""
+        """Return the validation batches, the same at each call, read lazily."""
         batch, most = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:
             return repeat(None, validation_steps(self.validation, batch=batch, most=most))

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: found and restored at the start, saved by all ranks together."""
+"""Checkpoints of a run: restored at the start, saved by all ranks together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """The run's store as one rank sees it; rank 0 has the lock and the journal."""
+    """Checkpoint store of a run on one rank; rank 0 holds the lock and the journal."""
 
     def __init__(
         self,
@@ -82,19 +82,19 @@ class Checkpointer:
             damaged=self._damaged,
         )
         self.tell: Callable[[int, float], object] = lambda step, seconds: None
-        """Called on rank 0, in a thread, with the step of a checkpoint that counts and the seconds it took."""
+        """Callback on rank 0, in a thread: step of a committed checkpoint, and the seconds it took."""
         self.layout_before: Mapping[str, int] = {}
-        """Of the checkpoint that was restored."""
+        """Layout of the restored checkpoint."""
         self.found = False
-        """Whether there was a checkpoint to restore, which of an imported model is of step 0."""
+        """Whether there was a checkpoint to restore; that of an imported model has step 0."""
         self.held_out = HeldOutLoss()
-        """What validation found; kept up by the loop."""
+        """Validation losses; the loop updates them."""
         self._background, self._copies = Background(), HostStaging()
         self._saving = 0
-        """Step of the checkpoint under way."""
+        """Step of the checkpoint in progress."""
 
     def restore(self) -> int:
-        """Continue from the newest good checkpoint, or begin; returns the number of the next step to train."""
+        """Continue from the newest undamaged checkpoint, or start; return the index of the next step."""
         begun = time.monotonic()
         if self.events:
             self.store.take_over()
@@ -126,18 +126,18 @@ class Checkpointer:
         return checkpoint.step if checkpoint else 0
 
     def _go_back(self, events: Events) -> None:
-        """Set checkpoints aside that have read what `train.skip` passes over."""
+        """Set aside checkpoints that were trained on steps that `train.skip` now skips."""
         for step, skip in to_abandon(self.store, self.config.train.skip).items():
             kept = self.store.abandon(step)
             events.write(AbandonedCheckpointEvent(step=step, kept=str(kept)))
             log.warning("checkpoint of step %d has read what train.skip.%d passes over: now in %s", step, skip, kept)
 
     def save(self, step: int, *, wait: bool) -> str | None:
-        """All ranks write, then rank 0 commits. With `wait` the checkpoint counts when this returns.
+        """Write a checkpoint: all ranks write, then rank 0 commits. With `wait`, it is committed on return.
 
-        Without, training stands still for a copy to host memory only, and the checkpoint counts some steps later.
-        Where the storage fails, and goes on failing, the checkpoint is given up on all ranks, and rank 0 says so:
-        returns why, where that is known when this returns.
+        Without `wait`, training only waits for a copy to host memory, and the commit follows some steps later. If
+        storage keeps failing, all ranks abandon the checkpoint and rank 0 logs it. Return the reason of the failure, if
+        it is known on return.
         """
         self.finish()
         self._saving = step
@@ -156,11 +156,12 @@ class Checkpointer:
         return self._unless_storage_fails(begin)
 
     def advance(self) -> None:
-        """All ranks, at the end of a step: commit what all have written by now; mistakes are raised here."""
+        """Commit if all ranks have finished writing; raise errors of the background work. All ranks call this at the
+        end of a step."""
         self._unless_storage_fails(self._background.advance)
 
     def finish(self) -> None:
-        """All ranks: return when the checkpoint under way counts, if there is one."""
+        """Wait until the checkpoint in progress is committed. All ranks call this."""
         self._unless_storage_fails(self._background.finish)
 
     def _unless_storage_fails(self, work: Callable[[], object]) -> str | None:
@@ -201,14 +202,14 @@ class Checkpointer:
 
 
 def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
-    """The newest undamaged checkpoint, of whose files each rank compares its share with the manifest; None before any.
+    """Return the newest undamaged checkpoint, or None if there is none. Each rank verifies its share of the files.
 
-    Terabytes take as long as they take: see `Background.finish`. Only what is damaged is set aside, by rank 0; what
-    cannot be read on one rank is an error on all.
+    Terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a checkpoint that
+    one rank cannot read is an error on all.
     """
 
     def look(step: int) -> Checkpoint | str | None:
-        # Nobody else removes what this job owns: one that is gone here, on any rank, ends the run.
+        # No other job removes files of this one: a checkpoint that disappears on any rank ends the run.
         found = together(partial(store.look, step, part=place.rank, parts=place.world))
         damages = [
             damage for damage in all_gather_object(found if isinstance(found, str) else None) if damage is not None
@@ -225,7 +226,7 @@ def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
 
 
 def refuse_to_forget(run: Path) -> None:
-    """A `UserError` where the journal tells of checkpoints and there are none."""
+    """Raise UserError if the journal mentions checkpoints and the folder has none."""
     if saved := last_saved(run):
         raise UserError(
             f"the journal of {run} tells of a checkpoint of step {saved:,}, and {run / FOLDER} has none: see that its "

@@ -1,4 +1,4 @@
-"""Which engine trains what a config names, and what it reads."""
+"""Choice of the engine and its input by the config."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def build_engine(
     config: Config, spec: ModelSpec | WordSpec, corpora: RunCorpora, place: RankEnvironment, *, timeout_minutes: float
 ) -> TrainingEngine:
-    """An engine without weights: they come with the checkpoint, or where there is none by `fill`. To draw numbers for a
-    large model takes minutes."""
+    """Build an engine without weights; a checkpoint or `fill` sets them. Sampling values of a large model takes
+    minutes."""
     if isinstance(spec, WordSpec):
         if spec.family.network:
             from megaptm.words.network_engine import NetworkEngine
@@ -75,7 +75,7 @@ def _teacher(config: Config, place: RankEnvironment) -> TensorReader | None:
 
 
 def _initial_from(config: Config, place: RankEnvironment) -> Callable[[], InitialFrom] | None:
-    """Opens the weights of another run, where this one begins with them."""
+    """Return a function that opens the weights of another run, if this run starts from them."""
     if config.train.init_from is None:
         return None
     from megaptm.parallel.initial import weights_of
@@ -86,8 +86,8 @@ def _initial_from(config: Config, place: RankEnvironment) -> Callable[[], Initia
 
 
 def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
-    """Weights of a run that this one names. All ranks call it, each compares its share of the files with their hashes,
-    and what is damaged is told on all."""
+    """Return the weights of another run. All ranks call this; each verifies its share of the files, and damage is
+    raised on all."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import together
@@ -96,7 +96,7 @@ def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
         try:
             checkpoint = Store(run.folder).load(run.chosen)
             checkpoint.verify(part=place.rank, parts=place.world)
-        except DamagedError as error:  # unlike one of the run's own, of which an older one would do
+        except DamagedError as error:  # unlike in the run's own store, there is no older checkpoint to use
             raise UserError(
                 f"{run.key}: {error}; copy that file again, or let {run.step_key} name another checkpoint."
             ) from None
@@ -106,7 +106,7 @@ def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
 
 
 def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What makes the first table of tokens where words begin with vectors of a file."""
+    """Return the function that sets the initial token table, if words start from vectors of a file."""
     if (path := config.model.vectors) is None:
         return {}
     from megaptm.words.text_file import with_vectors
@@ -116,7 +116,7 @@ def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor]
 
 
 def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
-    """What the engine is given to read."""
+    """Build the input of an engine."""
     if config.built_objective.unit == "pairs":
         return PairSource(config, corpora, cast("PairEngine", engine))
     return BatchSource(config, engine.ranks, corpora)

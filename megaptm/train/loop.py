@@ -1,4 +1,4 @@
-"""The loop: data, step, what is said about it, validation, checkpoints, and stopping when asked."""
+"""Training loop: data, step, metrics, validation, checkpoints, and stop requests."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
-"""Phase -> the field of `SecondsSpent` that it counts in, where that has another name."""
+"""Phase -> field of `SecondsSpent`, if the names differ."""
 
 
 EARLIER_STANDS = "what was saved earlier stands: mend that, and start the run again."
 
 LAST = object()
-"""Where no batch comes any more."""
+"""Marker of the end of the batches."""
 
 
 @dataclass
 class Training:
-    """What the loop works on, opened by `train.run`."""
+    """State of the loop, opened by `train.run`."""
 
     config: Config
     objective: BaseObjective
     engine: TrainingEngine
     microbatches: Iterator[Any]
-    """Each step's micro-batches on tensor rank 0, `None` elsewhere."""
+    """Each step's micro-batches on tensor rank 0, None on other ranks."""
     held_out: Callable[[], Iterator[Any]]
     checkpointer: Checkpointer
     stop: StopRequest
     seconds: SecondsSpent
     report: StepReport | None
-    """On rank 0."""
+    """Only on rank 0."""
     heartbeat: Heartbeat
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase of the loop, told to who watches the run, its seconds counted."""
+        """Announce a phase of the loop to the watchdog and count its seconds."""
         with self.heartbeat.during(phase), self.seconds.spent_on(SPENT_ON.get(phase, phase)):
             yield
 
 
 def train(run: Training, *, start: int) -> int:
-    """Train from step `start` to the configured end; returns the exit code: 0, or "continue me" when asked to stop."""
+    """Train from step `start` to the configured end. Return the exit code: 0, or EXIT_CONTINUE after a stop request."""
     config = run.config.train
     given, unreadable = _try_to_read(run, start) if start < config.steps else (None, None)
     if any_rank(isinstance(unreadable, StopError)):
@@ -86,7 +86,7 @@ def train(run: Training, *, start: int) -> int:
         last = done == config.steps
         if run.report is not None:
             run.report.step(done, result, rate)
-        # Here, and not where the next step begins, so that one agreement a step covers all that may end the run.
+        # Read here, not at the start of the next step: one agreement per step covers all reasons to end the run.
         given, unreadable = _try_to_read(run, done) if not last else (None, None)
         if last or (config.validate_every is not None and done % config.validate_every == 0):
             unreadable = _validate(run, done, unreadable)
@@ -107,9 +107,10 @@ def train(run: Training, *, start: int) -> int:
 
 
 def _first_mistake(mine: Exception | None) -> UserError | None:
-    """All ranks ask: all end by one rank's mistake, and the journal with the code that the command ends with.
+    """Return the first error of any rank, so that all ranks, and the journal, end with the same exit code. All ranks
+    call this.
 
-    What is no mistake of a user's is raised here, on the rank where it is; the others wait to be ended.
+    A bug (no UserError) is raised here on its own rank; the other ranks wait to be terminated.
     """
     if isinstance(mine, PluginError):
         print(mine.traceback, file=sys.stderr, flush=True)
@@ -120,13 +121,13 @@ def _first_mistake(mine: Exception | None) -> UserError | None:
     if mine is not None and ours:
         raise mine
     if any(failed for failed, _ in told):
-        barrier()  # in vain: the rank where the program failed ends, and should be the first to be heard
+        barrier()  # never passes: the rank with the bug exits, and its error should be reported first
     mistakes = [mistake for _, mistake in told if mistake is not None]
     return next((FailureError(sentence) if failed else UserError(sentence) for failed, sentence in mistakes), None)
 
 
 def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> UserError:
-    """The mistake with the step that is saved, or why that step is not."""
+    """Return the error with the step that was saved, or with the reason why that step was not saved."""
     if not step:
         return mistake
     saved = f"the run is saved at step {step}." if not_saved is None else f"nor is step {step} saved: {not_saved}"
@@ -136,7 +137,8 @@ def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> Us
 
 
 def _tell_who_was_asked(run: Training, step: int) -> None:
-    """A signal to another rank than rank 0, which has the journal: a run must not end for no reason that is told."""
+    """Report a signal that only another rank received. Rank 0 has the journal, which must contain the reason of the
+    stop."""
     names = all_gather_object(run.stop.name)
     if run.stop.name is None:
         asked = next(((rank, name) for rank, name in enumerate(names) if name is not None), None)
@@ -156,13 +158,14 @@ def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
 
 
 def _finish_saving(run: Training) -> None:
-    """Where the numbers are no longer good: the checkpoint under way is of a step when they were."""
+    """Finish the checkpoint in progress after a failed step; it is from an earlier, valid step."""
     with run.during("saving"):
         run.checkpointer.finish()
 
 
 def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
-    """A step's micro-batches and weights, or why there are none: whatever it is, the steps before can be saved."""
+    """Return the micro-batches and weights of a step, or the exception: whatever it is, earlier steps can still be
+    saved."""
     try:
         weights = weights_at(run.objective, step)
         with run.during("data"), run.stop.ends_waiting():
@@ -174,7 +177,8 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
 
 
 def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, float]:
-    """Each loss's mean over what all batches ask, where they do, and `loss`, their weighted sum."""
+    """Return the mean of each loss over all its labels in the batches, and `loss`, their weighted sum. Losses without
+    labels are absent."""
     sums = dict.fromkeys(engine.losses, 0.0)
     counts = dict.fromkeys(engine.losses, 0)
     for micro_batches in batches:
@@ -187,7 +191,7 @@ def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, flo
 
 
 def _validate(run: Training, step: int, unreadable: Exception | None) -> Exception | None:
-    """Measure, unless some process cannot read what it needs; why, if it is this one."""
+    """Validate, unless some process cannot read its batches. Return the exception of this process, if any."""
     try:
         with run.during("validation"):
             means = mean_losses(run.engine, _read_together(run, unreadable))
@@ -203,17 +207,20 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
 
 
 class _UnreadableError(Exception):
-    """Some process cannot read what it needs."""
+    """Some process cannot read its batches."""
 
     def __init__(self, mine: Exception | None) -> None:
         self.mine = mine
-        """Why, if it is this one."""
+        """Exception of this process, if any."""
         super().__init__()
 
 
 def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]:
-    """The held-out batches, of which all processes have as many, each when all have read it: one is held, however many
-    there are. `_UnreadableError` in all of them where one cannot."""
+    """Yield the validation batches, equally many on all processes, each when all have read it; only one is held in
+    memory.
+
+    Raise _UnreadableError on all processes if one cannot read a batch.
+    """
     batches: Iterator[Any] | None = None
     batch, waited = None, 0.0
     while True:
@@ -223,13 +230,13 @@ def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]
                 with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
                     batches = run.held_out() if batches is None else batches
                     batch = next(batches, LAST)
-                # Of each batch it is told anew how long it may wait.
+                # The grace period applies to each batch; this limits the sum.
                 waited += time.monotonic() - begun if run.stop.requested else 0.0
                 if waited > GRACE_SECONDS:
                     raise StopError
         except LostWorkerError as error:
             unreadable = explained_loss(error, run.config)
-        except Exception as error:  # whatever it is, the steps before can be saved
+        except Exception as error:  # whatever it is, earlier steps can still be saved
             unreadable = error
         if any_rank(unreadable is not None):
             raise _UnreadableError(unreadable)
@@ -239,7 +246,7 @@ def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]
 
 
 def _save(run: Training, step: int, *, wait: bool) -> str | None:
-    """Save; returns why that was given up, where that is known already."""
+    """Save a checkpoint; return the reason of a failure, if it is already known."""
     before = run.seconds.checkpoint
     with run.during("saving"):
         not_saved = run.checkpointer.save(step, wait=wait)

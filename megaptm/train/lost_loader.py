@@ -1,4 +1,4 @@
-"""Why a process that read a rank's data was lost."""
+"""Reason for the loss of a DataLoader worker."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ IF_ENDED = "see what it wrote above, and whether code of the objective ends its 
 
 
 def explained_loss(error: LostWorkerError, config: Config) -> UserError:
-    """One sentence for the end of a process that read data.
+    """Return an error that explains why a worker ended.
 
-    Indexes of shards are mapped into memory: where one has become shorter, or its disk fails, the system ends the
-    process with SIGBUS.
+    Indexes of shards are mapped into memory: if one became shorter or its disk fails, the system kills the worker with
+    SIGBUS.
     """
     if error.exit_code == -signal.SIGBUS:
         try:

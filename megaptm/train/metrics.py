@@ -1,4 +1,4 @@
-"""Metrics of each step, written by rank 0: on the terminal, as a bar or lines, to the journal, to MLflow."""
+"""Metrics of each step, written by rank 0: to the terminal (as a bar or lines), the journal and MLflow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class SecondsSpent:
-    """Where the time of this process has gone, so far."""
+    """Seconds that this process has spent so far, by purpose."""
 
     productive: float = 0.0
     data: float = 0.0
@@ -37,7 +37,7 @@ class SecondsSpent:
     checkpoint: float = 0.0
 
     def spent_on(self, name: str) -> Stopwatch:
-        """`with seconds.spent_on("data"): ...` adds the time of the block."""
+        """Add the time of a block: `with seconds.spent_on("data"): ...`"""
         return Stopwatch(self, name)
 
 
@@ -52,7 +52,7 @@ class Stopwatch:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None and self.name == "productive":
-            return  # it failed, perhaps after half an hour of waiting for a rank that was gone
+            return  # failed, possibly after half an hour of waiting for a lost rank
         spent = time.monotonic() - self.begun
         setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
 
@@ -71,7 +71,7 @@ class StepReport:
         start: int,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """`fence` is called before numbers are recorded, and raises where the run has become another job's."""
+        """`fence` is called before metrics are recorded, and raises if another job has taken over the run."""
         self._fence = fence
         self.run, self.config, self.samples, self.events = run, config, samples, events
         self.seconds = SecondsSpent()
@@ -82,7 +82,7 @@ class StepReport:
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_row: int | None = None
-        if isinstance(spec, WordSpec):  # what is done for a word depends on the draw of its window
+        if isinstance(spec, WordSpec):  # the operations of a word depend on its sampled window
             self.tokens_per_row = sum(samples.batch.streams.values())
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
@@ -92,7 +92,7 @@ class StepReport:
         self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
-        # An objective of the user's may say another weight at each step: that is in the metrics alone.
+        # User-defined objectives may change weights at each step: then only the metrics show them.
         self._weights_change = type(self.objective).weights is not BaseObjective.weights and (
             not isinstance(self.objective, Composed)
             or any(len(one.steps) > 1 for one in self.objective.by_step.values())
@@ -100,11 +100,11 @@ class StepReport:
         )
         self._begun, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
-        """A step that was done, and when, by the clock that never goes back."""
+        """A finished step and its time on the monotonic clock."""
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
 
     def step(self, step: int, result: StepResult, rate: float) -> None:
-        """After optimizer step number `step` (counted from 1)."""
+        """Record optimizer step `step`, counted from 1."""
         self._fence()
         if not self._begun:
             self._begun = True
@@ -123,7 +123,7 @@ class StepReport:
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
         weights = weights_at(self.objective, step - 1)
-        # What nobody asked has no loss, and 0 would be a perfect one.
+        # A loss without labels is left out; 0 would be a perfect loss.
         asked = [name for name, count in result.counts.items() if count]
         metrics = {
             "loss": result.loss,
@@ -142,13 +142,13 @@ class StepReport:
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
-        """At the pace since the first step, with all that is done between steps."""
+        """Return the remaining seconds at the pace since the first step, including time between steps."""
         first, then = self._clock or (step, 0.0)
         pace = (time.monotonic() - then) / (step - first) if step > first else step_seconds
         return pace * (self.config.train.steps - step)
 
     def _tell_epochs(self, step: int) -> None:
-        """Say which corpora have begun to be read again."""
+        """Report corpora that start a new epoch."""
         begun = self.samples.epochs_begun(self.config.batch_schedule.first(step))
         for name, epoch in begun.items():
             if epoch > max(1, self._epochs[name]):
@@ -157,7 +157,7 @@ class StepReport:
         self._epochs = begun
 
     def _tell_weighing(self, step: int) -> None:
-        """Say which shares and weights are other ones than those of the step before."""
+        """Report sampling shares and loss weights that differ from those of the step before."""
         now, before = ({key: value.at(at) for key, value in self._by_step.items()} for at in (step - 1, step - 2))
         turned = {key: value for key, value in now.items() if step > 1 and value != before[key]}
         if turned:
@@ -179,15 +179,15 @@ class StepReport:
         self._screen.validation(step, metrics)
 
     def stalled(self, step: int, seconds: float) -> None:
-        """After training has waited for a checkpoint, or for the copy that it is written from."""
+        """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
 
     def saved(self, step: int, seconds: float) -> None:
-        """After a checkpoint was committed, from any thread."""
+        """Report a committed checkpoint. May be called from any thread."""
         self._screen.saved(step, seconds)
 
     def asked_to_stop(self, step: int, rank: int, name: str) -> None:
-        """After the run was saved because of a signal that came to another rank alone."""
+        """Report a stop by a signal that only another rank received."""
         self._screen.stopped(step, rank, name)
 
     def close(self, status: str) -> None:
@@ -201,14 +201,14 @@ class StepReport:
 
 
 def _each(metrics: Mapping[str, float], prefix: str) -> str:
-    """Of several losses each by itself: a weighted sum hides one that does not fall."""
+    """Return each of several losses, because a weighted sum hides one that does not fall."""
     found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
     said = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
     return f" ({said})" if said else ""
 
 
 class _Lines:
-    """For logs: a line a record."""
+    """Output for logs: one line per record."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -248,7 +248,7 @@ class _Lines:
 
 
 class _Bar:
-    """For people: one moving line; what stays is printed above it."""
+    """Output for terminals: one progress line, with permanent lines above it."""
 
     def __init__(self, steps: int, start: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,4 +1,4 @@
-"""What a run of GloVe reads: pairs, which its engine has counted and deals itself."""
+"""Input of a GloVe run: its engine counts co-occurrence pairs and partitions them itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PairSamples:
-    """Rows of as many pairs as `data.sequence` says; an epoch is all pairs once."""
+    """Samples of `data.sequence` pairs each; an epoch is all pairs once."""
 
     def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
         self.config, self.corpora, self.engine = config, corpora.ids, engine
@@ -32,7 +32,7 @@ class PairSamples:
 
 
 class PairSource:
-    """Steps without micro-batches: the number of a step says which pairs it has."""
+    """Steps without micro-batches: the index of a step determines its pairs."""
 
     def __init__(self, config: Config, corpora: RunCorpora, engine: PairEngine) -> None:
         self.config, self.engine = config, engine
@@ -45,7 +45,7 @@ class PairSource:
         return repeat([])
 
     def held_out(self) -> Iterator[list[int]]:
-        """Each is the number of a step that the held-out pairs would take."""
+        """Return the indices of the steps that the held-out pairs would take."""
         return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Under torchrun and srun, which only see that processes end, the ranks of a run watch each other."""
+"""Hang detection among ranks under torchrun and srun, which only notice processes that exit."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.rank import RankEnvironment
 
 LATER = 1.5
-"""Times the seconds of rank 0, after which rank 1 ends the run: if it is rank 0 that hangs."""
+"""Multiple of rank 0's time limit after which rank 1 ends the run, in case rank 0 itself hangs."""
 
 
 def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: RankEnvironment) -> None:
-    """Begin to beat and, on the first two ranks, to watch all; when a rank hangs, all that can leave with code 75."""
+    """Start the heartbeat and, on the first two ranks, a watchdog of all ranks. After a hang all responsive ranks exit
+    with code 75."""
     folder = run / HEARTBEATS / broadcast_object(secrets.token_hex(4))
     if place.rank == 0:
         shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
@@ -40,7 +41,7 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Ran
 def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
     while (hang := watchdog.look()) is None:
         time.sleep(beat_seconds(hang_seconds))
-    if not watchdog.folder.exists():  # a later start of the run has begun: what becomes of this one is not its business
+    if not watchdog.folder.exists():  # a later start of the run owns the folder now
         os._exit(EXIT_FAILURE)
     code = exit_code_of_hang(hang, run=run)
     give_order(watchdog.folder, LEAVE)

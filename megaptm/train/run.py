@@ -1,4 +1,4 @@
-"""Assembly of a run in one of its processes: what is opened, in which order."""
+"""Assembly of a run in one of its processes, in the order in which things are opened."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from megaptm.run.folder import CONFIG, refuse_other_config
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 from megaptm.spec import ModelSpec
 
-# MLflow's words for how a job ended, by its exit code; any other is a failure.
+# MLflow's status by exit code; any other code is a failure.
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
 
 
 def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
-    """Be one process of the run in `folder` until it ends; returns the exit code. `place` is read from the environment
-    where the caller has not."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # our own launcher sees to it itself, Slurm kills what it started
+    """Run one process of the run in `folder` to its end and return the exit code. `place`: None reads it from the
+    environment."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # megaptm's launcher does this itself, and Slurm kills its processes
         end_with_parent(os.getppid())()
     run = Path(folder)
     refuse_other_config(run)
@@ -45,14 +45,14 @@ def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
         if VARIABLE in os.environ:
             heartbeat.open(Path(os.environ[VARIABLE]))
         stop = stack.enter_context(StopRequest())
-        # Before the world is joined, so that a second job on the same folder fails alone and at once.
+        # Before joining the world, so that a second job on the same folder fails alone and at once.
         lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
         if lock:
             refuse_other_config(run)
             heartbeat.remove_earlier()
         try:
             code = _work(run, config, place, lock, stop, heartbeat)
-        except StopError:  # before the first step: what was saved earlier stands
+        except StopError:  # before the first step; earlier checkpoints are unchanged
             code = EXIT_CONTINUE
         stop.ignore_from_now_on()
         return code
@@ -65,7 +65,7 @@ def _work(
     for doubt in config_warnings(config):
         tell(f"warning: {doubt}")
     tell("loading PyTorch and megatron-core")
-    # Imported here: torch and megatron-core take seconds, and a mistake above should not wait for them.
+    # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
     from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
@@ -138,7 +138,7 @@ def _work(
     finally:
         heartbeat.enter("ending")
         source.close()
-        # A run that another job took over is said to have ended by that job alone.
+        # If another job took over the run, only that job reports its end.
         if report and events and lock and lock.still_mine():
             if stop.name:
                 events.write(StopSignalEvent(signal=stop.name))

@@ -1,4 +1,4 @@
-"""What the loop and the checkpointer ask of an engine, whatever it trains."""
+"""Interface of engines to the loop and the checkpointer."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from megaptm.parallel.step_result import StepResult
 
 
 class TrainingEngine(Protocol):
-    """A model on this process's place of a layout, with what moves its weights."""
+    """Model of this rank in a layout, with its optimizer."""
 
     ranks: Ranks
     losses: dict[str, float]
-    """Loss -> its weight."""
+    """Loss -> weight."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change the weights of the losses, from the next pass on."""
+        """Change the weights of the losses, starting with the next pass."""
 
     def fill(self) -> None:
-        """Begin with the initial weights, a function of the seed."""
+        """Set the initial weights, a function of the seed."""
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn from this data rank's micro-batches; the same result on every process."""
+        """Train on this data rank's micro-batches; return the same result on every process."""
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
-        """Losses of micro-batches, without learning."""
+        """Return the losses of micro-batches, without training."""
 
     def pieces(self) -> Iterable[TensorPiece]:
-        """What this process has to write of a checkpoint: each element of each tensor comes from one process."""
+        """Return the tensors that this process writes to a checkpoint; each element of each tensor comes from one
+        process."""
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        """Go on from a checkpoint of any layout, made after `step` steps."""
+        """Continue from a checkpoint of any layout, written after `step` steps."""

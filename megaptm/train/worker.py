@@ -1,4 +1,4 @@
-"""`python -m megaptm.train.worker --run FOLDER`: one process of a run; `megaptm train` starts one for each rank."""
+"""`python -m megaptm.train.worker --run FOLDER`: one process of a run; `megaptm train` starts one per rank."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def main(run: str) -> None:
         click.echo(f"error: {error}", err=True)
         end_now(error.exit_code, handlers=False)
     except KeyboardInterrupt:
-        # While the program is still loading, or a second time under torchrun: an end by a signal, no failure.
+        # During imports, or the second time under torchrun: exit by the signal, not with a failure.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception:
-        # Not left to torch's hook, which begins each line with the rank: the launcher, who knows the rank, looks for a
-        # traceback at the beginning of a line, to hold back one that only echoes another's.
+        # Not left to torch's hook, which prefixes each line with the rank. The launcher knows the rank; it looks for a
+        # traceback at the start of a line, to suppress those that only echo another rank's.
         traceback.print_exc()
         end_now(EXIT_FAILURE, handlers=False)
     end_now(code)
