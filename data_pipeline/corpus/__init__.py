@@ -1,1 +1,1 @@
-"""The build: parts of documents, chosen and tokenized into shards, by any number of workers."""
+"""Corpus build: parts of documents are selected and tokenized into shards, by any number of workers."""

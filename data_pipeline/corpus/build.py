@@ -1,6 +1,5 @@
-"""The build: read and clean in parts, deduplicate, choose by hash, train or load the tokenizer, write shards, and last
-the manifest. Every stage is jobs that are done once (`work.JobRunner`): a build that was killed goes on where it was.
-"""
+"""Build a corpus: read and clean parts, deduplicate, select by hash, train or load the tokenizer, write shards, and
+last the manifest. Each stage consists of jobs that run once (`work.JobRunner`), so a killed build can continue."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ from megaptm.tokenizers import Tokenizer, load
 
 SPLITS = ("train", "validation")
 BATCH_TOKENS = 2560
-"""Held-out tokens that are enough for a batch of `configs/gpt2/tiny.yaml`, and for some that are left over."""
+"""Validation tokens that fill at least one batch of `configs/gpt2/tiny.yaml`."""
 
 
 def build_corpus(
@@ -48,10 +47,10 @@ def build_corpus(
     scratch: str | None = None,
     console: Console | None = None,
 ) -> CorpusReport:
-    """Build the corpus of a recipe in the folder or at the URL `out`. Its bytes do not depend on `workers`.
+    """Build the corpus of a recipe in the folder or at the URL `out`. The output does not depend on `workers`.
 
-    `workers`: Ray workers; 0 is this process alone; absent chooses by the size of the input. Whatever fails, `out`
-    does not appear. `scratch`: folder of unfinished work, which all machines of a Ray cluster must share.
+    `workers`: number of Ray workers; 0 for this process only; None to choose by input size. If the build fails, `out`
+    is not created. `scratch`: folder of unfinished work; all machines of a Ray cluster must share it.
     """
     passed_over = Dropped()
     files = find_files(recipe.sources, passed_over)
@@ -69,7 +68,7 @@ def build_corpus(
         if tokenizer is None:
             sample = DocumentSample.of(selection, recipe.tokenizer.kind)
             tokenizer = load(train_tokenizer(recipe.tokenizer, sample, work))
-        tokenizer.save(output.scratch / "tokenizer")  # where workers find it
+        tokenizer.save(output.scratch / "tokenizer")  # where workers load it from
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
         annotations = complete(recipe, tokenizer)
         images = any(source.format == "image-text" for source in recipe.sources)
@@ -105,7 +104,7 @@ def build_corpus(
 
 
 def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
-    """Leave out what the corpus has already, and say where each document goes; all is counted in `dropped`."""
+    """Deduplicate, and assign documents to splits. Dropped documents are counted in `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
     if options.paragraphs:
         cut = cut_paragraphs(parts, options, work.run, folder)
@@ -128,9 +127,10 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Drop
 
 
 def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
-    """What is kept beside the tokens, with what the recipe leaves to us.
+    """Return the recipe's annotations with defaults filled in.
 
-    Only objectives on pairs of texts read where sentences begin, and they need a token that separates the two.
+    Sentence starts are stored by default if the tokenizer has a separator token, because only objectives on pairs of
+    texts use them.
     """
     asked, special = recipe.annotate or Annotations(), tokenizer.special
     separates = special.cls is not None and special.sep is not None
@@ -144,11 +144,11 @@ NEEDED = {
     "tags": "phrases that the text has",
     "turns": "sources with `messages`",
 }
-"""Of annotations that not every text has: what to give where none of it was found."""
+"""Annotation that a text may lack -> what the user must provide if none was found."""
 
 
 def found_of(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
-    """Annotation -> how many of it the corpus has; a `UserError` where one that was asked for is nowhere."""
+    """Return annotation -> number in the corpus. Raises `UserError` if a requested annotation does not occur."""
     found = Counter(dict.fromkeys(annotations.fields, 0))
     for result in results:
         found.update(result.found)
@@ -189,7 +189,7 @@ def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
 def _notes(
     recipe: Recipe, selection: Selection, tokenizer: Tokenizer, manifest: Manifest, work: JobRunner
 ) -> list[str]:
-    """What a user should know although nothing failed."""
+    """Return warnings about a successful build."""
     notes = []
     held = manifest.splits["validation"]
     if recipe.validation != 0 and not held.samples:
@@ -212,7 +212,7 @@ def _notes(
 
 
 def _little_held(selection: Selection, manifest: Manifest) -> str:
-    """That a run cannot be validated with what is held out, and with which setting it can."""
+    """Warn that the validation split is too small for a batch, and suggest a setting."""
     held, splits = manifest.splits["validation"], manifest.splits.values()
     per_token = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
     share = math.ceil(100 * selection.share_of(int(BATCH_TOKENS * per_token))) / 100

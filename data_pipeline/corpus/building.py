@@ -1,4 +1,4 @@
-"""How every build of a corpus begins: a place to build in, stages to show, workers."""
+"""Common start of every corpus build: output folder, progress display, workers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from megaptm.errors import UserError, shown
 
 
 class CorpusBuild:
-    """A corpus in the making."""
+    """Corpus build in progress."""
 
     def __init__(self, output: CorpusOutput, stages: Stages, opened: ExitStack) -> None:
         self.output, self.stages, self._opened = output, stages, opened
 
     def start_workers(self, count: int | None, input_bytes: int) -> JobRunner:
-        """Workers for an input of so many bytes, who end with the build (`corpus.workers.open_workers`)."""
+        """Start workers for an input of `input_bytes`; they stop with the build (`corpus.workers.open_workers`)."""
         with self.stages.stage("start workers"):
             workers = self._opened.enter_context(open_workers(count, input_bytes, self.output.scratch))
         return JobRunner(self.output.scratch, workers, self.stages)
@@ -31,10 +31,10 @@ class CorpusBuild:
 def open_build(
     out: str | Path, *, overwrite: bool, scratch: str | None, console: Console | None
 ) -> Iterator[CorpusBuild]:
-    """A build of the corpus at `out` (`corpus.output.building`)."""
+    """Open a build of the corpus at `out` (`corpus.output.building`)."""
     try:
         str(out).encode()
-    except UnicodeEncodeError:  # its report has the name
+    except UnicodeEncodeError:  # the report contains the name
         raise UserError(f"out ({shown(str(out), most=300)}) has a name that is no UTF-8: choose another.") from None
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,

@@ -1,4 +1,4 @@
-"""The share of each source, format and document length in a corpus; a warning where a few documents are half of it."""
+"""Tokens of a corpus by source, format and document length, and a warning if a few documents hold half of them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from data_pipeline.document import Document
 
 MOST_GIANTS = 32
-"""Documents that are a few, at most; so many of the largest are remembered."""
+"""Maximum number of documents that count as "a few", and number of largest documents that are recorded."""
 GIANT_SHARE = 0.01
-"""A few are also no more than this share of all."""
+"""Maximum share of all documents that counts as "a few"."""
 LEAST_DOCUMENTS = 10
-"""Of fewer one is often the half."""
+"""Minimum documents for a warning. In a smaller corpus, one document often holds half of the tokens."""
 
 
 @dataclass
 class TextSize:
-    """The size of some documents."""
+    """Total size of a set of documents."""
 
     documents: int = 0
     tokens: int = 0
@@ -32,15 +32,15 @@ class TextSize:
 
 @dataclass
 class Composition:
-    """Sizes of the documents of a corpus, or of a shard."""
+    """Sizes of the documents of a corpus or a shard."""
 
     sources: dict[str, TextSize] = field(default_factory=dict)
-    """Path of a source -> its documents."""
+    """Path of a source -> size of its documents."""
     formats: dict[str, TextSize] = field(default_factory=dict)
     lengths: dict[int, int] = field(default_factory=dict)
-    """2**i -> tokens of the documents of 2**i to 2**(i + 1) - 1 tokens."""
+    """2**i -> tokens in documents of 2**i to 2**(i + 1) - 1 tokens."""
     largest: list[tuple[int, str]] = field(default_factory=list)
-    """Tokens and name of the largest documents, the largest first."""
+    """(tokens, name) of the largest documents, in descending order."""
 
     def add(self, document: Document, tokens: int, num_bytes: int) -> None:
         name, _, source = document.origin.partition(" ")
@@ -61,7 +61,7 @@ class Composition:
         self.largest = heapq.nlargest(MOST_GIANTS, [*self.largest, *other.largest])
 
     def warnings(self) -> list[str]:
-        """A sentence where half of all tokens are in a few documents."""
+        """Return a warning if a few documents hold half of all tokens."""
         documents = sum(size.documents for size in self.sources.values())
         half = sum(size.tokens for size in self.sources.values()) / 2
         few = min(MOST_GIANTS, max(1, int(GIANT_SHARE * documents)))
@@ -79,7 +79,7 @@ class Composition:
 
 
 def composition_of(parts: Iterable[Composition]) -> Composition:
-    """The sum of the compositions of shards."""
+    """Return the sum of the compositions of shards."""
     whole = Composition()
     for part in parts:
         whole.merge(part)

@@ -1,10 +1,10 @@
-"""The corpus appears whole or not at all: it is made in a folder of its own, which gets its name when it is finished
-and on the disk, or is sent to its URL then, the manifest last.
+"""Atomic output of a corpus. It is built in a separate folder, which is renamed to its final name after it is complete
+and synced to disk. For a URL, the finished files are uploaded, the manifest last.
 
-Finished jobs wait in the scratch folder until the corpus has appeared: whenever a build is killed, the next one goes on
-from there. So it does after one that failed after a while: a mistake in the last file should not cost the work on all
-others. One corpus that replaces another takes its name in two steps: a build killed between them leaves none there, and
-the next one puts the old one back before it begins.
+Results of finished jobs stay in the scratch folder until the corpus is published, so a killed build continues from
+there. A build that fails after some time also keeps them: a mistake in the last file should not cost all other work. A
+corpus is replaced in two renames. If a build is killed between them, no corpus has the name; the next build first
+restores the old corpus.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from megaptm.storage import exists, is_remote, join, listed, remove, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
 WORTH_KEEPING = 60.0
-"""Seconds of work that a build which fails does not throw away."""
+"""Seconds of work that a failed build keeps instead of discarding."""
 CACHE = "~/.cache/megaptm/builds"
-"""Where corpora for other places are made, unless `scratch` says where."""
+"""Default scratch folder of corpora that are uploaded to a URL."""
 
 
 class CorpusOutput(ABC):
-    """Where a build writes."""
+    """Destination of a build."""
 
     homes: tuple[Path, ...]
-    """Folders of this output alone, locked while it is built and gone when it has appeared. The first is beside it."""
+    """Folders used by this output only, locked during the build and removed after publication. The first is next to the
+    output."""
     scratch: Path
-    """In one of them: unfinished work."""
+    """Folder of unfinished work, inside one of `homes`."""
 
     @property
     def folder(self) -> Path:
-        """The corpus in the making."""
+        """Folder of the unfinished corpus."""
         return self.homes[0] / CORPUS
 
     def place(self, file: str | Path, name: str) -> None:
-        """Give a finished file of the scratch folder its name in the corpus; it stays where it is, too."""
+        """Link a finished file of the scratch folder into the corpus; the original stays."""
         try:
             os.link(file, self.folder / name)
         except OSError as error:
@@ -60,17 +61,17 @@ class CorpusOutput(ABC):
             shutil.copyfile(file, self.folder / name)
 
     def place_shards(self, split: str, written: Iterable[ShardInfo | None]) -> Iterator[ShardInfo]:
-        """Give finished shards of a split, and their indexes, names in the corpus: yields them with these; jobs that
-        had nothing to write, None, have no shard."""
+        """Link the finished shards of a split and their indexes into the corpus, and yield them with their new names.
+        None stands for a job without output."""
         for number, info in enumerate(info for info in written if info):
             named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-            # Where files are is not learned from a result that was found.
+            # The folder is not taken from a stored result, which another build may have written.
             self.place(self.scratch / SHARDS / Path(info.name).name, named.name)
             self.place(self.scratch / SHARDS / Path(info.index_name).name, named.index_name)
             yield named
 
     def begin(self) -> None:
-        """Make the place ready to build in. The homes are locked."""
+        """Prepare the folders for building. The homes are locked."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         for home in self.homes:
             _remove_all_but(home, self.scratch)
@@ -79,19 +80,19 @@ class CorpusOutput(ABC):
 
     @abstractmethod
     def publish(self, work: JobRunner) -> None:
-        """Let the finished corpus appear."""
+        """Publish the finished corpus under its final name."""
 
     def drop(self) -> None:
-        """Leave nothing of it but what has appeared."""
+        """Remove everything except a published corpus."""
         for home in self.homes:
             shutil.rmtree(home, ignore_errors=True)
 
 
 class LocalOutput(CorpusOutput):
-    """A folder on this machine, made beside its place and renamed."""
+    """Local folder, built next to its destination and renamed."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
-        self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name to build beside
+        self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name from which to form a sibling folder
         self.overwrite = overwrite
         _check_free(self.out, overwrite)
         home = self.out.with_name(self.out.name + BUILDING)
@@ -101,7 +102,7 @@ class LocalOutput(CorpusOutput):
 
     def begin(self) -> None:
         self._put_back()
-        _check_free(self.out, self.overwrite)  # again: another build may have ended since
+        _check_free(self.out, self.overwrite)  # checked again, because another build may have finished in the meantime
         super().begin()
 
     def publish(self, work: JobRunner) -> None:
@@ -118,13 +119,13 @@ class LocalOutput(CorpusOutput):
         super().drop()
 
     def _put_back(self) -> None:
-        """Let the old corpus have its name again, unless the new one has got it."""
+        """Restore the old corpus to its name, unless the new one has been published."""
         if os.path.lexists(self._replaced) and self.folder.exists() and not os.path.lexists(self.out):
             self._replaced.rename(self.out)
 
 
 class RemoteOutput(CorpusOutput):
-    """A URL. While its old corpus is being replaced there is none: a manifest never names files of two builds."""
+    """URL. Its old manifest is removed before files are replaced, so that no manifest names files of two builds."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = out.rstrip("/")
@@ -152,14 +153,14 @@ class RemoteOutput(CorpusOutput):
 
 @dataclass(frozen=True)
 class SendJob:
-    """Copy a file to a URL."""
+    """Upload of a file to a URL."""
 
     path: str
     url: str
 
 
 def send(job: SendJob) -> None:
-    """Whole or not at all."""
+    """Upload a file atomically."""
     upload(Path(job.path), job.url)
 
 
@@ -167,7 +168,7 @@ def send(job: SendJob) -> None:
 def building(
     out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
 ) -> Iterator[CorpusOutput]:
-    """A folder to build in, for `publish` to turn into the corpus."""
+    """Open a folder to build in. `publish` turns it into the corpus."""
     begun = time.monotonic()
     output: CorpusOutput = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:
@@ -211,7 +212,7 @@ def _taken(out: str) -> UserError:
 
 
 def _own_folder(scratch: str, out: str) -> Path:
-    """What is made for `out` in a folder that builds of several may share."""
+    """Return the folder for `out` inside a scratch folder that several builds may share."""
     return Path(scratch).expanduser() / hashlib.sha256(out.encode()).hexdigest()[:16]
 
 
@@ -220,7 +221,7 @@ def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.samestat(os.fstat(handle), os.stat(folder)):  # its build has just ended, and removed it
+        if not os.path.samestat(os.fstat(handle), os.stat(folder)):  # removed by a build that has just ended
             raise BlockingIOError
     except BlockingIOError:
         os.close(handle)
@@ -232,7 +233,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove_halves(folder: Path) -> None:
-    """What workers of a killed build were writing. One that still lives fails at its end, and nobody waits for it."""
+    """Remove incomplete files of a killed build. A worker of it that is still alive then fails, which has no effect."""
     for part in folder.rglob(f"*{SUFFIX}"):
         part.unlink(missing_ok=True)
 

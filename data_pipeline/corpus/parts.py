@@ -1,6 +1,6 @@
-"""The first half of a build: spans of files read and cleaned into parts, each a file of documents, sketches beside it.
+"""First half of a build: read and clean spans of files into parts, each a file of documents with sketches.
 
-A part depends on its spans and the steps alone, so any worker may make it, at any time, and again.
+A part depends only on its spans and steps, so any worker can make it at any time, or make it again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
 PART_BYTES = 4 << 20
-"""Input of one part: small enough that workers finish together, large enough that handing it out costs nothing."""
+"""Input bytes of a part: small enough to balance workers, large enough to make scheduling overhead negligible."""
 MOST_PARTS = 4096
-"""Larger inputs have larger parts, so that a stage that looks at all parts opens a bounded number of files."""
+"""Maximum number of parts, which bounds the files that later stages open. Larger inputs have larger parts."""
 
 
 @dataclass(frozen=True)
 class PartJob:
-    """What a worker needs to make a part."""
+    """Job to make one part."""
 
     folder: str
-    """Where to write it, under a name made of what is in it."""
+    """Output folder. The file name is derived from the job."""
     spans: tuple[Span, ...]
     steps: tuple[CleaningStep, ...]
     on_error: OnError
     deduplicate: Deduplicate
     inputs: tuple[tuple[str, str], ...] = ()
-    """Other files that steps read: path, sha256."""
+    """(path, sha256) of other files that steps read."""
     max_seconds: int = MAX_SECONDS
 
     @property
@@ -51,21 +51,21 @@ class PartJob:
 
 @dataclass
 class Part:
-    """A finished part: documents 0 to n - 1 in the order they were read. See `deduplicate` for its files."""
+    """Finished part: documents 0 to n - 1 in input order. See `deduplicate` for its files."""
 
     stem: str
-    """Path of its files without their suffixes."""
+    """Path of its files without suffix."""
     documents: int
     dropped: Dropped
 
     @property
     def digests(self) -> np.ndarray:
-        """uint64 [n, 2]"""
+        """uint64 [n, 2]: 128-bit hashes of the texts."""
         return load(f"{self.stem}.columns.npy")["digest"]
 
     @property
     def sizes(self) -> np.ndarray:
-        """int64 [n]"""
+        """int64 [n]: bytes of the texts."""
         return load(f"{self.stem}.columns.npy")["size"]
 
 
@@ -81,7 +81,7 @@ def make_part(job: PartJob) -> Part:
 
 
 def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> tuple[list[Part], Dropped]:
-    """Read and clean every file into parts."""
+    """Read and clean all files into parts."""
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MOST_PARTS)
@@ -91,7 +91,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
         for spans in deal(files, size)
     ]
     found = work.run("read and clean", make_part, jobs)
-    # Where files are is the job's word; a result found in a folder is no place to learn a path from.
+    # The path is taken from the job and not from the result, which may be a stored one.
     parts = [replace(part, stem=job.stem) for part, job in zip(found, jobs, strict=True)]
     dropped = Dropped()
     for part in parts:
@@ -100,7 +100,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
 
 
 def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Path and sha256 of each file."""
+    """Return (path, sha256) of each file."""
     return tuple((path, _hash(path)) for path in paths)
 
 

@@ -1,4 +1,4 @@
-"""Which documents go where, decided from hashes and sizes alone, one part after the other: no table of all is held."""
+"""Assign documents to splits by their hashes and sizes. Parts are processed one at a time to bound memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Literal, Protocol
 import numpy as np
 
 EVERY = 1 << 64
-"""A bound that all 64-bit hashes lie below."""
+"""Upper bound of all 64-bit hashes."""
 
 HELD = 0.02
-"""Share of the documents that is held out unless another is given."""
+"""Default share of documents in the validation split."""
 LEAST_HELD, MOST_HELD = 64 << 10, 0.2
-"""Then at least so many bytes are held out, but no more than about this share of all: a run is validated on whole
-batches, of which 0.02 of little text are none."""
+"""By default at least LEAST_HELD bytes are validation text, but at most about MOST_HELD of all bytes. Validation needs
+full batches, and 0.02 of a small corpus is less than one."""
 
 
 class Documents(Protocol):
-    """A part, as far as choosing goes."""
+    """Interface of a part that selection needs."""
 
     @property
     def digests(self) -> np.ndarray:
@@ -34,43 +34,46 @@ class Documents(Protocol):
 
 
 DocumentRows = tuple[int, np.ndarray]
-"""Number of a part, int64 rows of it, rising."""
+"""Index of a part, and ascending int64 rows in it."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Rules on a document's hashes. A document's split depends on its text and the seed, so that adding sources later
-    moves no document across; or some into training, where the least text to hold out was more than its share."""
+    """Assignment of documents by their hashes.
+
+    The split of a document depends only on its text and the seed, so adding sources later moves no document to another
+    split. Exception: if the minimum validation size was in effect, some documents may move to training.
+    """
 
     parts: Sequence[Documents]
     stays: Callable[[int], np.ndarray]
-    """Number of a part -> bool [n]: what is left after deduplication."""
+    """Index of a part -> bool [n]: documents that remain after deduplication."""
     below: int
-    """Bound on the first hash: what lies beyond was asked to be left out."""
+    """Bound on the first hash. Documents at or above it exceed `limit_bytes`."""
     salt: np.uint64
     held_below: int
-    """Bound on the second hash, salted: what lies below is held out for validation."""
+    """Bound on the salted second hash. Documents below it are in the validation split."""
 
     def rows(self, number: int) -> dict[str, np.ndarray]:
-        """`train`, `validation` -> int64 rows of a part, rising."""
+        """Return `train` and `validation` -> ascending int64 rows of a part."""
         digests = self.parts[number].digests
         within = self.stays(number) & _less(digests[:, 0], self.below)
         held = _less(digests[:, 1] ^ self.salt, self.held_below)
         return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
 
     def places(self, split: str) -> Iterator[DocumentRows]:
-        """All documents of a split."""
+        """Yield all documents of a split."""
         for number in range(len(self.parts)):
             rows = self.rows(number)[split]
             if len(rows):
                 yield number, rows
 
     def share_of(self, num_bytes: int) -> float:
-        """The share to hold out (`validation`) that is at least so much text."""
+        """Return the share (`validation`) that puts at least `num_bytes` of text in the validation split."""
         return least_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / EVERY
 
     def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
-        """A sample of a split, at most `limit_bytes` of text (one document at least), which depends on texts alone."""
+        """Sample at most `limit_bytes` of text from a split, or one document. The sample depends only on the texts."""
 
         def hashes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for number, rows in self.places(split):
@@ -93,9 +96,11 @@ def select(
     seed: int,
     limit_bytes: int | None = None,
 ) -> Selection:
-    """Keep at most `limit_bytes` of what stays, and hold out a share of it: where none is given `HELD`, and of little
-    text at least `LEAST_HELD` or `MOST_HELD` of all. But train always gets a document, and validation too where there
-    are two."""
+    """Select at most `limit_bytes` of the remaining documents, and a share of them for validation.
+
+    The default share is `HELD`, but at least `LEAST_HELD` bytes or `MOST_HELD` of all text. Training always gets a
+    document, and validation too if there are two.
+    """
     below = EVERY if limit_bytes is None else hash_bound(lambda: _hashes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
     highest = total = 0
@@ -113,7 +118,7 @@ def select(
 def _salted(
     parts: Sequence[Documents], stays: Callable[[int], np.ndarray], below: int, salt: np.uint64
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """What decides the split of the documents that are kept, and their sizes."""
+    """Yield the salted hashes that decide the split of the selected documents, and their sizes, part by part."""
     for number, part in enumerate(parts):
         kept = stays(number) & _less(part.digests[:, 0], below)
         yield part.digests[kept, 1] ^ salt, part.sizes[kept]
@@ -126,10 +131,11 @@ def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> I
 
 
 def hash_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], limit_bytes: int) -> int:
-    """The largest bound such that documents with a hash below it have at most `limit_bytes` of text; or one document.
+    """Return the largest bound such that documents with hashes below it have at most `limit_bytes` of text, or one
+    document.
 
-    `hashes()` gives (uint64 hashes, int64 sizes) batch by batch, and is read twice: first to find the 65,536th part of
-    all hashes in which the bound lies, then to look at that.
+    `hashes()` yields batches of (uint64 hashes, int64 sizes) and is read twice: first to find the interval (of 65,536)
+    that contains the bound, then to find the bound in it.
     """
     if (near := _near(hashes, limit_bytes, "right")) is None:
         return EVERY
@@ -140,7 +146,7 @@ def hash_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], li
 
 
 def least_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
-    """The smallest bound such that documents with a hash below it have `num_bytes` of text, or all that there is."""
+    """Return the smallest bound such that documents with hashes below it have `num_bytes` of text, or all text."""
     if (near := _near(hashes, num_bytes, "left")) is None:
         return EVERY
     values, totals, _ = near
@@ -150,8 +156,8 @@ def least_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], n
 def _near(
     hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int, side: Literal["left", "right"]
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
-    """Hashes near that of the document at which so much text ends, rising, the text up to each of them, and before
-    all of them; None where there is less text."""
+    """Return the sorted hashes in the interval where the cumulative text reaches `num_bytes`, the cumulative text at
+    each, and the text before the interval. None if there is less text."""
     sums = np.zeros(1 << 16, dtype=np.int64)
     for values, sizes in hashes():
         np.add.at(sums, _interval(values), sizes)
@@ -173,12 +179,13 @@ def _interval(hashes: np.ndarray) -> np.ndarray:
 
 
 def _less(values: np.ndarray, bound: int) -> np.ndarray:
-    """Which of some uint64 lie below a bound that may be one more than any of them."""
+    """Return which uint64 values are below `bound`, which may be 2**64."""
     return np.ones(len(values), dtype=bool) if bound >= EVERY else values < np.uint64(bound)
 
 
 def shards_of(places: Iterable[DocumentRows], parts: Sequence[Documents], size: int) -> Iterator[list[DocumentRows]]:
-    """Consecutive documents in shards of about `size` bytes of text; a shard begins where its first document does."""
+    """Divide consecutive documents into shards of about `size` bytes of text. Shard boundaries are document
+    boundaries."""
     total, stretch = 0, -1
     shard: list[DocumentRows] = []
     for number, rows in places:

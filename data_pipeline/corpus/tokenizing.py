@@ -1,7 +1,7 @@
-"""The second half of a build: documents of the parts become the tokens of a shard.
+"""Second half of a build: tokenize the documents of the parts into shards.
 
-A shard depends on its documents and the tokenizer alone; it appears under its name when it is complete, and writing it
-again writes the same bytes.
+A shard depends only on its documents and the tokenizer. It is written atomically, and writing it again gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from megaptm.storage import is_remote, read
 from megaptm.tokenizers import Tokenizer, load
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
-"""Text tokenized at once: enough to keep the tokenizer busy, little enough to hold."""
+"""Size of a batch for the tokenizer: large enough to use it fully, small enough for memory."""
 
 
 @dataclass(frozen=True)
 class ShardPlace:
-    """Some documents of a part."""
+    """Documents of a part."""
 
     stem: str
     rows: np.ndarray
-    """int64, rising"""
+    """int64, ascending."""
     first: int
-    """Number of the part's first document in the corpus; numbers of documents are the keys of samples."""
+    """Index in the corpus of the part's first document. Document indexes are the keys of samples."""
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """What a worker needs to write a shard."""
+    """Job to write one shard."""
 
     folder: str
-    """Where to write it, under a name made of what is in it."""
+    """Output folder. The file name is derived from the job."""
     dtype: str
     places: tuple[ShardPlace, ...]
     tokenizer: str
-    """Its folder."""
+    """Folder of the tokenizer."""
     fingerprint: str
     annotations: Annotations
     images: bool
     on_error: OnError
     inputs: tuple[tuple[str, str], ...]
-    """Other files that annotating reads: path, sha256."""
+    """(path, sha256) of other files that annotation reads."""
 
 
 @dataclass
 class ShardResult:
-    """A finished shard; `info` is None when none of its documents had a token."""
+    """Finished shard. `info` is None if none of its documents had a token."""
 
     info: ShardInfo | None
-    """Its files are in the folder SHARDS."""
+    """Names of its files, in the folder SHARDS."""
     lengths: list[int]
-    """Documents of 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
+    """Number of documents with 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
     languages: Counter[str]
     found: Counter[str]
-    """Annotation -> how many of it."""
+    """Annotation -> count."""
     unknown: dict[str, UnknownWords]
-    """Language -> its words; empty where the tokenizer knows every word."""
+    """Language -> counts of its words; empty if the tokenizer knows every word."""
     composition: Composition
 
 
@@ -92,7 +92,7 @@ def write_shards(
     *,
     images: bool,
 ) -> dict[str, list[ShardResult]]:
-    """Tokenize and write the shards of every split: split -> results."""
+    """Tokenize and write the shards of all splits. Returns split -> results."""
     parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
     firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()
 
@@ -131,7 +131,7 @@ def stored_as(tokenizer: Tokenizer) -> str:
 
 
 def stored_fields(annotations: Annotations, *, images: bool) -> tuple[str, ...]:
-    """What documents of a corpus may have, as its manifest lists it."""
+    """Return the fields that documents may have, as listed in the manifest."""
     return ("tokens", *annotations.fields, *(dict.fromkeys(MEMBERS.values()) if images else ()))
 
 
@@ -168,12 +168,12 @@ def write_shard(job: ShardJob) -> ShardResult:
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
-        writer.abort()  # nothing to do after close
+        writer.abort()  # no effect after close
     return ShardResult(info, lengths.tolist(), dropped, languages, found, unknown, composition)
 
 
 def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:
-    """What `annotate` says of each document, or what it raises."""
+    """Annotate each document, and return its annotations or the exception."""
     try:
         return [*annotate(batch, tokenizer, wanted)]
     except Exception as error:
@@ -185,25 +185,25 @@ def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotati
 
 
 def _meta(document: Document) -> dict[str, Any]:
-    """What is kept of where a text came from, and of what was learned on the way; places in it are annotations."""
+    """Return the metadata of a sample: source and notes, without `turns` and `parts`, which are annotations."""
     notes = {name: note for name, note in document.notes.items() if name not in ("turns", "parts")}
     return {"source": document.source, **notes}
 
 
 def _unfit(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
-    """Why a document is none for a shard; empty: it is."""
+    """Return the reason to drop a document, or an empty string."""
     if not len(ids):
         return "no tokens"
-    # One part is what is left where a step changed the text as a whole, or where the others have no token.
+    # A single part remains if a step changed the full text, or if the other parts have no token.
     return "no parts" if len(annotations.get("parts", (0, 0))) < 2 else ""
 
 
 def _image(document: Document) -> dict[str, bytes] | None:
-    """Suffix -> bytes of the image that the text belongs to; None where that cannot be read."""
+    """Return suffix -> bytes of the document's image; empty without an image, None if it cannot be read."""
     place = document.notes.get("image")
     if place is None:
         return {}
-    if not is_remote(place) and not Path(place).is_file():  # a pipe would never end
+    if not is_remote(place) and not Path(place).is_file():  # reading a pipe could block forever
         return None
     try:
         return {MEMBERS[Path(place).suffix.lower()]: read(place)}
@@ -213,7 +213,7 @@ def _image(document: Document) -> dict[str, bytes] | None:
 
 @lru_cache(maxsize=1)
 def _tokenizer(folder: str, fingerprint: str) -> Tokenizer:
-    """Loaded once in each worker; the fingerprint keeps a worker from using the one that stood here before."""
+    """Load the tokenizer once per worker. The fingerprint prevents use of an older tokenizer from the same folder."""
     tokenizer = load(folder)
     assert tokenizer.fingerprint == fingerprint
     return tokenizer

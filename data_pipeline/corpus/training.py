@@ -1,4 +1,4 @@
-"""A tokenizer is trained on a sample of the training split, the same sample for the same documents."""
+"""Train a tokenizer on a deterministic sample of the training split."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.tokenizers import KINDS, train
 
-# Text a tokenizer is trained on. More changes few of its pieces and takes longer; Unigram is slow, words are counted.
+# Bytes of training text. More text changes few pieces and takes longer. Unigram training is slow; `words` only counts.
 TRAINING_BYTES = dict.fromkeys(KINDS, 20 << 20) | {"unigram": 4 << 20, "words": 200 << 20}
 
 
 class TrainingText(Protocol):
-    """Where a worker finds the text to train on: a frozen dataclass, of whose fields the job's name is made."""
+    """Training text that a worker can read: a frozen dataclass whose fields become part of the job's key."""
 
     def read(self) -> Iterator[str]:
-        """One text after the other."""
+        """Yield texts."""
 
 
 @dataclass(frozen=True)
 class DocumentSample:
-    """Documents of the parts of a build."""
+    """Documents from the parts of a build."""
 
     rows: tuple[tuple[str, np.ndarray], ...]
-    """Stem of a part, int64 rows of it."""
+    """(stem, int64 rows) of each part."""
 
     @classmethod
     def of(cls, selection: Selection, kind: str) -> DocumentSample:
-        """As much of the training split as a kind of tokenizer is trained on."""
+        """Sample as much of the training split as this kind of tokenizer needs."""
         parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
         places = selection.sample("train", TRAINING_BYTES[kind])
         return cls(tuple((parts[number].stem, rows) for number, rows in places))
@@ -47,10 +47,10 @@ class DocumentSample:
 
 @dataclass(frozen=True)
 class TokenizerJob:
-    """What a worker needs to train a tokenizer."""
+    """Job to train one tokenizer."""
 
     folder: str
-    """Where to write it, under a name made of what it learned from."""
+    """Output folder. The name is derived from the job."""
     recipe: TokenizerRecipe
     text: TrainingText
 
@@ -60,14 +60,14 @@ class TokenizerJob:
 
 
 def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner) -> Path:
-    """Train one as the recipe says, unless an earlier build has done it; returns its folder."""
+    """Train a tokenizer, unless an earlier build has finished the same job; return its folder."""
     job = TokenizerJob(str(work.folder / "tokenizers"), recipe, text)
     work.run("tokenizer", _train, [job])
     return job.path
 
 
 def _train(job: TokenizerJob) -> int:
-    """Train and write one; returns its number of ids."""
+    """Train and write a tokenizer; return its vocabulary size."""
     recipe = job.recipe
     tokenizer = train(
         recipe.kind,

@@ -1,4 +1,4 @@
-"""Words that a tokenizer makes unknown, counted by the language of their documents."""
+"""Count words that a tokenizer maps to the unknown token, by language of their documents."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from data_pipeline.document import Document
 from megaptm.tokenizers import Tokenizer
 
 MAX_SHARE = 0.01
-"""More unknown words than this of a language are worth a warning."""
+"""Share of unknown words in a language above which a warning is given."""
 MAX_WORDS = 100_000
-"""Words of a language that are counted in a shard: enough for the share, few enough to cost nothing."""
+"""Maximum words of a language counted per shard: enough for a reliable share at negligible cost."""
 SCRIPT_CHARACTERS = 1000
-"""Characters of a document by which its script is known."""
+"""Characters of a document used to determine its script."""
 EXAMPLE_CHARACTERS = 40
-# Chinese and Japanese have no spaces: a character counts as a word.
+# Chinese and Japanese have no spaces, so each character counts as a word.
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]|[^\s\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]+")
 
 
 @dataclass
 class UnknownWords:
-    """Words of one language, and how many of them hold a token that stands for the unknown."""
+    """Number of words of a language, and of words that contain an unknown token."""
 
     words: int = 0
     unknown: int = 0
@@ -61,7 +61,7 @@ def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, cou
 
 
 def language_of(document: Document) -> str:
-    """The language that a step or the source has told, else the script of most letters: `Hangul`."""
+    """Return the language in the document's notes, or else the most frequent script, for example `Hangul`."""
     if isinstance(language := document.notes.get("language"), str) and language:
         return language
     beginning = document.text[:SCRIPT_CHARACTERS]
@@ -72,7 +72,7 @@ def language_of(document: Document) -> str:
 
 
 def merged(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
-    """The sums of several shards."""
+    """Return the sums over shards."""
     sums: dict[str, UnknownWords] = {}
     for shard in counts:
         for language, count in shard.items():
@@ -84,7 +84,7 @@ def merged(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWor
 
 
 def warnings(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
-    """A sentence for each language of which too many words are unknown; none for kind `words`, which is meant so."""
+    """Return a warning per language with too many unknown words. Kind `words` is excluded: it is designed that way."""
     if tokenizer.kind == "words":
         return []
     return [

@@ -1,7 +1,7 @@
-"""Work that is done once: each finished job leaves its result behind, and a build that begins again finds it there.
+"""Jobs that run once: the result of a finished job is stored, and a restarted build reads it.
 
-A result is JSON, with the hashes of all files that the job wrote. What is found is taken if every byte of it is still
-what it was; else the job is done again.
+A result is stored as JSON with the hashes of all files that the job wrote. It is reused only if every byte of these
+files is unchanged; otherwise the job runs again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 VERSION = f"{__version__} 5"
-"""Results of another version are not taken. The second number rises when a job's meaning changes."""
+"""Stored results of another version are ignored. Increment the second number when the meaning of a job changes."""
 
 
 class JobRunner:
-    """Runs the jobs of a build on workers, and keeps each result in a file named by the job's content.
+    """Runs jobs on workers and stores each result in a file named by a hash of the job.
 
-    So a job must say everything that its result depends on, a file that it writes must be complete when it appears
-    (`megaptm.storage.AtomicFile`), and its function must say what it returns: numbers, texts, and dataclasses of these.
+    Requirements: a job contains everything that its result depends on; files are written atomically
+    (`megaptm.storage.AtomicFile`); the function has a return annotation of numbers, strings, and dataclasses of these.
     """
 
     def __init__(self, folder: Path, workers: Workers, stages: Stages):
@@ -43,9 +43,9 @@ class JobRunner:
         self.workers = workers
         self.stages = stages
         self.found = 0
-        """Jobs that an earlier build had finished."""
+        """Number of jobs whose result was stored by an earlier build."""
         self.damaged: list[str] = []
-        """Files below `folder` that were not what an earlier build had written. Their jobs were done again."""
+        """Files below `folder` that changed after an earlier build had written them. Their jobs ran again."""
 
     def run(
         self,
@@ -56,9 +56,9 @@ class JobRunner:
         total: int | None = None,
         keep: bool = True,
     ) -> list[Result]:
-        """The results of all jobs, in their order. `total` is their number, where `jobs` has no length.
+        """Run all jobs and return their results in order. `total` is their number if `jobs` has no length.
 
-        Without `keep` every job is done again: for what is done elsewhere, where someone else may undo it.
+        Without `keep`, results are not reused. Use this for effects outside of `folder`, which may be undone by others.
         """
         results: dict[int, Result] = {}
         kept = Path(FINISHED, name.replace(" ", "-"))
@@ -69,7 +69,7 @@ class JobRunner:
             for job in jobs
         )
         with self.stages.stage(name, count) as advance:
-            # Workers look for results themselves: what there is to hash is then hashed by all of them.
+            # Workers look up stored results themselves, which distributes the hashing of files.
             for number, done in self.workers.run(_do, calls):
                 results[number] = done.result
                 self.found += done.found
@@ -84,7 +84,7 @@ class _Call:
     job: Any
     folder: str
     kept: str | None
-    """File below the folder."""
+    """Path of the stored result below the folder, or None."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ class _Done:
 
 
 class _Damaged(Exception):  # noqa: N818  # no end, only more work
-    """Files, its arguments, that are not what was written."""
+    """Changed files, as arguments of the exception."""
 
 
 def _do(call: _Call) -> _Done:
-    """Runs on a worker, which keeps the result itself: the driver may be gone when it is there."""
+    """Run a job on a worker. The worker stores the result itself, because the driver may be gone by then."""
     if call.kept is None:
         return _Done(call.function(call.job))
     try:
@@ -117,7 +117,7 @@ def _do(call: _Call) -> _Done:
 FILES = TypeAdapter(dict[str, str])
 """Path below the folder -> sha256."""
 BEGINNING = b'{"sha256":"%s","job":'
-"""Of a result: the hash of what follows, up to the closing brace."""
+"""Start of a stored result, with the hash of what follows up to the closing brace."""
 
 
 def _remember(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:
@@ -127,12 +127,12 @@ def _remember(result: Any, function: Callable, folder: Path, name: str, paths: I
 
 
 def _remembered(function: Callable, folder: Path, name: str) -> Any:
-    """The result; raises `FileNotFoundError` where there is none, and `_Damaged`."""
+    """Return a stored result; raise `FileNotFoundError` if there is none, and `_Damaged` if files have changed."""
     try:
         content = (folder / name).read_bytes()
     except FileNotFoundError:
         raise
-    except OSError:  # it cannot be read: then it is made again, as a file of the job is
+    except OSError:  # unreadable: run the job again
         raise _Damaged(name) from None
     job = content[len(BEGINNING % bytes(64)) : -1]
     if content != BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}":
@@ -141,7 +141,7 @@ def _remembered(function: Callable, folder: Path, name: str) -> Any:
         parsed = json.loads(job)
         result = _type(function).validate_json(json.dumps(parsed["result"]), strict=True)
         files = FILES.validate_python(parsed["files"])
-    except (ValueError, LookupError, TypeError, ValidationError):  # someone else wrote it
+    except (ValueError, LookupError, TypeError, ValidationError):  # not written by this code
         raise _Damaged(name) from None
     if damaged := [file for file, sha256 in files.items() if not _is(folder / file, sha256)]:
         raise _Damaged(*damaged)
@@ -151,18 +151,18 @@ def _remembered(function: Callable, folder: Path, name: str) -> Any:
 def _is(path: Path, sha256: str) -> bool:
     try:
         return hash_of(str(path)) == sha256
-    except (OSError, UserError):  # it is gone, or cannot be read: then it is written again
+    except (OSError, UserError):  # missing or unreadable: run the job again
         return False
 
 
 @lru_cache(maxsize=64)
 def _type(function: Callable) -> TypeAdapter[Any]:
-    """What a function returns, to write as JSON and to read nothing else."""
+    """Return a type adapter for the function's return type, to write JSON and to validate what is read."""
     return TypeAdapter(get_type_hints(function)["return"])
 
 
 def key_of(function: Callable, job: Any) -> str:
-    """Equal for equal jobs, in every process and on every machine."""
+    """Return a key that is equal for equal jobs, in every process and on every machine."""
     digest = hashlib.blake2b(digest_size=16)
     for token in _tokens((VERSION, function.__module__, function.__qualname__, job)):
         digest.update(len(token).to_bytes(8, "little"))

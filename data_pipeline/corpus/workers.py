@@ -1,4 +1,4 @@
-"""Who does the work: this process, or Ray. The same jobs give the same results, whoever runs them and in any order."""
+"""Execution of jobs in this process or on Ray. Results do not depend on the executor or on the order."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Result = TypeVar("Result")
 SMALL = 64 << 20
 """Bytes of input below which starting Ray (about 8 seconds) takes longer than the work (10 to 50 MB/s)."""
 
-# A worker that dies (out of memory, lost machine) is replaced, and its job runs again; jobs write under a temporary
-# name and rename, so a worker believed dead does no harm.
+# A lost worker (out of memory, lost machine) is replaced, and its job runs again. Jobs write under a temporary name and
+# rename, so a worker that is wrongly considered lost does no harm.
 RETRIES = 3
 
 CANCEL_SECONDS = 30.0
-"""What a lost machine may take to be told so; a process that lives is ended in an instant."""
+"""Time to cancel tasks on a lost machine. A living process ends immediately."""
 
 
 class Workers(Protocol):
-    """Runs jobs; yields each result with the number of its job, as they finish."""
+    """Executor of jobs. `run` yields each result with the index of its job, in order of completion."""
 
     count: int
 
@@ -34,7 +34,7 @@ class Workers(Protocol):
 
 
 class InProcess:
-    """One job after the other, here."""
+    """Sequential execution in this process."""
 
     count = 0
 
@@ -44,7 +44,7 @@ class InProcess:
 
 
 class OnRay:
-    """Up to `count` jobs at once, as Ray tasks."""
+    """Execution as Ray tasks, up to `count` at once."""
 
     def __init__(self, count: int):
         self.count = count
@@ -76,7 +76,7 @@ class OnRay:
 
 
 def _cancel(running: list[Any]) -> None:
-    """They have ended when this returns: one that still wrote would write into a folder that is being removed."""
+    """Cancel tasks and wait for their end, because the folder that they write to may be removed next."""
     import ray
 
     for task in running:
@@ -86,7 +86,7 @@ def _cancel(running: list[Any]) -> None:
 
 
 def _given_up(error: Exception) -> str:
-    """That a worker, and each that took its place, was lost before the job was done."""
+    """Return the message for a job whose worker was lost in every attempt."""
     said = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     return (
         f"Ray gives up a job whose worker was lost {RETRIES + 1} times ({said}): see that its machine lives and has "
@@ -96,10 +96,10 @@ def _given_up(error: Exception) -> str:
 
 @contextmanager
 def open_workers(count: int | None, input_bytes: int, scratch: Path | None = None) -> Iterator[Workers]:
-    """`count` workers; 0: this process. Absent: this process for little text, else one for each CPU Ray has.
+    """Open `count` workers; 0 for this process. None: this process for small input, else one worker per CPU of Ray.
 
-    The Ray that this process is connected to, else the one RAY_ADDRESS names, else one of our own. A Ray that merely
-    happens to run on this machine is left alone. `scratch`: a folder that every machine of the cluster must see.
+    Uses the Ray cluster that this process is connected to, else that of RAY_ADDRESS, else starts its own. Any other Ray
+    on this machine is not used. `scratch`: a folder that must be visible on every machine of the cluster.
     """
     if count is None and input_bytes < SMALL:
         count = 0
@@ -115,7 +115,7 @@ def open_workers(count: int | None, input_bytes: int, scratch: Path | None = Non
 
 
 def _check_shared(scratch: Path) -> None:
-    """Workers hand each other files: each machine looks for one that this process has written."""
+    """Raise `UserError` unless each machine sees a file that this process has written to `scratch`."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -138,6 +138,6 @@ def _check_shared(scratch: Path) -> None:
 
 
 def _quietly(function: Callable[[Job], Result], job: Job) -> Result:
-    """Runs on a worker, which is one of many: the tokenizer library must not start a thread for each CPU as well."""
+    """Run a job on a worker without tokenizer threads, because many workers share the CPUs."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(job)
