@@ -1,7 +1,7 @@
-"""Which documents and paragraphs say again what an earlier one said, over the whole corpus, in bounded memory.
+"""Find duplicate documents and paragraphs in the corpus, with bounded memory.
 
-A worker writes a part with `write_part(stem, documents, options)`, which leaves sketches beside the documents
-(`sketch`: what files there are). When all parts are there:
+A worker writes a part with `write_part(stem, documents, options)`, which also writes sketches (see `sketch` for the
+files). When all parts are written:
 
     if options.paragraphs:
         parts = cut_paragraphs(parts, options, run, folder)   # new parts, with what was dropped and cut
@@ -9,10 +9,10 @@ A worker writes a part with `write_part(stem, documents, options)`, which leaves
     for number, part in enumerate(parts):
         rows = np.flatnonzero(duplicates.stay(number))
 
-A part is anything with a `stem` and its number of `documents`; its stem must change with its documents and with the
-options. `run(name, function, jobs)` returns the results in the order of the jobs. Jobs are frozen dataclasses that name
-all that their results depend on, functions are at module level and write files that appear whole, so `run` may send
-them to other processes, in any order, and need not run a job again whose result it has.
+A part is any object with a `stem` and a number of `documents`. The stem must change with the documents and options.
+`run(name, function, jobs)` returns results in the order of the jobs. Jobs are frozen dataclasses that contain
+everything their result depends on. Functions are at module level and write files atomically, so `run` may execute them
+in other processes, in any order, and may reuse stored results.
 """
 
 from data_pipeline.deduplicate.files import PartFile, read_part, write_part

@@ -1,10 +1,10 @@
-"""Signatures that meet in a band, and on how many numbers they agree.
+"""Compare the signatures that share a band key.
 
-Of the documents that share a band's key each is compared with WINDOW others; mostly these are all. Where many meet, as
-pages of one template do, comparing all would take quadratic time, and comparing each with the first of them would miss
-the two that are really alike. So they are put in the order of their signatures, beginning with the numbers that differ
-most among them, and compared with those before: signatures that agree on most numbers stand close to each other in most
-of the bands that they share. Who is compared depends on the documents alone, not on their rows.
+Each document is compared with WINDOW others that share the key, which is usually all of them. For frequent keys, such
+as pages of one template, comparing all pairs would be quadratic, and comparing each with the first would miss the
+similar ones. So their signatures are sorted, by the components that vary most among them first, and neighbors are
+compared: signatures that agree on most components are close to each other in most of their shared bands. The pairs
+depend only on the documents, not on their rows.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from data_pipeline.deduplicate.tables import load, save
 
 WINDOW = 8
 CONSIDERED, DECIDING = 32, 8
-"""Numbers of the signatures among which the ones to order by are chosen; other ones for each key, so that chance does
-not part the same two documents everywhere. And how many these are."""
+"""Number of signature components considered for the sort order, and number of them that are used. Each key considers
+different components, so that the same two documents are not separated in all bands."""
 BLOCK = 1 << 17
-"""Entries whose signatures are in memory together; more documents than that in one band are compared in pieces."""
+"""Maximum number of entries whose signatures are in memory together. A band with more documents is compared in
+blocks."""
 COMPARED = 1 << 13
 """Pairs of signatures compared at a time."""
 NO_PAIRS = np.empty((2, 0), np.int64)
@@ -33,28 +34,28 @@ NO_PAIRS = np.empty((2, 0), np.int64)
 
 @dataclass(frozen=True)
 class BandJob:
-    """Compare the signatures that meet in a range of band keys."""
+    """Job to compare the signatures that share a key in a range of band keys."""
 
     listing: PartListing
     near: Near
     bucket: int
     of: int
     dropped: str | None
-    """File of bool [rows]: those to pass over, since they are equal to others."""
+    """File of bool [rows]: exact duplicates, which are skipped."""
 
     @property
     def certain(self) -> str:
-        """Result, int64 [2, n]: rows, and a lower row that each is connected to by near duplicates."""
+        """Result, int64 [2, n]: rows, and a lower row of the same component."""
         return self.listing.name(f"certain-{self.bucket}-of-{self.of}.npy")
 
     @property
     def doubtful(self) -> str:
-        """Result, int64 [2, n]: the higher and the lower row of pairs whose texts must tell, sorted."""
+        """Result, int64 [2, n]: sorted pairs (higher row, lower row) whose texts must be compared."""
         return self.listing.name(f"doubtful-{self.bucket}-of-{self.of}.npy")
 
 
 def compare_bands(job: BandJob) -> int:
-    """Write both results; returns the number of doubtful pairs."""
+    """Write both results; return the number of doubtful pairs."""
     keys, rows = _meeting(*_entries(job))
     certain, doubtful = [NO_PAIRS], [NO_PAIRS]
     for block in _blocks(keys):
@@ -68,7 +69,7 @@ def compare_bands(job: BandJob) -> int:
 
 
 def _entries(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 [n] keys and int64 [n] rows of the job's range, part after part."""
+    """Return uint64 [n] keys and int64 [n] rows of the job's range, part by part."""
     begins = job.listing.begins
     dropped = load(job.dropped) if job.dropped else None
     keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
@@ -86,7 +87,7 @@ def _entries(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _meeting(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Those whose key others have too, sorted by key."""
+    """Return the entries whose key occurs more than once, sorted by key."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     same = np.zeros(len(keys) + 1, bool)
@@ -96,7 +97,7 @@ def _meeting(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _blocks(keys: np.ndarray) -> Iterator[slice]:
-    """BLOCK entries or fewer, keys whole where possible."""
+    """Yield slices of at most BLOCK entries, without dividing a key if possible."""
     begin = 0
     while begin < len(keys):
         end = min(begin + BLOCK, len(keys))
@@ -108,7 +109,7 @@ def _blocks(keys: np.ndarray) -> Iterator[slice]:
 
 
 def _compared(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np.ndarray, np.ndarray]:
-    """What `job.certain` and `job.doubtful` say of some entries."""
+    """Return `job.certain` and `job.doubtful` for a block of entries."""
     unique, row_of = np.unique(rows, return_inverse=True)
     signatures = gather(job.listing, unique, job.near.hashes)
     for crowd in _crowds(keys):
@@ -126,14 +127,14 @@ def _compared(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np.ndar
 
 
 def _crowds(keys: np.ndarray) -> Iterator[slice]:
-    """Entries of keys that more have than a window and one."""
+    """Yield the entries of each key with more than WINDOW + 1 entries."""
     begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
     for run in np.flatnonzero(np.diff(begins) > WINDOW + 1):
         yield slice(int(begins[run]), int(begins[run + 1]))
 
 
 def _order(signatures: np.ndarray, key: int) -> np.ndarray:
-    """int64 [n]: by the numbers that take most values here; what is still equal, by all numbers."""
+    """Return int64 [n]: sort order by the components with most distinct values, then by all components."""
     width = signatures.shape[1]
     numbers = signatures[:, (key + np.arange(CONSIDERED)) % width]
     values = np.sort(numbers, axis=0)
@@ -144,7 +145,7 @@ def _order(signatures: np.ndarray, key: int) -> np.ndarray:
 
 
 def _agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
-    """int64 [pairs]: numbers that two signatures share."""
+    """Return int64 [pairs]: number of equal components of two signatures."""
     agreeing = np.empty(pairs.shape[1], np.int64)
     for begin in range(0, len(agreeing), COMPARED):
         some = slice(begin, begin + COMPARED)
@@ -154,7 +155,7 @@ def _agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 
 def gather(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
-    """uint32 [rows, hashes]: the signatures of some rows, rising. Files are open one at a time."""
+    """Return uint32 [rows, hashes]: signatures of ascending rows. Opens one file at a time."""
     stems, begins = listing.stems, listing.begins
     cuts = np.searchsorted(rows, begins)
     found = np.empty((len(rows), hashes), np.uint32)

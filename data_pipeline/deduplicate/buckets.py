@@ -1,4 +1,4 @@
-"""Tables of all parts, read a range of hashes at a time: what is equal has equal hashes, so it meets in one job."""
+"""Read the tables of all parts by ranges of hashes. Equal items have equal hashes, so one job sees all of them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from data_pipeline.deduplicate.options import Deduplicate
 from megaptm.storage import write_whole
 
 Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
-"""`run(name, function, jobs)`: the results of `function(job)` in the order of the jobs, whoever makes them."""
+"""`run(name, function, jobs)`: return the results of `function(job)` in the order of the jobs, from any executor."""
 
 ENTRIES = 1 << 22
-"""Band keys a job reads, on average, of 40 bytes each: 170 MB. Hashes are uniform, so no job has many more, unless one
-of them comes again millions of times."""
+"""Average number of band keys per job, at 40 bytes each: 170 MB. Hashes are uniform, so no job has many more, unless a
+single key occurs millions of times."""
 
 
 @dataclass(frozen=True)
 class PartListing:
-    """All parts of a corpus, written down once, for jobs to name. Rows are numbered part after part."""
+    """List of all parts of a corpus, stored in a file that jobs refer to. Rows are numbered across parts."""
 
     path: str
-    """Its name is made of what it lists."""
+    """Path of the list. The file name is a hash of its content."""
 
     @staticmethod
     def write(folder: str, parts: Sequence[PartFile], options: Deduplicate) -> PartListing:
@@ -40,7 +40,7 @@ class PartListing:
         return PartListing(str(path))
 
     def name(self, suffix: str) -> str:
-        """A file for what is found in these parts."""
+        """Return the path of a file for results about these parts."""
         return self.path.removesuffix("parts.json") + suffix
 
     @property
@@ -49,7 +49,7 @@ class PartListing:
 
     @property
     def begins(self) -> np.ndarray:
-        """int64 [parts + 1]: the row where each begins, and the number of all."""
+        """int64 [parts + 1]: first row of each part, and the total number of rows."""
         return np.cumsum([0, *(documents for _, documents in _listed(self.path))])
 
 
@@ -60,12 +60,12 @@ def _listed(path: str) -> list[tuple[str, int]]:
 
 
 def buckets(entries: int) -> int:
-    """Into how many ranges so many hashes are dealt."""
+    """Return the number of ranges into which `entries` hashes are divided."""
     return max(-(-entries // ENTRIES), 1)
 
 
 def within(keys: np.ndarray, bucket: int, of: int) -> slice:
-    """The entries of sorted 64-bit `keys` in one of `of` equal ranges."""
+    """Return the slice of sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
     first, last = (bucket << 64) // of, ((bucket + 1) << 64) // of - 1
     begin = np.searchsorted(keys, np.uint64(first), side="left")
     return slice(int(begin), int(np.searchsorted(keys, np.uint64(last), side="right")))

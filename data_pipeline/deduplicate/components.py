@@ -1,4 +1,4 @@
-"""What is connected by pairs: each row knows the lowest row that it is connected to."""
+"""Connected components of pairs, identified by their lowest row."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 
 class Components:
-    """Union-find by numpy, many pairs at a time. It takes 4 bytes a row (8 from 2**32 rows on)."""
+    """Union-find in numpy, for many pairs at a time. Memory: 4 bytes per row (8 from 2**32 rows on)."""
 
     def __init__(self, rows: int):
         self._lower = np.arange(rows, dtype=np.uint32 if rows <= 1 << 32 else np.int64)
-        """A row of the same component, lower unless it is the lowest itself."""
+        """A lower row of the same component, or the row itself if it is the lowest."""
 
     def join(self, left: np.ndarray, right: np.ndarray) -> None:
         """Connect `left[i]` with `right[i]`."""
@@ -18,19 +18,19 @@ class Components:
             left, right = self._lowest(left), self._lowest(right)
             apart = left != right
             left, right = left[apart], right[apart]
-            # Of several that would go below the same root the lowest does; the others are tried again.
+            # If several rows are attached to the same root, the lowest is stored and the others are retried.
             np.minimum.at(self._lower, np.maximum(left, right), np.minimum(left, right))
 
     def apart(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """bool [n]: `left[i]` is not connected with `right[i]`."""
+        """Return bool [n]: whether `left[i]` and `right[i]` are not connected."""
         return self._lowest(left) != self._lowest(right)
 
     def lowest(self) -> np.ndarray:
-        """[rows]: the lowest row of the component of each."""
+        """Return [rows]: lowest row of each row's component."""
         return self._lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
 
     def connected(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that are not the lowest of their component, and the lowest of each."""
+        """Return the rows that are not the lowest of their component, and the lowest row of each."""
         rows = np.flatnonzero(self._lower != np.arange(len(self._lower), dtype=self._lower.dtype))
         return rows, self._lowest(rows)
 
@@ -38,6 +38,6 @@ class Components:
         lowest = self._lower[rows]
         while not np.array_equal(lower := self._lower[lowest], lowest):
             lowest = lower
-        # The next search is short.
+        # Path compression makes the next search short.
         self._lower[rows] = lowest
         return lowest

@@ -1,4 +1,4 @@
-"""Equal documents, and equal paragraphs: the first of each stays."""
+"""Exact duplicates of documents and paragraphs. The first is kept."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from data_pipeline.deduplicate.buckets import PartListing, Run, buckets, within
 from data_pipeline.deduplicate.tables import load, save
 
 DUPLICATE = "duplicate"
-"""Why a document is left out that is equal to an earlier one."""
+"""Drop reason of exact duplicates."""
 
 
 @dataclass(frozen=True)
 class EqualJob:
-    """Find what is equal in a range of digests."""
+    """Job to find equal digests in a range."""
 
     listing: PartListing
     table: str
-    """`digests` of documents, or `paragraphs`."""
+    """`digests` (of documents) or `paragraphs`."""
     bucket: int
     of: int
 
     @property
     def path(self) -> str:
-        """Result, int64 [2, n]: the numbers of all but the first of equals, rising; and the number of that first."""
+        """Result, int64 [2, n]: ascending indexes of duplicates, and the index of the first occurrence of each."""
         return self.listing.name(f"{self.table}-{self.bucket}-of-{self.of}.npy")
 
 
 def find_equal(job: EqualJob) -> int:
-    """Write `job.path`; returns how many there are."""
+    """Write `job.path`; return the number of duplicates."""
     tables = [np.empty((3, 0), np.uint64)]
     begin = 0
     for stem in job.listing.stems:
@@ -41,7 +41,7 @@ def find_equal(job: EqualJob) -> int:
         tables.append(entries)
         begin += table.shape[1]
     first, second, numbers = np.concatenate(tables, axis=1)
-    # Parts came in order and the sort keeps it, so the first of equals is the lowest.
+    # Parts are read in order and the sort is stable, so the first of equal entries has the lowest index.
     order = np.lexsort((second, first))
     first, second, numbers = first[order], second[order], numbers[order].astype(np.int64)
     again = np.zeros(len(order), bool)
@@ -53,15 +53,15 @@ def find_equal(job: EqualJob) -> int:
 
 
 def equal(listing: PartListing, table: str, count: int, run: Run) -> list[str]:
-    """Files of what is equal among the `count` entries of all parts, as `EqualJob.path` says; in each other numbers."""
-    of = buckets(2 * count)  # an entry takes twice the memory that one of a band takes
+    """Find duplicates among the `count` entries of all parts; return the result files (`EqualJob.path`)."""
+    of = buckets(2 * count)  # an entry takes twice the memory of a band entry
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]
     run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], find_equal, jobs)
     return [job.path for job in jobs]
 
 
 def between(paths: Sequence[str], begin: int, end: int) -> Iterator[np.ndarray]:
-    """Of each file the columns [2, n] whose number is from `begin` to below `end`."""
+    """Yield from each file the columns [2, n] whose index is in [begin, end)."""
     for path in paths:
         found = load(path)
         yield np.array(found[:, slice(*np.searchsorted(found[0], [begin, end]))])

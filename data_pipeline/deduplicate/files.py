@@ -1,6 +1,6 @@
-"""The files of a part: documents as JSON lines, a table of where they are, and sketches of them beside it.
+"""Files of a part: documents as JSON lines, a table of their offsets, and sketches.
 
-Each appears under its name when it is complete, and the documents last: a part whose `.jsonl` is there is whole.
+Files are written atomically, the documents last. So a part is complete if its `.jsonl` exists.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from megaptm.storage import AtomicFile
 
 
 class PartFile(Protocol):
-    """Documents that a job wrote together."""
+    """Documents written by one job."""
 
     @property
     def stem(self) -> str:
-        """Path of its files without their suffixes; other documents or sketches have another stem."""
+        """Path of its files without suffix. It must change with the documents and sketches."""
 
     @property
     def documents(self) -> int: ...
 
 
 def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -> int:
-    """Write documents as a part, with the sketches that finding what `options` names takes. Returns their number."""
+    """Write documents as a part, with the sketches that `options` needs. Return their number."""
     with AtomicFile(f"{stem}.jsonl") as part, part.open("wb") as file:
         sketcher, offset = Sketcher(stem, options), 0
         for document in documents:
@@ -41,7 +41,7 @@ def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -
 
 
 def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
-    """The documents of a part in these rows, or all."""
+    """Yield the documents of a part: the given rows, or all."""
     with open(f"{stem}.jsonl", "rb") as file:
         if rows is None:
             yield from map(from_line, file)

@@ -1,4 +1,4 @@
-"""Which documents of a corpus are left out because it has them already."""
+"""Find the documents that are dropped as duplicates."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ STAYS, EQUAL, NEAR = range(3)
 
 @dataclass(frozen=True)
 class Duplicates:
-    """What is left out of a corpus. 1 byte a document."""
+    """Documents dropped as duplicates. Memory: 1 byte per document."""
 
     reasons: np.ndarray
-    """uint8 [documents]: number in REASONS, 0 for those that stay; all parts, one after the other."""
+    """uint8 [documents]: index in REASONS, 0 for documents that are kept; all parts concatenated."""
     begins: np.ndarray
-    """int64 [parts + 1]: where each part's begin."""
+    """int64 [parts + 1]: first row of each part."""
     counts: dict[str, int]
-    """reason -> documents"""
+    """Reason -> number of documents."""
     examples: dict[str, list[tuple[str, str]]]
-    """reason -> (source of what is left out, source of what stays in its place), a few."""
+    """Reason -> examples (source of the dropped document, source of the kept one)."""
 
     def stay(self, part: int) -> np.ndarray:
-        """bool [documents of the part]"""
+        """Return bool [documents of the part]: whether each is kept."""
         return self.reasons[self.begins[part] : self.begins[part + 1]] == STAYS
 
 
 def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> Duplicates:
-    """Find equal documents and near duplicates among all parts; what it writes goes into `folder`.
+    """Find exact and near duplicates among all parts. Files are written to `folder`.
 
-    The first of several stays, in the order of the parts: what should stay is listed first. Memory here: under 20
-    bytes a document (twice that from 2**32 on), and the equal and near ones of one job.
+    The first of several is kept, in the order of the parts, so list preferred sources first. Memory of this process:
+    less than 20 bytes per document (twice that from 2**32 on), and the duplicates found by one job.
     """
     listing = PartListing.write(folder, parts, options)
     reasons = np.zeros(int(listing.begins[-1]), np.uint8)

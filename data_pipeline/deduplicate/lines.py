@@ -1,4 +1,4 @@
-"""Documents as lines of JSON: by orjson where it is installed, which writes them ten times as fast as Python's json."""
+"""Documents as JSON lines, written by orjson if installed, which is ten times as fast as Python's json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ except ImportError:
 
 
 BY_JSON = b" "
-"""Such a line begins so: it may hold what orjson refuses, or reads as something else."""
+"""First byte of lines written by json, because they may hold values that orjson rejects or reads differently."""
 
 
 def to_line(document: Document) -> bytes:

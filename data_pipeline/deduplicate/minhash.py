@@ -1,9 +1,9 @@
-"""MinHash signatures of many texts at a time.
+"""MinHash signatures, computed for many texts at a time.
 
-One permutation hashing (Li, Owen and Zhang, 2012): a shingle's hash says in which of the signature's bins it falls and
-its value there, and a bin keeps its least value, so a shingle costs one operation and not one for each bin. Empty bins
-borrow from others, each in an order of its own, the same in all texts (optimal densification, Shrivastava, 2017): two
-texts agree on a bin with the probability of their Jaccard similarity, few shingles or many.
+One permutation hashing (Li, Owen and Zhang, 2012): the hash of a shingle gives a bin of the signature and a value, and
+each bin keeps its minimum. So a shingle costs one operation instead of one per bin. An empty bin copies the value of
+another bin, in an order that is specific to the bin and equal for all texts (optimal densification, Shrivastava, 2017).
+The probability that two texts agree on a bin is their Jaccard similarity, for any number of shingles.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ NO_HASHES, NO_NUMBERS = np.empty(0, np.uint64), np.empty(0, np.int64)
 EMPTY = np.uint32(0xFFFFFFFF)
 HALF = np.uint64(32)
 PIECE = 1 << 20
-"""Characters of a text that are shingled at a time; the few shingles across the cuts do not count."""
+"""Characters shingled at a time. The few shingles across the cuts are omitted."""
 AT_ONCE = 1 << 19
-"""Borrowed bins times bins, at a time: half a megabyte."""
+"""Elements (empty bins times bins) processed at a time: half a megabyte."""
 
 
 def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
-    """uint64 [n] hashes of the runs of `ngram` words, and int64 [n] the text that each is of.
+    """Return uint64 [n] hashes of the n-grams of words, and int64 [n] index of the text of each.
 
-    A text of fewer words has its words as shingles. Many texts go through numpy together: one by one, most of the time
-    would go into calling it. Those of ASCII go by themselves, since they are three times as fast.
+    A text with fewer than `ngram` words has its words as shingles. Texts are processed together to reduce numpy call
+    overhead. ASCII texts are processed separately, because they are three times as fast.
     """
     ascii_ = np.array([text.isascii() for text in texts], bool)
     found = [_shingles(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
@@ -37,9 +37,9 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
-    """`shingles` of some of the texts."""
+    """Return `shingles` of the texts at these indexes."""
     some = [texts[number] for number in numbers]
-    # A line break is no part of a word, so words are as they are in the text alone.
+    # A line break separates words, so joined texts have the same words as separate ones.
     words = Words("\n".join(some))
     sizes = [0, *(len(text.encode("utf-8", "surrogatepass")) + 1 for text in some)]
     counts = np.diff(np.searchsorted(words.starts, np.cumsum(sizes)))
@@ -52,7 +52,7 @@ def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np
 
 
 def bins(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
-    """uint32 [texts, width]: the least value in each bin, EMPTY where there is none."""
+    """Return uint32 [texts, width]: minimum value of each bin, EMPTY for an empty bin."""
     values = _mix(hashes ^ _mix(np.array([seed], np.uint64)))
     places = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
     least = np.full(texts * width, EMPTY)
@@ -61,7 +61,7 @@ def bins(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, see
 
 
 def densify(least: np.ndarray, seed: int) -> np.ndarray:
-    """Fill the empty bins of `bins`, in place. A text without shingles stays empty."""
+    """Fill the empty bins of `bins` in place. A text without shingles stays empty."""
     width = least.shape[1]
     full = least != EMPTY
     texts, places = np.nonzero(~full & full.any(axis=1, keepdims=True))
@@ -75,7 +75,7 @@ def densify(least: np.ndarray, seed: int) -> np.ndarray:
 
 
 def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np.ndarray:
-    """uint64 [n, bands]: equal where two signatures agree on all the `rows` numbers of a band."""
+    """Return uint64 [n, bands]: keys that are equal if two signatures agree on all `rows` components of a band."""
     odd = np.random.Generator(np.random.PCG64(seed)).integers(0, 1 << 63, (bands, rows), np.uint64) * np.uint64(2)
     numbers = signatures[:, : bands * rows].reshape(-1, bands, rows).astype(np.uint64)
     keys = (numbers * (odd + np.uint64(1))).sum(axis=2, dtype=np.uint64)
@@ -84,13 +84,13 @@ def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np
 
 @lru_cache(maxsize=4)
 def _orders(width: int, seed: int) -> np.ndarray:
-    """int64 [width, width]: for each bin, all bins in the order in which it borrows from them."""
+    """Return int64 [width, width]: for each bin, the order of the bins that it copies from."""
     order = np.tile(np.arange(width), (width, 1))
     return np.random.Generator(np.random.PCG64(seed)).permuted(order, axis=1)
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """A permutation of the 64-bit numbers in which every bit counts (SplitMix64's finalizer)."""
+    """Permute 64-bit numbers so that each bit affects all bits (finalizer of SplitMix64)."""
     values = values ^ (values >> np.uint64(30))
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)

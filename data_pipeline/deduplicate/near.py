@@ -1,5 +1,5 @@
-"""Documents that are nearly equal: signatures that meet in a band, then agree on enough numbers, then, where these
-leave room for doubt, the texts themselves."""
+"""Near duplicates: signatures that share a band key and agree on enough components. If their agreement is inconclusive,
+the texts are compared."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.deduplicate.texts import Texts
 
 PAIRS = 1 << 15
-"""Doubtful pairs in a job: some seconds."""
+"""Doubtful pairs per job; they take some seconds."""
 AT_ONCE = 1 << 8
 """Pairs whose texts are read together."""
 
 
 @dataclass(frozen=True)
 class ReadJob:
-    """Compare the texts of the doubtful pairs whose higher row is in a range."""
+    """Job to compare the texts of doubtful pairs whose higher row is in a range."""
 
     listing: PartListing
     near: Near
     doubtful: tuple[str, ...]
     """Files of pairs, see `BandJob.doubtful`."""
     connected: str
-    """File of [rows]: the lowest row that each is known to be connected to. Pairs in one group need no reading."""
+    """File of [rows]: lowest connected row known so far. Pairs within a component are not read."""
     bucket: int
     of: int
 
     @property
     def path(self) -> str:
-        """Result, int64 [2, n]: rows, and a lower row that each is connected to by near duplicates."""
+        """Result, int64 [2, n]: rows, and a lower row of the same component."""
         return self.listing.name(f"read-{self.bucket}-of-{self.of}.npy")
 
 
 def compare_texts(job: ReadJob) -> int:
-    """Write `job.path`; returns how many pairs were read."""
+    """Write `job.path`; return the number of pairs that were read."""
     connected = load(job.connected)
     begin, end = (bucket * len(connected) // job.of for bucket in (job.bucket, job.bucket + 1))
     pairs = np.unique(np.concatenate(list(between(job.doubtful, begin, end)), axis=1), axis=1)
@@ -59,7 +59,7 @@ def compare_texts(job: ReadJob) -> int:
 
 
 def near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
-    """Near duplicates among all rows but those that `dropped`, a file of bool [rows], marks."""
+    """Find near duplicates among all rows except those marked in `dropped`, a file of bool [rows]."""
     components, rows = Components(int(listing.begins[-1])), int(listing.begins[-1])
     of = buckets(rows * options.bands)
     jobs = [BandJob(listing, options, bucket, of, dropped) for bucket in range(of)]

@@ -1,4 +1,4 @@
-"""What is to be found: equal documents, paragraphs that come again, documents that are nearly another."""
+"""Options of deduplication: exact duplicates, repeated paragraphs, near duplicates."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Literal
 from megaptm.errors import UserError
 
 RECALL = 0.99
-"""Least share of the pairs just at the threshold that must meet in a band."""
+"""Minimum probability that a pair just at the threshold shares a band key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Near:
-    """Which documents are too much alike: MinHash (Broder, 1997) with bands (Leskovec et al., Mining of Massive
-    Datasets, section 3.4)."""
+    """Near duplicates by MinHash (Broder, 1997) with banding (Leskovec et al., Mining of Massive Datasets, section
+    3.4)."""
 
     threshold: float = 0.8
-    """Jaccard similarity, of the sets of word n-grams of two documents, from which they are near duplicates."""
+    """Minimum Jaccard similarity, of the sets of word n-grams, of near duplicates."""
     ngram: int = 5
-    """Words in a shingle."""
+    """Words per shingle."""
     hashes: int = 128
-    """Numbers in a signature: the estimated similarity has a standard deviation of at most 0.5 / sqrt(hashes)."""
+    """Components of a signature. The standard deviation of the estimated similarity is at most 0.5 / sqrt(hashes)."""
     seed: int = 0
-    """Another seed makes other, equally good signatures."""
+    """Seed of the signatures. All seeds are equally good."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -38,7 +38,7 @@ class Near:
 
     @property
     def rows(self) -> int:
-        """Numbers of a signature in a band: as many, so as few chance meetings, as RECALL leaves room for."""
+        """Components per band: the maximum that satisfies RECALL, to minimize chance matches."""
         rows = 1
         while 2 * (rows + 1) <= self.hashes and self.meeting(self.threshold, rows + 1) >= RECALL:
             rows += 1
@@ -49,19 +49,20 @@ class Near:
         return self.hashes // self.rows
 
     def meeting(self, similarity: float, rows: int | None = None) -> float:
-        """The probability that two documents so similar agree on all numbers of at least one band."""
+        """Return the probability that two documents of this similarity agree on at least one band."""
         rows = rows or self.rows
         return 1 - (1 - similarity**rows) ** (self.hashes // rows)
 
     @property
     def possible(self) -> int:
-        """Numbers two signatures share from which their documents may be near duplicates, as 999 of 1000 pairs just at
-        the threshold do: the threshold less three standard deviations of the estimate."""
+        """Minimum number of equal components of possible near duplicates: the threshold minus three standard
+        deviations, which 999 of 1000 pairs at the threshold reach."""
         return math.ceil((self.threshold - 3 * self._deviation) * self.hashes)
 
     @property
     def certain(self) -> int:
-        """Shared numbers from which they are, without looking at the texts: three standard deviations above."""
+        """Number of equal components from which pairs count as near duplicates without comparing texts: the threshold
+        plus three standard deviations."""
         return min(math.ceil((self.threshold + 3 * self._deviation) * self.hashes), self.hashes)
 
     @property
@@ -71,14 +72,14 @@ class Near:
 
 @dataclass(frozen=True, kw_only=True)
 class Paragraphs:
-    """Which paragraphs are cut out where they come again, character for character."""
+    """Removal of paragraphs that occurred earlier, compared character by character."""
 
     between: Literal["blank lines", "lines"] = "blank lines"
-    """What divides paragraphs; the text of web pages has one on each line."""
+    """Separator of paragraphs. Text of web pages has one paragraph per line."""
     characters: int = 80
-    """A shorter paragraph stays wherever it stands: headings, table cells, `Thank you.`"""
+    """Minimum length. Shorter paragraphs are never removed: headings, table cells, `Thank you.`"""
     code: bool = False
-    """Cut documents of code too; by default they are left whole."""
+    """Also remove paragraphs from documents of code."""
 
     def __post_init__(self) -> None:
         if self.characters < 1:
@@ -87,11 +88,11 @@ class Paragraphs:
 
 @dataclass(frozen=True, kw_only=True)
 class Deduplicate:
-    """What is left out because the corpus has it already."""
+    """Kinds of duplicates to drop."""
 
     documents: bool = True
-    """A document equal to an earlier one."""
+    """Drop a document equal to an earlier one."""
     paragraphs: Paragraphs | None = None
-    """A paragraph equal to an earlier one."""
+    """Remove a paragraph equal to an earlier one; None disables it."""
     near: Near | None = None
-    """A document nearly equal to another that stays."""
+    """Drop a near duplicate of a document that is kept; None disables it."""

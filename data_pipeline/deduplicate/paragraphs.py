@@ -1,4 +1,4 @@
-"""Paragraphs that come again are cut out of the later documents, part by part."""
+"""Remove repeated paragraphs from the later documents, part by part."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NOTHING_NEW = "nothing but repeated paragraphs"
 
 @dataclass(frozen=True)
 class CutJob:
-    """Write one part again, without its equal documents and paragraphs."""
+    """Job to rewrite a part without duplicate documents and paragraphs."""
 
     listing: PartListing
     number: int
-    """Which part."""
+    """Index of the part."""
     first_paragraph: int
     documents: tuple[str, ...]
     paragraphs: tuple[str, ...]
-    """Files of what is equal, see `EqualJob.path`."""
+    """Files of duplicates, see `EqualJob.path`."""
     options: Deduplicate
 
     @property
@@ -39,18 +39,19 @@ class CutJob:
 
 @dataclass(frozen=True)
 class CutPart:
-    """A part without its repeated paragraphs."""
+    """Part without repeated paragraphs."""
 
     stem: str
     documents: int
     dropped: Dropped
     paragraphs: int
-    """Left out of documents that are not dropped as equal."""
+    """Number of paragraphs removed from documents that are not exact duplicates."""
     characters: int
 
 
 def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> list[CutPart]:
-    """New parts in `folder`, with the sketches that `find_duplicates` takes; in the order of `parts`."""
+    """Write new parts to `folder`, with the sketches that `find_duplicates` needs; return them in the order of
+    `parts`."""
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
     counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
@@ -66,15 +67,15 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
 
 
 def cut_part(job: CutJob) -> CutPart:
-    """Pure, but for the files of the new part."""
+    """Rewrite a part. There are no effects besides the files of the new part."""
     cutting = _Cutting(job)
-    # The documents are now what they will be, and near duplicates can be looked for.
+    # The texts are final now, so sketches for near duplicates can be written.
     count = write_part(job.stem, cutting.documents(), replace(job.options, paragraphs=None))
     return CutPart(job.stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
 
 
 class _Cutting:
-    """Goes through a part, and counts."""
+    """Removal of duplicates from one part, with counts."""
 
     def __init__(self, job: CutJob):
         assert job.options.paragraphs is not None
@@ -109,7 +110,7 @@ class _Cutting:
 
 
 def _marked(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
-    """bool [count]: which of the numbers from `begin` on are in the files."""
+    """Return bool [count]: which indexes from `begin` on are in the files."""
     marked = np.zeros(count, bool)
     for numbers, _ in between(paths, begin, begin + count):
         marked[numbers - begin] = True

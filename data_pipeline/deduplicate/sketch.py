@@ -1,14 +1,13 @@
-"""What later jobs need to know of a part's documents, written while the part is: tables sorted by hash, so that a job
-for a range of hashes reads that range and no more.
+"""Sketches of a part's documents, written with the part: tables sorted by hash, so that a job can read only its range.
 
-    <stem>.columns.npy      one row a document, `tables.COLUMNS`
+    <stem>.columns.npy      one row per document, `tables.COLUMNS`
     <stem>.digests.npy      uint64 [3, documents]: both halves of the digest, then the row, sorted by digest
-    <stem>.paragraphs.npy   uint64 [3, paragraphs]: the same of paragraphs, numbered through the part
+    <stem>.paragraphs.npy   uint64 [3, paragraphs]: the same for paragraphs, indexed within the part
     <stem>.signatures.npy   uint32 [documents, hashes]
     <stem>.bands.npy        uint64 [documents x bands], sorted: upper 40 bits of the band's key, then the row
 
-Columns are always written, digests for `documents`, and where `paragraphs` are asked for no signatures: the documents
-are not yet what they will be.
+Columns are always written, and digests if `documents` is set. With `paragraphs` no signatures are written, because the
+texts are not final.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from data_pipeline.deduplicate.tables import COLUMNS, Rows, save
 from data_pipeline.document import Document
 
 PLACE_BITS = 24
-"""Of a packed band entry; the other 40 are of its key. Rows that meet by chance do not pass as similar."""
+"""Bits of a band entry that hold the row. The other 40 hold the key; a collision only costs a comparison."""
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
 
 
 class Sketcher:
-    """Add each document of a part, then close. Holds about 400 bytes a document, and the texts of a batch."""
+    """Collects sketches of a part: add each document, then close. Memory: about 400 bytes per document and one batch of
+    texts."""
 
     def __init__(self, stem: str, options: Deduplicate):
         self._stem, self._options = stem, options
@@ -40,7 +40,7 @@ class Sketcher:
         self._signatures = Signatures(stem, options.near) if options.near and not options.paragraphs else None
 
     def add(self, document: Document, offset: int) -> None:
-        """`offset`: where the document's line starts in the part's file."""
+        """Add a document. `offset` is the start of its line in the part's file."""
         text = document.text.encode("utf-8", "surrogatepass")
         self._digests += _digest(text)
         self._rows.append((len(text), offset))
@@ -51,7 +51,7 @@ class Sketcher:
             self._signatures.add(document.text)
 
     def close(self) -> int:
-        """Write the tables; returns the number of documents."""
+        """Write the tables; return the number of documents."""
         columns = np.zeros(len(self._rows), COLUMNS)
         columns["digest"] = np.frombuffer(self._digests, "<u8").reshape(-1, 2)
         if self._rows:
@@ -67,7 +67,7 @@ class Sketcher:
 
 
 class Signatures:
-    """MinHash signatures and band keys of a part, made a batch of documents at a time."""
+    """MinHash signatures and band keys of a part, computed in batches of documents."""
 
     def __init__(self, stem: str, near: Near):
         self._stem, self._near = stem, near
@@ -101,7 +101,7 @@ class Signatures:
 
 
 def sign(texts: Sequence[str], near: Near) -> np.ndarray:
-    """uint32 [texts, hashes]: signatures. That of a text without words is all EMPTY."""
+    """Return uint32 [texts, hashes]: signatures. All components are EMPTY for a text without words."""
     least = _least([text[:PIECE] for text in texts], near)
     for number, text in enumerate(texts):
         for begin in range(PIECE, len(text), PIECE):
@@ -120,7 +120,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _sorted(digests: bytearray) -> np.ndarray:
-    """uint64 [3, n]"""
+    """Return uint64 [3, n]: sorted digests and their indexes."""
     first, second = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((second, first))
     return np.stack([first[order], second[order], order.astype(np.uint64)])

@@ -1,4 +1,4 @@
-"""The paragraphs of a text, and a text without some of them."""
+"""Split a text into paragraphs, and remove some of them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ BETWEEN = {"blank lines": re.compile(r"(\n[^\S\n]*\n\s*)"), "lines": re.compile(
 
 
 def repeatable(document: Document, options: Paragraphs) -> list[str]:
-    """The paragraphs that are cut where they come again, without the white space around them."""
+    """Return the paragraphs subject to removal, stripped."""
     return [paragraph for _, paragraph in _numbered(_divided(document, options), options)]
 
 
 def without(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
-    """The text less the paragraphs of `repeatable` that `repeated` marks, each with what divides it from the next."""
+    """Return the text without the marked paragraphs of `repeatable`, each removed with the separator after it."""
     pieces = _divided(document, options)
     for (place, _), cut in zip(_numbered(pieces, options), repeated, strict=True):
         if cut:
             pieces[place] = ""
-            # The last paragraph has nothing after it: what stands before it goes.
+            # The last paragraph has no separator after it, so the one before it is removed.
             pieces[place + 1 if place + 1 < len(pieces) else place - 1] = ""
     return "".join(pieces)
 
 
 def _divided(document: Document, options: Paragraphs) -> list[str]:
-    """Paragraph, what divides it from the next, paragraph, ..."""
-    # Turns and parts are places in the text, and a dialogue with a gap is none.
+    """Return paragraph, separator, paragraph, ..."""
+    # Offsets of turns and parts would become invalid, and a dialogue with a gap is incoherent.
     if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
         return []
     return BETWEEN[options.between].split(document.text)
 
 
 def _numbered(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
-    """(place in `pieces`, paragraph) of each that is long enough."""
+    """Return (index in `pieces`, paragraph) of each paragraph that is long enough."""
     paragraphs = ((place, pieces[place].strip()) for place in range(0, len(pieces), 2))
     return [(place, paragraph) for place, paragraph in paragraphs if len(paragraph) >= options.characters]

@@ -1,4 +1,4 @@
-"""Tables beside the documents of a part: arrays in .npy files, each under its name when it is complete."""
+"""Tables of a part: arrays in .npy files, written atomically."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from megaptm.errors import UserError
 from megaptm.storage import AtomicFile
 
 COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
-"""BLAKE2b of the text, 128 bits; its bytes in UTF-8; where the document's line starts in the part's file."""
+"""128-bit BLAKE2b of the text; its length in UTF-8 bytes; offset of the document's line in the part's file."""
 
 
 def save(path: str, array: np.ndarray) -> None:
@@ -17,7 +17,7 @@ def save(path: str, array: np.ndarray) -> None:
 
 
 def load(path: str) -> np.ndarray:
-    """An array that stays in its file: what is read of it is all that takes memory. An empty one has no file to map."""
+    """Memory-map an array, so that only the accessed part takes memory. An empty array cannot be mapped and is read."""
     try:
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -30,10 +30,10 @@ def load(path: str) -> np.ndarray:
 
 
 class Rows:
-    """Rows written to an .npy file as they come; it has its name once it is closed."""
+    """Writer of an .npy file row by row. The file gets its name when it is closed."""
 
     HEADER = 128
-    """Bytes that numpy's header takes, whatever the number of rows."""
+    """Size of numpy's header in bytes, for any number of rows."""
 
     def __init__(self, path: str, dtype: str, width: int):
         self._dtype, self._width, self.count = dtype, width, 0

@@ -1,4 +1,4 @@
-"""How similar two documents are, by their texts."""
+"""Similarity of two documents, computed from their texts."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from data_pipeline.deduplicate.minhash import PIECE, shingles
 from data_pipeline.deduplicate.options import Near
 
 SAMPLED = 1 << 17
-"""Characters of a text from which not all its shingles are compared but those with the least hashes: a half of them, a
-quarter from twice as many characters on, and so on. Tens of thousands are left."""
+"""Characters of a text from which only the shingles with the smallest hashes are compared: half of them, a quarter from
+twice as many characters on, and so on. Tens of thousands remain."""
 HELD = 1 << 22
-"""Shingles kept for the next pairs, which are often of the same documents: 32 MiB."""
+"""Shingles cached for the next pairs, which often contain the same documents: 32 MiB."""
 
 
 class Texts:
-    """Reads the documents of some rows, and compares them."""
+    """Reads and compares documents by row."""
 
     def __init__(self, listing: PartListing, near: Near):
         self._stems, self._begins, self._near = listing.stems, listing.begins, near
         self._kept: dict[int, Shingles] = {}
 
     def alike(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """bool [n]: is the similarity of the documents in rows `left[i]` and `right[i]` at least the threshold?"""
+        """Return bool [n]: whether the similarity of the documents in rows `left[i]` and `right[i]` reaches the
+        threshold."""
         self._read(np.unique(np.concatenate([left, right])))
         pairs = zip(left.tolist(), right.tolist(), strict=True)
         similarities = [self._kept[one].similarity(self._kept[other]) for one, other in pairs]
         return np.array(similarities, float) >= self._near.threshold
 
     def _read(self, rows: np.ndarray) -> None:
-        """Have the shingles of these rows (rising), and maybe of others."""
+        """Load the shingles of these ascending rows into the cache."""
         if sum(len(shingles.hashes) for shingles in self._kept.values()) > HELD:
             self._kept = {}
         rows = np.array([row for row in rows.tolist() if row not in self._kept], np.int64)
@@ -47,11 +48,11 @@ class Texts:
 
 @dataclass(frozen=True)
 class Shingles:
-    """The shingles of a text with hashes below 2**(64 - halvings)."""
+    """Shingles of a text with hashes below 2**(64 - halvings)."""
 
     halvings: int
     hashes: np.ndarray
-    """uint64 [n], rising, each once."""
+    """uint64 [n], ascending and unique."""
 
     @staticmethod
     def of(text: str, ngram: int) -> Shingles:
@@ -62,7 +63,7 @@ class Shingles:
         return Shingles(halvings, np.unique(np.concatenate(some)))
 
     def similarity(self, other: Shingles) -> float:
-        """Jaccard's."""
+        """Return the Jaccard similarity."""
         below = np.uint64(((1 << 64) - 1) >> max(self.halvings, other.halvings))
         ours, theirs = (one[: np.searchsorted(one, below, side="right")] for one in (self.hashes, other.hashes))
         shared = len(np.intersect1d(ours, theirs, assume_unique=True))
