@@ -1,4 +1,4 @@
-"""What is known of a text beside its tokens: where sentences, words, tagged phrases and turns begin."""
+"""Annotations of a text beside its tokens: starts of sentences and words, tagged phrases, turns of a dialogue."""
 
 from data_pipeline.annotate.annotate import annotate
 from data_pipeline.annotate.options import Annotations

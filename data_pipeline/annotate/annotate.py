@@ -1,4 +1,4 @@
-"""Places in a text become places among its tokens, for any tokenizer."""
+"""Convert character offsets of annotations to token indexes, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated]:
-    """For each document int32 [tokens] ids, and an array for each of `wanted.fields`.
+    """Tokenize documents. Returns for each int32 [tokens] ids, and one array per field of `wanted.fields`:
 
-    `sentences` and `words` int32 [n]: the token where each starts. `capitals` int32 [n]: tokens. `phrases` int32 [n,
-    2], and `tags` [n, 3]: first token, the token after the last, number of the label. `turns` int32 [n, 2]: first
-    token, number of the role. All rise by their first column. `labels` int32 [1, 2]: 0, number of the document's.
+    - `sentences` and `words`, int32 [n]: first token of each.
+    - `capitals`, int32 [n]: tokens of capitalized words.
+    - `phrases`, int32 [n, 2], and `tags`, int32 [n, 3]: first token, end token (exclusive), index of the label.
+    - `turns`, int32 [n, 2]: first token, index of the role.
+    - `labels`, int32 [1, 2]: 0, index of the document's label.
+    - `parts`, int32 [n]: first token of each part. Parts are tokenized separately, so no token spans two of them.
 
-    `parts` int32 [n] is as `sentences`, but no token holds characters of two; one without a token is left out. A thing
-    starts at the first token that holds a character of it, but no word is cut for another that shares a token with it;
-    what has no token (white space, for WordPiece) is left out.
+    All arrays are sorted by their first column. An item starts at the first token that contains one of its characters.
+    Words that share a token are merged. Items without a token (white space, for WordPiece) are omitted.
     """
     if not wanted.fields:
         return [(ids, {}) for ids in tokenizer.encode_batch([document.text for document in documents])]
@@ -43,7 +45,7 @@ def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annota
 def _encoded(
     documents: Sequence[Document], tokenizer: Tokenizer, *, by_parts: bool
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each document ids, and the character of the text after each token's last."""
+    """Return for each document its ids, and for each token its end offset in the text."""
     if not by_parts:
         return tokenizer.encode_batch_with_ends([document.text for document in documents])
     parts = [parts_of(document) for document in documents]
@@ -82,10 +84,10 @@ def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations
 
 
 def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
-    """int32 [spans, 3], of (first character, the character after the last, number of the label)."""
+    """Convert (start, end, label index) in characters to int32 [spans, 3] in tokens."""
     spans = np.array(found, dtype=np.int64).reshape(-1, 3)
     starts = np.searchsorted(ends, spans[:, 0], side="right")
-    # Up to the token that holds the last character, or the last of several that share it.
+    # The end is the token with the last character, or the last of several tokens that share it.
     stops = np.minimum(np.searchsorted(ends, spans[:, 1], side="left") + 1, len(ends))
     stops = np.maximum(stops, np.searchsorted(ends, spans[:, 1], side="right"))
     rows = np.stack([starts, stops, spans[:, 2]], axis=1).astype(np.int32)
@@ -93,23 +95,23 @@ def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarra
 
 
 def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
-    """int32 [1, 2]; raises `ValueError` where the document's label is none of these."""
+    """Return int32 [1, 2]; raise `ValueError` if the document's label is not in `labels`."""
     if (label := str(document.notes.get("label"))) not in labels:
         raise ValueError(f"the label {label!r} is none of {', '.join(labels)}")
     return np.array([[0, labels.index(label)]], dtype=np.int32)
 
 
 def _tokens_within(spans: np.ndarray) -> np.ndarray:
-    """int32 [n]: all tokens of spans, each once."""
+    """Return int32 [n]: unique tokens of all spans."""
     tokens = [np.arange(first, stop, dtype=np.int32) for first, stop in spans[:, :2].tolist()]
     return np.unique(np.concatenate(tokens)) if tokens else np.zeros(0, dtype=np.int32)
 
 
 def _turns(document: Document, ends: np.ndarray) -> np.ndarray:
-    """int32 [turns, 2]"""
+    """Return int32 [turns, 2]."""
     turns = sorted((int(first), role_number(role)) for first, role in document.notes.get("turns", ()))
     starts = np.searchsorted(ends, [first for first, _ in turns], side="right")
     rows = np.stack([starts, [role for _, role in turns]], axis=1).astype(np.int32).reshape(-1, 2)
-    # Of turns without a token of their own, the last one speaks.
+    # If several turns start at the same token, the last one counts.
     last = np.append(starts[1:] != starts[:-1], True)[: len(starts)]
     return rows[last & (starts < len(ends))]

@@ -1,4 +1,4 @@
-"""Words from a file of them, found from left to right, the longest first: a segmenter that needs no library."""
+"""Segment text with a word list by greedy longest match from left to right. No library is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETTING = "annotate.chinese"
 
 
 class Dictionary:
-    """Cuts a text into the words that it knows; what begins none is a word of one character."""
+    """Segmenter into known words. A character that starts no known word is a word by itself."""
 
     def __init__(self, words: Iterable[str]):
         self._words = frozenset(words)
@@ -29,13 +29,13 @@ class Dictionary:
 
 @lru_cache(maxsize=4)
 def dictionary_of(path: str) -> Dictionary:
-    """Of a file with a word at the beginning of each line; what else a line says, such as how often it comes, is passed
-    over, and so are lines that begin with #."""
+    """Read a dictionary: the first field of each line is a word. Further fields, such as frequencies, and lines that
+    start with # are ignored."""
     return Dictionary(line.split()[0] for line in read_words(path, SETTING))
 
 
 def read_words(path: str, setting: str) -> list[str]:
-    """The lines of a file that say something: blank ones and those that begin with # are passed over."""
+    """Return the lines of a file, without blank lines and lines that start with #."""
     try:
         lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Which phrases of captions say the same, from a table, in tokens of a tokenizer (UNIMO)."""
+"""Table of synonymous phrases of captions, as tokens (UNIMO)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from megaptm.storage import AtomicFile, plain_file
 from megaptm.tokenizers import Tokenizer
 
 PhrasesByKind = Mapping[str, list[list[str]]]
-"""Kind -> for each meaning the phrases that say it."""
+"""Kind -> list of meanings, each a list of synonymous phrases."""
 
 
 def read_meanings(path: Path) -> dict[str, list[list[str]]]:
-    """From lines of `kind<TAB>phrase<TAB>phrase ...`, one of each meaning; blank lines and lines that begin with # say
-    nothing."""
+    """Read lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and lines that start with # are
+    ignored."""
     found: dict[str, list[list[str]]] = {}
     try:
         lines = plain_file(path).read_text(encoding="utf-8").split("\n")
@@ -39,10 +39,10 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
 
 
 def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
-    """Write the file; how many meanings there are, and phrases.
+    """Write the file; return the number of meanings and of phrases.
 
-    A phrase is written as it stands within a text. One of which the tokenizer does not know a part is left out, and one
-    that is there already.
+    Phrases are tokenized as they occur within a text, with a space before. A phrase with an unknown part or one that
+    occurred earlier is omitted.
     """
     seen: set[tuple[int, ...]] = set()
     told: dict[str, list[list[list[int]]]] = {}
@@ -66,5 +66,5 @@ def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> t
 
 
 def _goes_on(name: str, *, marks: bool) -> bool:
-    """Whether a token goes on with a word: of WordPiece by its mark, of others by a letter where a space would be."""
+    """Whether a token continues a word: by the mark ## of WordPiece, otherwise by a letter where a space would be."""
     return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))

@@ -1,4 +1,4 @@
-"""What a recipe asks to be kept beside the tokens."""
+"""Options of annotations in a recipe."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ CHARACTERS, WORDS = "characters", "words"
 
 @dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """Kinds of places in a text that are found and stored; see docs/corpus-annotations.md."""
+    """Kinds of annotations that are stored; see docs/corpus-annotations.md."""
 
     sentences: bool | None = None
-    """Where sentences of prose and lines of code begin: pairs of texts need them. Absent: where the tokenizer can
-    separate two texts."""
+    """Starts of sentences in prose, and of lines in code, for objectives on pairs of texts. Default: if the tokenizer
+    can separate two texts."""
     words: bool = False
-    """Where words begin: masks of whole words need them, whatever the tokenizer."""
+    """Starts of words, for whole-word masking with any tokenizer."""
     capitals: bool = False
-    """Which tokens are of words that begin with a capital letter: those of a tokenizer that makes letters small."""
+    """Tokens of words that start with a capital letter, for tokenizers that convert to lower case."""
     chinese: str = CHARACTERS
-    """A Chinese word is one character (`characters`), or what jieba finds (`words`), a file of words has (see
-    `dictionary.py`) or a function finds (`package.module:function`, text -> words that put end to end are it)."""
+    """Segmentation of Chinese: one character per word (`characters`), jieba (`words`), a word list (see
+    `dictionary.py`), or a function (`package.module:function`: text -> words whose concatenation is the text)."""
     phrases: str | None = None
-    """Phrases: Chinese words of several characters that jieba finds (`words`), those of a file with one in each line,
-    or `package.module:function` (see `phrases.py`)."""
+    """Phrases: Chinese words of several characters found by jieba (`words`), the lines of a file, or
+    `package.module:function` (see `phrases.py`)."""
     tags: str | None = None
-    """Phrases and their labels: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
+    """Labeled phrases: a file of `label<TAB>phrase` lines, or `package.module:function` (see `tags.py`)."""
     turns: bool = False
-    """Who speaks from where on, for documents whose notes have `turns`."""
+    """Starts and speakers of turns, for documents with the note `turns`."""
     parts: bool = False
-    """Where each of the texts begins that a document is made of; a recipe asks for it where its sources have such."""
+    """Starts of the parts of a document. Set by a recipe whose sources have parts."""
     labels: tuple[str, ...] = ()
-    """Those that documents may have, in the order of their numbers; a document's is its note `label`."""
+    """All labels, in index order. The label of a document is its note `label`."""
 
     def __post_init__(self) -> None:
         if self.chinese not in (CHARACTERS, WORDS) and not is_function(self.chinese) and not Path(self.chinese).suffix:
@@ -54,7 +54,7 @@ class Annotations:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the arrays that documents get, in the order a manifest lists them."""
+        """Names of the stored arrays, in manifest order."""
         asked = {
             "sentences": bool(self.sentences),
             "words": self.words,
@@ -68,19 +68,19 @@ class Annotations:
         return tuple(name for name, wanted in asked.items() if wanted)
 
     def tables(self) -> dict[str, list[str]]:
-        """What the numbers in `tags` and `turns` mean, for the manifest: number i is the i-th name."""
+        """Return the names for the indexes in `tags`, `labels` and `turns`, for the manifest."""
         labels = {"tags": list(tagger_named(self.tags).labels)} if self.tags is not None else {}
         labels |= {"labels": list(self.labels)} if self.labels else {}
         return labels | ({"turns": list(ROLES)} if self.turns else {})
 
     def inputs(self) -> tuple[str, ...]:
-        """Files whose content the result depends on."""
+        """Return the files that the result depends on."""
         named = [name for name in (self.chinese, self.phrases, self.tags) if name not in (None, CHARACTERS, WORDS)]
         files = [file_of(name, "annotate") if is_function(name) else name for name in named if name is not None]
         return tuple(file for file in files if file is not None)
 
     def check(self) -> None:
-        """Raise a `UserError` now for a file or function that is not there, rather than in a worker."""
+        """Raise `UserError` for a missing file or function, before workers start."""
         if self.phrases is not None:
             phrase_finder(self.phrases)
         if self.tags is not None:

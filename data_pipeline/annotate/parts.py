@@ -1,4 +1,4 @@
-"""Documents of several texts that belong together, such as a sentence and its translation."""
+"""Documents of several related texts (parts), such as a sentence and its translation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ BETWEEN = "\n"
 
 
 def text_and_parts(texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The texts on lines of their own, and the note `parts`: the first character of each."""
+    """Join texts with newlines; return the text, and the note `parts` with the start of each."""
     begins = accumulate((len(text) + len(BETWEEN) for text in texts[:-1]), initial=0)
     return BETWEEN.join(texts), {"parts": [*begins]}
 
 
 def parts_of(document: Document) -> list[str]:
-    """The texts of a document; without the note it is one."""
+    """Return the parts of a document. Without the note, the text is the only part."""
     begins = document.notes.get("parts", [0])
     ends = [*(begin - len(BETWEEN) for begin in begins[1:]), len(document.text)]
     return [document.text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def with_parts(document: Document, texts: Sequence[str]) -> Document:
-    """The document with others in the place of its texts."""
+    """Return the document with its parts replaced."""
     text, note = text_and_parts(texts)
     return replace(document, text=text, notes={**document.notes, **note})

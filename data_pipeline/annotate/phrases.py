@@ -1,6 +1,6 @@
-"""Phrases, whatever they are: found by a segmenter of Chinese, looked up in a file, or given by a function.
+"""Phrases found by a Chinese segmenter, listed in a file, or returned by a function.
 
-A function takes a text and gives (first character, the character after the last) for each phrase.
+A function takes a text and returns (start, end) in characters for each phrase.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTING = "annotate.phrases"
 
 
 def phrases_of(name: str, document: Document) -> list[tuple[int, int]]:
-    """The phrases of a document, checked; raises `ValueError`, or whatever a function raises."""
+    """Return the validated phrases of a document. Raises `ValueError`, or any exception of the function."""
     found = [(int(first), int(stop)) for first, stop in phrase_finder(name)(document.text)]
     for first, stop in found:
         if not 0 <= first < stop <= len(document.text):
@@ -29,7 +29,7 @@ def phrases_of(name: str, document: Document) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=8)
 def phrase_finder(name: str) -> Callable[[str], Iterable[tuple[int, int]]]:
-    """text -> (first character, the character after the last): what a recipe names."""
+    """Return the function that a recipe names: text -> (start, end) of each phrase."""
     if name == WORDS:
         return _chinese_words
     if is_function(name):
@@ -40,7 +40,7 @@ def phrase_finder(name: str) -> Callable[[str], Iterable[tuple[int, int]]]:
 
 
 def _chinese_words(text: str) -> Iterator[tuple[int, int]]:
-    """Words of more than one Chinese character, by jieba."""
+    """Yield the jieba words of more than one Chinese character."""
     segment = segmenter_named(WORDS)
     for run in HAN_RUN.finditer(text):
         at = run.start()

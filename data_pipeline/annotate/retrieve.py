@@ -1,7 +1,7 @@
-"""Which documents are like another: images by what a detector found in them, texts by their words (UNIMO,
-arXiv:2012.15409, section 2.1)."""
+"""Retrieve similar documents: images by their detected objects, texts by their words (UNIMO, arXiv:2012.15409, section
+2.1)."""
 
-# N documents for which others are looked for, M among which, R regions, L columns, C classes, D = L * C
+# N queries, M candidates, R regions, L columns, C classes, D = L * C
 
 from __future__ import annotations
 
@@ -25,40 +25,39 @@ from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, rea
 from megaptm.storage import AtomicFile, is_remote, write_whole
 
 ROWS = 128
-"""Documents that are compared with all others at once."""
+"""Queries compared with all candidates at a time."""
 SPLITS = ("train", "validation")
-"""Each by itself: what is held out is never beside what is learned."""
+"""Splits are searched separately: training never retrieves from validation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions:
-    """How documents are looked for."""
+    """Options of retrieval."""
 
     top: int = 4
-    """Of each document, of each kind."""
+    """Maximum documents retrieved per query and kind."""
     threshold: float = 0.3
-    """Similarity, from 0 to 1, below which another is not like it."""
+    """Minimum similarity, from 0 to 1."""
     block: int = 1 << 16
-    """Documents that are compared with each other, which lie one after another: of twice as many each takes twice as
-    long."""
+    """Consecutive documents that are compared with each other. Twice as many take twice as long per document."""
     columns: int = 1
-    """Parts of an image, from left to right: one is like another where the same is in the same part of both."""
+    """Columns into which an image is divided. Objects match if they are in the same column of both images."""
     longest: int = 64
-    """Tokens of a text that are compared, and read."""
+    """Maximum tokens of a text that are compared and read."""
     detector: tuple[int, int] = (2048, 1601)
-    """Numbers of a region's features, and classes."""
+    """Number of a region's features, and number of classes."""
 
 
 @dataclass
 class FoundOfKind:
-    """How much of a kind there is in a split."""
+    """Retrieval statistics of one kind in a split."""
 
     documents: int = 0
     some: int = 0
-    """Documents that have any."""
+    """Documents with at least one retrieved document."""
     retrieved: int = 0
     similarity: list[float] = field(default_factory=list)
-    """Of the nearest of each that has any."""
+    """Similarity of the nearest document, for each document that has one."""
 
     def add(self, rows: np.ndarray, nearest: np.ndarray) -> None:
         there = rows >= 0
@@ -78,14 +77,14 @@ class FoundOfKind:
 
 @dataclass(frozen=True)
 class ComparedDocument:
-    """What is compared of one."""
+    """Data of a document that are compared."""
 
     tokens: np.ndarray
     """int64 [n]"""
     image: bytes = b""
-    """A hash of the file of its regions; none where it has none."""
+    """Hash of the region file; empty if there is none."""
     classes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    """float32 [D]: how likely each class is somewhere in each column of its image, the background left out."""
+    """float32 [D]: maximum probability of each class in each column of the image, without the background class."""
 
 
 def retrieve(
@@ -99,12 +98,14 @@ def retrieve(
     parts: int = 1,
     tell: Callable[[str], None] = lambda said: None,
 ) -> dict[str, FoundOfKind] | int:
-    """Write the file; `<split>.<kind>` -> what was found. Or how many blocks of other parts are missing, where this is
-    one part of several: whoever ends last writes the file.
+    """Write the file of retrieved documents; return `<split>.<kind>` -> statistics.
 
-    Of `corpus`, pairs of texts and regions, captions of other images; images of `images`, absent of itself; texts of
-    `texts`, absent none. Nothing is retrieved from another split. Blocks that are done lie in a folder beside the file
-    until it is there, so that who is stopped goes on.
+    If this is one part of several, the last part to finish writes the file, and the others return the number of missing
+    blocks.
+
+    `corpus` has pairs of texts and regions. Captions come from its other images, images from `images` (by default
+    `corpus`), and texts from `texts` (by default none). Nothing is retrieved from another split. Finished blocks are
+    stored in a folder beside the file until it is written, so that a stopped run can continue.
     """
     _check(corpus, texts)
     sources = {"images": images or corpus, "captions": corpus} | ({} if texts is None else {"texts": texts})
@@ -117,8 +118,8 @@ def retrieve(
     splits = [split for split in SPLITS if (held := corpus.manifest.splits.get(split)) and held.samples]
     for source in sources.values():
         for split in splits:
-            source.split(split)  # or a sentence: there is nothing in it
-    for kind in ("images", "captions"):  # of another detector nothing is begun, so that the right one can be said next
+            source.split(split)  # raises UserError if the split is empty
+    for kind in ("images", "captions"):  # a wrong `detector` fails here, before anything is stored
         _ = [*_documents(sources[kind], splits[0], 0, 1, how, regions=True)]
     places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
     header = RetrievedHeader(corpus.manifest.id, how.longest, places)
@@ -146,13 +147,13 @@ def retrieve(
 
 @dataclass(frozen=True)
 class _Work:
-    """Blocks that are done."""
+    """Folder of finished blocks."""
 
     folder: Path
 
     @classmethod
     def begin(cls, out: Path, header: RetrievedHeader, how: RetrievalOptions) -> Self:
-        """Those of the same corpora and options alone."""
+        """Open the folder; raise `UserError` if it was created with other corpora or options."""
         folder = out.with_name(f"{out.name}.blocks")
         folder.mkdir(parents=True, exist_ok=True)
         told, path = json.dumps([asdict(header), asdict(how)], indent=1).encode(), folder / "made-from.json"
@@ -168,7 +169,7 @@ class _Work:
         return self.folder / f"{split}-{block:06d}.safetensors"
 
     def read(self, split: str, block: int, kinds: Iterable[str]) -> dict[str, np.ndarray] | None:
-        """A block; None where it is not there, or damaged, and so is to be made."""
+        """Return a block, or None if it is missing or damaged."""
         try:
             done: dict[str, np.ndarray] = load_file(self.path(split, block))
         except (OSError, SafetensorError):
@@ -192,19 +193,19 @@ def _check(corpus: Corpus, texts: Corpus | None) -> None:
 
 
 def _place(corpus: Corpus) -> str:
-    # Where its shards lie elsewhere, `folder` is what the cache has of it.
+    # For remote shards, `folder` would be a local cache.
     return corpus.name if is_remote(corpus.name) else str(Path(corpus.name).resolve())
 
 
 def _block(
     corpus: Corpus, sources: Mapping[str, Corpus], split: str, block: int, blocks: int, how: RetrievalOptions
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Kind; int32 [N, top], of the documents of a block; and float [N], how like each the nearest is."""
+    """Yield for each kind int32 [N, top] for the documents of a block, and float [N] similarity of the nearest."""
     first, stop = _part(corpus, split, block, blocks)
     own = [*_documents(corpus, split, first, stop, how, regions=True)]
     for kind, source in sources.items():
         same = source.manifest.id == corpus.manifest.id
-        # All of another source that is small enough, else its part, and no more of that than are compared.
+        # Candidates: all documents of another corpus if it is small, else its corresponding part, limited to a block.
         small = not same and source.split(split).samples <= how.block
         begin, end = _part(source, split, 0, 1) if small else _part(source, split, block, blocks)
         end = min(end, begin + how.block)
@@ -218,7 +219,7 @@ def _block(
 
 
 def _part(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[int, int]:
-    """The first document of a block of so many, and the one behind its last."""
+    """Return the first document of a block, and the end (exclusive)."""
     number = corpus.split(split).samples
     return block * number // blocks, (block + 1) * number // blocks
 
@@ -226,7 +227,7 @@ def _part(corpus: Corpus, split: str, block: int, blocks: int) -> tuple[int, int
 def _documents(
     corpus: Corpus, split: str, first: int, stop: int, how: RetrievalOptions, *, regions: bool
 ) -> Iterator[ComparedDocument]:
-    """Those of a split from one to another, by their numbers through all its shards."""
+    """Yield documents `first` to `stop` of a split, indexed across its shards."""
     at = 0
     for info in corpus.split(split).shards:
         begin, end = max(first - at, 0), min(stop - at, info.samples)
@@ -252,7 +253,7 @@ def _documents(
 
 
 def likely_in_columns(found: Regions, columns: int) -> np.ndarray:
-    """float32 [D]: how likely each class is somewhere in each column of an image, by the middles of its regions."""
+    """Return float32 [D]: maximum probability of each class in each column, by the centers of regions."""
     middle_R = (found.boxes[:, 0].astype(np.float32) + found.boxes[:, 2]) / 2
     column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
     likely_LC = np.zeros((columns, found.likely.shape[1] - 1), dtype=np.float32)
@@ -261,11 +262,11 @@ def likely_in_columns(found: Regions, columns: int) -> np.ndarray:
 
 
 Scores = Iterator[np.ndarray]
-"""float32 [rows, M], of `ROWS` documents after another: cosines with each of those among which is looked."""
+"""float32 [rows, M] for consecutive `ROWS` queries: cosine similarity with each candidate."""
 
 
 def _like_images(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
-    """By classes that a detector finds in both; of those that are everywhere less is made."""
+    """Compare images by the classes detected in both, weighted by inverse document frequency."""
     likely_MD = np.stack([one.classes for one in among])
     rare_D = np.log((1 + len(among)) / (1 + likely_MD.sum(0)))
     theirs_MD = _unit(likely_MD * rare_D)
@@ -281,7 +282,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> Scores:
-    """By tokens of both (TF-IDF); of those that are everywhere less is made."""
+    """Compare texts by their common tokens (TF-IDF)."""
     known = among if own is among else [*own, *among]
     in_texts = np.bincount(np.concatenate([np.unique(one.tokens) for one in known]))
     rare = np.log((1 + len(known)) / (1 + in_texts)).astype(np.float32)
@@ -291,7 +292,7 @@ def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> S
     weights = counts * rare[ids]
     lengths = np.sqrt(np.bincount(texts, weights**2, len(among)))
     weights /= np.maximum(lengths, 1e-12)[texts]
-    # By token, as an index has them: of a text those that share a token are looked at alone.
+    # Inverted index by token: only candidates that share a token are visited.
     order = np.argsort(ids, kind="stable")
     texts, weights = texts[order], weights[order].astype(np.float32)
     edges = np.concatenate(([0], np.cumsum(np.bincount(ids, minlength=len(rare)))))
@@ -310,8 +311,10 @@ def _like_texts(own: list[ComparedDocument], among: list[ComparedDocument]) -> S
 def _nearest(
     scores: Scores, own: list[ComparedDocument], among: list[ComparedDocument], kind: str, how: RetrievalOptions
 ) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [N, top]: numbers among the others, the most like each first, and -1 behind them; and how like the first
-    is. Never what is the same: an image for itself, a text for one in the same words, another caption of an image."""
+    """Return int64 [N, top]: candidates by descending similarity, padded with -1, and the similarity of the first.
+
+    Excludes identical documents: the same image, a text with the same tokens, another caption of the same image.
+    """
     rows, nearest = np.full((len(own), how.top), -1, dtype=np.int64), np.zeros(len(own))
     images, texts = _numbers_by(among, lambda one: one.image), _numbers_by(among, lambda one: one.tokens.tobytes())
     number = 0
@@ -320,7 +323,7 @@ def _nearest(
             one = own[number]
             like[[] if kind == "texts" else images.get(one.image, [])] = -1
             like[[] if kind == "images" else texts.get(one.tokens.tobytes(), [])] = -1
-            # Several with one score stand in the order of the corpus.
+            # Ties are in the order of the corpus.
             best = np.lexsort((near := np.flatnonzero(like >= how.threshold), -like[near]))[: how.top]
             chosen = near[best]
             rows[number, : len(chosen)] = chosen

@@ -1,4 +1,5 @@
-"""Where sentences begin: rules, not a model, so that every machine cuts alike. BERT's next-sentence pairs need them."""
+"""Sentence starts by rules instead of a model, so that every machine gives the same result. Used by BERT's
+next-sentence pairs."""
 
 from __future__ import annotations
 
@@ -6,13 +7,13 @@ import re
 
 import numpy as np
 
-# An end mark with its closing quotes and the space after it; the marks of Chinese and Japanese need no space; or a
-# blank line.
+# A sentence ends with an end mark, closing quotes and white space (not needed after Chinese and Japanese marks), or
+# with a blank line.
 PROSE_END = re.compile(r"\n[ \t]*\n\s*|[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")  # noqa: RUF001
 CODE_END = re.compile(r"\n+(?=[^\n])")
 OPENING = "\"'“‘«([{*_`-"  # noqa: RUF001
 
-# A period after these, or after a single letter, does not end a sentence.
+# A period after one of these, or after a single letter, does not end a sentence.
 ABBREVIATION = re.compile(
     r"mrs?|ms|dr|prof|st|[sj]r|vs|etc|e\.g|i\.e|cf|al|figs?|eqs?|nos?|vol|ch|sec|pp|eds?|inc|ltd|corp|co|dept|est|approx|"
     r"jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun|[^\W\d_]",
@@ -23,7 +24,7 @@ LONGEST_WORD = 20
 
 
 def sentence_begins(text: str, form: str = "prose") -> np.ndarray:
-    """int64 [sentences]: the first character of each sentence of prose, or line of code."""
+    """Return int64 [sentences]: start of each sentence of prose, or of each line of code."""
     begins = np.array([0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text))], dtype=np.int64)
     return np.unique(begins[begins < len(text)])
 

@@ -1,4 +1,4 @@
-"""Which words are like another, from a table or from word vectors, in tokens of a tokenizer (MacBERT)."""
+"""Table of similar words, from a file or from word vectors, as tokens (MacBERT)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from megaptm.tokenizers import Tokenizer
 
 WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
-"""Words that are compared with all others at once."""
+"""Words compared with all others at a time."""
 
 
 def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> int:
-    """Write the file; how many words have others that are like them, with as many tokens.
+    """Write the file; return the number of words that have similar words with as many tokens.
 
-    A word is written as it begins a text and as it stands within, where the tokenizer tells the two apart.
+    Each word is tokenized both at the start of a text and after a space, because some tokenizers distinguish the two.
     """
     found: defaultdict[tuple[int, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
     for before in ("", " "):
@@ -41,14 +41,14 @@ def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> in
 
 
 def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """None where the tokenizer does not know all of it."""
+    """Return the tokens of a word; empty if the tokenizer does not know all of it."""
     ids = tuple(tokenizer.encode(word).tolist())
     return () if tokenizer.special.specials & set(ids) else ids
 
 
 def read_table(path: Path) -> dict[str, list[str]]:
-    """word -> words like it, from lines of `word<TAB>similar similar ...`, the most similar first; blank lines and
-    lines that begin with # say nothing."""
+    """Read lines of `word<TAB>similar similar ...`, the most similar first. Blank lines and lines that start with # are
+    ignored."""
     words: dict[str, list[str]] = {}
     for number, line in _lines(path):
         if not line.strip() or line.startswith("#"):
@@ -61,13 +61,13 @@ def read_table(path: Path) -> dict[str, list[str]]:
 
 
 def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, list[str]]:
-    """For each word the `most` others of as many tokens whose vectors are nearest by their angle.
+    """Return for each word the `most` words with as many tokens and the largest cosine similarity.
 
-    Lines are a word and its numbers, as word2vec and GloVe write them; a first line that counts them is passed over.
+    Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
     """
     words, vectors = _vectors(path)
     lengths = np.array([len(_tokens(word, tokenizer)) for word in words])
-    # By the largest number first: squares of large ones are beyond any number.
+    # Divide by the maximum first, because squares of large values would overflow.
     vectors /= np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-12)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     found: dict[str, list[str]] = {}
@@ -83,7 +83,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, li
 
 
 def _largest(numbers: np.ndarray, most: int) -> np.ndarray:
-    """Where the `most` largest are, the largest first."""
+    """Return the indexes of the `most` largest values, in descending order."""
     if not most:
         return np.zeros(0, dtype=np.int64)
     there = np.sort(np.argpartition(-numbers, most - 1)[:most])

@@ -1,11 +1,12 @@
-"""Phrases with labels (entities, terms): found by a tagger that is a function, or looked up in a file.
+"""Labeled phrases (entities, terms), found by a function or listed in a file.
 
-A tagger takes a text and gives (first character, the character after the last, label) for each phrase; its attribute
-`labels` lists all labels there can be, so that their numbers are known before the first text is read:
+A tagger is a function that takes a text and yields (start, end, label) for each phrase. Its attribute `labels` lists
+all possible labels, so that their indexes are known before the first text:
 
     def people(text):
         for match in re.finditer(r"\\b(?:Mr|Ms)\\. [A-Z]\\w+", text):
             yield match.start(), match.end(), "person"
+
     people.labels = ["person"]
 """
 
@@ -29,14 +30,14 @@ SETTING = "annotate.tags"
 
 @dataclass(frozen=True)
 class Tagger:
-    """A function that tags, and the sorted names of its labels."""
+    """Tagging function, and the sorted names of its labels."""
 
     name: str
     find: Callable[[str], Iterable[Tag]]
     labels: tuple[str, ...]
 
     def tags(self, document: Document) -> list[Tag]:
-        """The tags of a document, checked; raises `ValueError`, or whatever the function raises."""
+        """Return the validated tags of a document. Raises `ValueError`, or any exception of the function."""
         tags = [(int(first), int(stop), label) for first, stop, label in self.find(document.text)]
         for first, stop, label in tags:
             if not 0 <= first < stop <= len(document.text) or label not in self.labels:
@@ -49,7 +50,7 @@ class Tagger:
 
 @lru_cache(maxsize=8)
 def tagger_named(name: str) -> Tagger:
-    """The tagger of a recipe: a file of phrases, or a function."""
+    """Return the tagger that a recipe names: a file of phrases, or a function."""
     if not is_function(name):
         phrases = read_phrases(name)
         return Tagger(name, Phrases(phrases), tuple(sorted(set(phrases.values()))))
@@ -61,7 +62,7 @@ def tagger_named(name: str) -> Tagger:
 
 
 def read_phrases(path: str) -> dict[str, str]:
-    """phrase -> label, from lines of `label<TAB>phrase`; blank lines and lines that begin with # say nothing."""
+    """Read phrase -> label from lines of `label<TAB>phrase`. Blank lines and lines that start with # are ignored."""
     try:
         lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -83,7 +84,7 @@ def read_phrases(path: str) -> dict[str, str]:
 
 
 class Phrases:
-    """Finds phrases of whole words, listed beforehand: from left to right, the longest first, none within another."""
+    """Finds listed phrases of complete words, from left to right, longest first, without overlap."""
 
     def __init__(self, phrases: Mapping[str, str]):
         self._phrases = phrases

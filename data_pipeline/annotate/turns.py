@@ -1,4 +1,4 @@
-"""Who speaks in a dialogue, from where on."""
+"""Speakers of a dialogue and the starts of their turns."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 ROLES = ("other", "system", "user", "assistant", "tool")
-"""The roles that are told apart; any other name is `other`."""
+"""Roles that are distinguished. Any other name is `other`."""
 ALSO = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 ALSO |= {"function": "tool", "developer": "system"}
-"""What published sets of dialogues call them."""
+"""Names of roles in published dialogue data sets -> role."""
 
 BETWEEN = "\n"
 
 
 def role_number(role: str) -> int:
-    """Its place in `ROLES`."""
+    """Return the index of a role in `ROLES`."""
     name = role.lower()
     name = ALSO.get(name, name)
     return ROLES.index(name) if name in ROLES else 0
 
 
 def text_and_turns(messages: Iterable[Mapping[str, Any]]) -> tuple[str, list[list[Any]]]:
-    """The contents of messages on lines of their own, and [first character, role] of each: the note `turns`.
+    """Join the contents of messages with newlines; return the text and the note `turns`: [start, role] of each message.
 
-    A message is {"role": ..., "content": ...} or {"from": ..., "value": ...}; content that is a list keeps its texts.
-    Raises KeyError or TypeError where it is something else. A message without text is not a turn.
+    A message is {"role": ..., "content": ...} or {"from": ..., "value": ...}. Of a content list, the texts are used.
+    Raises KeyError or TypeError for any other structure. A message without text is not a turn.
     """
     texts: list[str] = []
     turns: list[list[Any]] = []

@@ -1,8 +1,8 @@
-"""Where words begin in a text, whatever the tokenizer makes of them.
+"""Word starts in a text, independent of the tokenizer.
 
-BERT's own rule (arXiv:1810.04805, the released `tokenization.py`): white space separates, a punctuation mark or a
-Chinese character is a word by itself. Added to it: a Japanese kana is a word by itself as well, and white space is
-one, for tokenizers that have tokens of nothing else.
+The rule is BERT's (arXiv:1810.04805, the released `tokenization.py`): white space separates words, and a punctuation
+mark or a Chinese character is a word. In addition, each Japanese kana is a word, and so is white space, for tokenizers
+that have tokens of white space only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from megaptm.errors import UserError
 from megaptm.tokenizers import starts_of
 
 SPACE, LETTER, ALONE, JOINED = range(4)
-"""What a character is: a run of the first two is one word, each of the third is one, the fourth belongs to the
-character before it."""
+"""Kind of a character. A run of SPACE or LETTER is one word, each ALONE is a word, and JOINED extends the character
+before it."""
 
-# The blocks that BERT takes for Chinese.
+# Blocks that BERT treats as Chinese.
 HAN = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
     *((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
@@ -36,15 +36,15 @@ HAN_RUN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last i
 
 
 def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.ndarray:
-    """int32 [words or fewer]: the first token of each word, for tokens that end at these characters.
+    """Return int32 [words or fewer]: first token of each word, for tokens that end at these offsets.
 
-    Every word lies within the tokens from one start to the next; words that share a token are one.
+    Each word is within the tokens from one start to the next. Words that share a token are merged.
     """
     kinds = _kinds_of(text)
     begins = _begins(text, kinds, chinese)
     starts = starts_of(ends, begins)
-    # A token may end a word and begin another: cut before it, the first of the two would be broken. What joins the
-    # character before it may have no token: BERT drops accents.
+    # A token may end one word and start another. A cut before it would break the first word. A character that extends
+    # the one before it may have no token: BERT drops accents.
     whole = (kinds == SPACE) | (kinds == JOINED)
     whole[begins] = True
     firsts = np.concatenate(([0], ends[:-1]))[starts]
@@ -52,12 +52,12 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
 
 
 def word_begins(text: str, chinese: str = "characters") -> np.ndarray:
-    """int64 [words]: the first character of each word; `chinese` as in `Annotations`."""
+    """Return int64 [words]: first character of each word; `chinese` as in `Annotations`."""
     return _begins(text, _kinds_of(text), chinese)
 
 
 def capital_words(text: str) -> list[tuple[int, int, int]]:
-    """(first character, the character after the last, 0) of each word that begins with a capital letter."""
+    """Return (start, end, 0) in characters of each word that starts with a capital letter."""
     borders = pairwise([*word_begins(text).tolist(), len(text)])
     return [(first, stop, 0) for first, stop in borders if text[first].isupper()]
 
@@ -69,12 +69,12 @@ def _begins(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:
     begins = own[_changes(kinds[own])]
     if chinese != "characters":
         begins = _merged(text, begins, segmenter_named(chinese))
-    # What joins the character before it has none at the very beginning.
+    # A combining character at the very start has no character before it.
     return begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
 
 
 def _changes(kinds: np.ndarray) -> np.ndarray:
-    """Where a character is alone, or not as the one before it."""
+    """Return the indexes of characters that are ALONE or differ in kind from the character before."""
     new = kinds == ALONE
     new[1:] |= kinds[1:] != kinds[:-1]
     new[:1] = True
@@ -82,7 +82,7 @@ def _changes(kinds: np.ndarray) -> np.ndarray:
 
 
 def _kinds_of(text: str) -> np.ndarray:
-    """int8 [characters]"""
+    """Return int8 [characters]: kind of each character."""
     if text.isascii():
         return _kinds()[np.frombuffer(text.encode(), dtype=np.uint8)]
     return _kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")]
@@ -90,7 +90,7 @@ def _kinds_of(text: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _kinds() -> np.ndarray:
-    """int8 [characters of Unicode]"""
+    """Return int8 [Unicode code points]: kind of each character."""
     kinds = np.full(sys.maxunicode + 1, LETTER, dtype=np.int8)
     for first, last in (*HAN, *KANA):
         kinds[first : last + 1] = ALONE
@@ -108,7 +108,7 @@ def _kinds() -> np.ndarray:
 
 
 def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
-    """Without the characters within the words that a segmenter finds."""
+    """Remove the starts within words that a segmenter finds."""
     within = np.zeros(len(text) + 1, dtype=bool)
     for run in HAN_RUN.finditer(text):
         words = list(segment(run[0]))
@@ -122,7 +122,7 @@ def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str
 
 
 def segmenter_named(name: str) -> Callable[[str], Iterable[str]]:
-    """text -> words that put end to end are the text."""
+    """Return a function: text -> words whose concatenation is the text."""
     if name == "words":
         return _jieba()
     return function_named(name, "annotate.chinese") if is_function(name) else dictionary_of(name)
