@@ -1,5 +1,5 @@
-"""From raw text to a corpus folder: read, clean, deduplicate, tokenize, shard, on Ray or in one process.
+"""Build a corpus folder from raw text: read, clean, deduplicate, tokenize and shard, on Ray or in one process.
 
-`build.corpus.build_corpus` shows the path of a document. A step is one class in `clean`, a format one reader in
-`sources`.
+`corpus.build.build_corpus` shows the complete path of a document. A step is one class in `clean`, a format one reader
+in `sources`.
 """

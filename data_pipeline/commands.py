@@ -1,5 +1,5 @@
-"""The command line's way in: `megaptm corpus build|images|inspect|verify|similar-words|meanings|retrieve`, `megaptm
-tokenizer train`."""
+"""Functions behind the commands `megaptm corpus build|images|inspect|verify|similar-words|meanings|retrieve` and
+`megaptm tokenizer train`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def build(words: Sequence[str], *, console: Console | None = None) -> CorpusRepo
     """Build a corpus and print its report.
 
     `words` are sources (files, folders, globs, `python-library`) or one recipe (.yaml), and `key=value` settings: those
-    of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, on which its bytes do not depend.
+    of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, which do not affect the output.
     """
     console = console or Console()
     sources, settings, options = _told(words)
@@ -60,8 +60,8 @@ def build_settings() -> list[str]:
 def images(words: Sequence[str], *, console: Console | None = None) -> ImageReport:
     """Build a corpus of images and print its report.
 
-    `words` are a source (a folder with a folder for each label, or with webdataset shards; or `digits`, `shapes`), and
-    `key=value` settings: those of an `ImageRecipe`, and of `Build`.
+    `words` are a source and `key=value` settings of `ImageRecipe` and `Build`. The source is a folder with a subfolder
+    per label, a folder of webdataset shards, `digits` or `shapes`.
     """
     console = console or Console()
     sources, settings, options = _told(words)
@@ -76,7 +76,7 @@ def images(words: Sequence[str], *, console: Console | None = None) -> ImageRepo
 
 
 def _told(words: Sequence[str]) -> tuple[list[str], list[str], Build]:
-    """Sources, settings of a recipe, and how it is built."""
+    """Divide words into sources, settings of the recipe, and build options."""
     settings = [word for word in words if _is_setting(word)]
     asked = [word for word in settings if word.partition("=")[0] in Build.__annotations__]
     if not any(word.startswith("out=") for word in asked):
@@ -88,7 +88,7 @@ def _told(words: Sequence[str]) -> tuple[list[str], list[str], Build]:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """How and where a corpus is built: nothing that its bytes depend on."""
+    """Build options that do not affect the content of the corpus."""
 
     out: str
     workers: int | None = None
@@ -108,12 +108,12 @@ def inspect(
     split: str = "train",
     console: Console | None = None,
 ) -> None:
-    """Print what a corpus holds, `count` texts of it, and what an objective would hide in rows of `sequence` tokens."""
+    """Print a summary of a corpus, `count` texts of it, and the samples of an objective with `sequence` tokens."""
     inspect_corpus(folder, console or Console(), objective=objective, split=split, count=count, sequence=sequence)
 
 
 def verify(folder: str, console: Console | None = None) -> bool:
-    """Check every file of a corpus, print a line for each, and say whether all is well."""
+    """Check every file of a corpus and print a line for each. Return whether all are valid."""
     checks = list(verify_corpus(folder))
     table = Grid("", "file", "found", title=f"corpus {folder}", title_justify="left")
     for check in checks:
@@ -124,7 +124,7 @@ def verify(folder: str, console: Console | None = None) -> bool:
 
 
 def _output_file(out: str) -> Path:
-    """Where a file is to be written; a `UserError`, before anything is computed, where none can be."""
+    """Return the path of an output file. Raises `UserError` before any computation if it cannot be written."""
     if is_remote(out):
         raise UserError(f"--out ({out}) is a URL: name a file of this machine.")
     if (path := writable_path(out, "--out")).is_dir():
@@ -161,8 +161,7 @@ def retrieved(
     tell: Callable[[str], None] = lambda said: None,
     console: Console | None = None,
 ) -> None:
-    """Write the file of documents that are like others, which `retrieved` of an objective names, and say how many there
-    are."""
+    """Write the file of similar documents, which an objective reads as `retrieved`, and print statistics."""
     path = _output_file(out)
     own, *others = (None if place is None else Corpus.open(place) for place in (corpus, images, texts))
     assert own is not None
@@ -189,7 +188,7 @@ def tokenizer_train(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Tokenizer:
-    """Train a tokenizer on the text a corpus of these sources would have, and save it in the folder `out`."""
+    """Train a tokenizer on the text that a corpus of these sources would contain, and save it in the folder `out`."""
     writable_path(out, "--out")
     console, folder = console or Console(), Path(out).expanduser()
     if folder.exists() and any(folder.iterdir()) and not overwrite:

@@ -1,4 +1,4 @@
-"""What flows through the pipeline, and the account of what does not reach its end."""
+"""Documents, and counts of dropped documents."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]
-"""Of what cannot be read, or makes a step fail: count it, or end the build there."""
+"""Action for text that cannot be read, or on which a step fails: count it as dropped, or end the build."""
 TOOK_TOO_LONG = "took too long"
 EXAMPLES = 5
-"""Documents kept for each reason: enough to go and look."""
+"""Documents recorded as examples of each drop reason."""
 EXAMPLE_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text."""
+    """One text with its metadata."""
 
     text: str
     source: str
-    """Where it came from, `folder/file.txt`, or `file.jsonl@1024` with its first byte; kept beside its tokens."""
+    """Name of the origin, `folder/file.txt`, or `file.jsonl@1024` with a byte offset; stored with the tokens."""
     form: str = "prose"
-    """`prose` or `code`: how it divides into sentences."""
+    """`prose` or `code`, which determines sentence splitting."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What readers and steps learned, as JSON can say it: `language`, `url`, `turns` ([[first character, role], ...]),
-    `parts` (the first character of each text that it is made of), `image` (the file that the text belongs to)."""
+    """Metadata from readers and steps, as JSON values: `language`, `url`, `turns` ([[first character, role], ...]),
+    `parts` (first character of each part), `image` (file that the text describes)."""
     origin: str = field(default="", compare=False)
     """Format and path of the source, for the report: `json-lines crawl/*.jsonl`."""
 
 
 @dataclass
 class Dropped:
-    """How many documents were left out for each reason, and the beginnings of a few."""
+    """Number of dropped documents per reason, with examples."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
-    """reason -> (source, first characters of the text)"""
+    """Reason -> (source, first characters of the text)."""
     said: dict[str, str] = field(default_factory=dict)
-    """reason -> what is wrong with the first of them, and what to do, where there is more to say"""
+    """Reason -> detailed message about the first document, with a remedy, if there is one."""
 
     def add(self, reason: str, source: str, text: str = "", said: str = "") -> None:
         self.counts[reason] += 1
@@ -65,7 +65,7 @@ class Dropped:
         self.said = {**other.said, **self.said}
 
     def failed(self, what: str, document: Document, error: Exception, on_error: OnError) -> None:
-        """Count a document on which `what` failed, or end the build with a sentence that names it."""
+        """Count a document on which the step `what` failed, or end the build with a `UserError` that names it."""
         said = str(error) if isinstance(error, TookTooLong) else f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
@@ -77,13 +77,13 @@ class Dropped:
 
 
 def is_of_document(error: Exception) -> bool:
-    """Whether an error is of the document at hand: not a mistake in the recipe, nor a disk or a server that gives up.
+    """Whether an error is about the document, and not about the recipe or a failing disk or server.
 
-    Those end a build in any case. Another time they may not, and a corpus is not to depend on that.
+    Other errors always end the build. They may not occur at the next attempt, and the corpus must not depend on them.
     """
     return not isinstance(error, UserError) and getattr(error, "errno", None) is None
 
 
 def _printable(text: str) -> str:
-    """Halves of surrogate pairs cannot be written down."""
+    """Replace halves of surrogate pairs, which cannot be encoded."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Folders that builds make. They are no text, also where someone builds into the folder that the text is in."""
+"""Folders created by builds. They are never read as text, even if the output folder is inside the source folder."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from megaptm.data.manifest import MANIFEST
 
 SCRATCH = "scratch"
-"""Unfinished work."""
+"""Folder of unfinished work."""
 FINISHED = "finished"
-"""In it, results of jobs."""
+"""Subfolder for results of jobs."""
 SHARDS = "shards"
-"""In it, shards and their indexes, until they get their names in the corpus."""
+"""Subfolder for shards and their indexes, until they are linked into the corpus."""
 BUILDING = ".building"
-"""Ends the name of the folder that a corpus is made in."""
+"""Suffix of the folder in which a corpus is built."""
 CORPUS = "corpus"
-"""In it, the corpus in the making."""
+"""Subfolder for the unfinished corpus."""
 
 
 def is_corpus(names: Collection[str]) -> bool:
@@ -25,7 +25,7 @@ def is_corpus(names: Collection[str]) -> bool:
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a build left it, or is at work in it."""
+    """Whether a folder belongs to a running or killed build."""
     if folder.name == SCRATCH:
         return (folder / FINISHED).is_dir()
     return folder.name.endswith(BUILDING) and any((folder / name).is_dir() for name in (SCRATCH, CORPUS))

@@ -18,7 +18,7 @@ def is_function(name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def function_named(name: str, setting: str) -> Callable[..., Any]:
-    """The function; modules of the current directory are found too. `setting` begins what is said of a mistake."""
+    """Import a function. Modules of the current directory can be imported. Error messages start with `setting`."""
     found: Callable[..., Any] = load_plugin(name, setting, "function")
     if not callable(found):
         raise UserError(f"{setting}: `{name}` is not a function: correct the name.")
@@ -26,6 +26,6 @@ def function_named(name: str, setting: str) -> Callable[..., Any]:
 
 
 def file_of(name: str, setting: str) -> str | None:
-    """The file of a named function's module: what finished work depends on. What it imports is not looked at."""
+    """Return the source file of a function's module, which finished work depends on. Its imports are not tracked."""
     module = function_named(name, setting).__module__
     return getattr(sys.modules[module], "__file__", None)

@@ -1,4 +1,4 @@
-"""A look into a corpus: sizes, lengths, texts as a model gets them, and what an objective hides in them."""
+"""Inspect a corpus: sizes, lengths, decoded texts, and samples of an objective."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _has_images(corpus: Corpus) -> bool:
 
 
 def _has_labels(corpus: Corpus) -> bool:
-    """Whether what is said of an image is its label, a token that stands for a name."""
+    """Whether the tokens of an image are a label: one token that stands for a name."""
     return _has_images(corpus) and corpus.manifest.dtype == LABELS
 
 
 def summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
-    """What it is called, how much there is of it and what it was made from."""
+    """Return a table with id, tokenizer, sizes and recipe."""
     table = Table(box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
     if _has_labels(corpus):
@@ -87,13 +87,13 @@ def summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
 
 
 def said(made_from: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe says, without what nobody said and empty tables; a step without settings stays."""
+    """Return the recipe without unset values and empty tables. A step without settings is retained."""
     kept = {key: said(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
     return {key: value for key, value in kept.items() if value is not None and value != {}}
 
 
 def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
-    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
+    """Return 2**i -> number of documents with 2**i to 2**(i + 1) - 1 tokens."""
     powers: Counter[int] = Counter()
     for info in corpus.split(split).shards:
         powers.update(np.log2(corpus.open_shard(info).index[:, 1]).astype(int).tolist())
@@ -101,7 +101,7 @@ def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
 
 
 def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
-    """Documents from all over the split, cut to `sequence` tokens."""
+    """Yield documents evenly spread over the split, cut to `sequence` tokens."""
     shards = corpus.split(split).shards
     begins = np.cumsum([0, *(info.samples for info in shards)])
     for number in np.unique(np.linspace(0, begins[-1] - 1, count).astype(int)):
@@ -114,21 +114,21 @@ def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, seq
 
 
 def _source(shard: Path, document: int) -> str:
-    """Where the text of a shard's document came from."""
+    """Return the source of a shard's document."""
     try:
         with open_tar(shard) as tar:
             notes = (member for member in tar_members(tar) if member.isreg() and member.name.endswith(".json"))
             member = next(islice(notes, document, None))
             return str(parse_json(tar.extractfile(member).read(), shard, remedy="rebuild the corpus")["source"])  # type: ignore[union-attr]  # regular
     except (tarfile.TarError, OSError, StopIteration, KeyError, TypeError, ValueError):
-        # Its notes are for people alone: documents are found and checked by the index.
+        # The metadata are informative only: documents are found and verified through the index.
         return f"{shard.name}, document {document}"
 
 
 def _samples(
     place: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
-    """The first samples a run with seed 0 would train on."""
+    """Yield the first samples that a run with seed 0 would train on."""
     from megaptm.config.yamls import read_override
     from megaptm.data.opening import open_mix
     from megaptm.objectives import objective_of
@@ -141,7 +141,7 @@ def _samples(
 
 
 def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text:
-    """How many patches there are and are hidden, and the label or the colors."""
+    """Describe an image sample: number of patches, hidden patches, and the label or the colors."""
     hidden = int((sample["tokens"] == MASKED_PATCH).sum())
     text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} numbers, {hidden} of them hidden")
     text.append("\n\nmust say: " if "text_tokens" not in sample else "\n\nmust find: ")
@@ -155,7 +155,8 @@ def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text
 
 
 def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
-    """The text, with what must be said of it; how many regions there are and are hidden, and what is asked of them."""
+    """Describe a sample with regions: its text and labels, the number of regions and hidden regions, and region
+    labels."""
     words = len(sample["tokens"]) - len(sample["region_features"])
     read = {name: sample[name][:words] for name in ("tokens", "document_ids")}
     asked: dict[str, np.ndarray] = {}
@@ -175,7 +176,7 @@ def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer
 
 
 def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
-    """What the model sees, with what it must say highlighted."""
+    """Return the model's input, with the labels highlighted."""
     if "patches" in sample:
         return _shown_image(sample, tokenizer)
     seen = sample["tokens"]
@@ -199,7 +200,7 @@ def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokeniz
     if batch.num_predicted is None and "labels" in sample:
         labels = sample["labels"][sample["labels"] >= 0]
         text.append("\n\nmust say: ")
-        # Of several streams the last is what is said.
+        # With several streams, the labels are those of the last one.
         said = tokenizer.decode(labels) if len(batch.streams) > 1 else f"the next token, at {len(labels)} places"
         text.append(said, ANSWER)
     for name in batch.answers:

@@ -1,4 +1,4 @@
-"""The report of a build as one HTML page: no scripts, nothing fetched, readable on a telephone and in the dark."""
+"""Report of a build as one HTML page: no scripts, no external resources, usable on phones and in dark mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from data_pipeline.report import CorpusReport, by_tokens
 
 PAGE = "report.html"
 LARGEST = 5
-"""Documents that the page names."""
+"""Number of largest documents listed."""
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
@@ -39,7 +39,7 @@ def write_page(report: CorpusReport, folder: Path) -> None:
 
 
 def html(report: CorpusReport) -> str:
-    """The page."""
+    """Return the page."""
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
@@ -72,7 +72,7 @@ def html(report: CorpusReport) -> str:
 
 
 def whole_page(title: str, body: Iterable[str]) -> str:
-    """A page of these parts."""
+    """Return a complete page with this title and body."""
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
     return (
         f"<!doctype html><html lang=en><head>{head}<style>{STYLE}</style></head><body>{''.join(body)}</body></html>\n"
@@ -107,12 +107,12 @@ def _unknown_words(report: CorpusReport) -> list[str]:
 
 
 def tiles(values: Mapping[str, str]) -> str:
-    """Numbers in large, each with what it is."""
+    """Return large numbers with their names."""
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of names, and numbers behind them."""
+    """Return a table with names in the first column and numbers in the others."""
     head = "".join(f"<th{_number(place)}>{escape(title)}</th>" for place, title in enumerate(titles))
     body = "".join(
         f"<tr>{''.join(f'<td{_number(place)}>{escape(cell)}</td>' for place, cell in enumerate(row))}</tr>"
@@ -126,7 +126,7 @@ def _number(place: int) -> str:
 
 
 def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
-    """A row a value, with a bar as long as its share of the largest."""
+    """Return a row per value, with a bar proportional to the largest."""
     most = max(values.values(), default=0) or 1
     rows = []
     for name, value in values.items():
@@ -138,7 +138,7 @@ def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, 
 
 
 def titled(title: str, values: Mapping[str, float]) -> list[str]:
-    """Bars below a title, the largest first; nothing where there are none."""
+    """Return bars below a title, in descending order; nothing if there are no values."""
     ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
     return [f"<h2>{title}</h2>", bars(ordered)] if values else []
 
@@ -149,7 +149,7 @@ def _examples(examples: Mapping[str, Sequence[Sequence[str]]], said: Mapping[str
         return f"<code>{escape(source)}</code><pre>{of}{escape(begins)}</pre>"
 
     def told(reason: str, few: Sequence[Sequence[str]]) -> str:
-        """Of the first, where it does not stand below already."""
+        """Return the message about the first example, unless the examples already contain it."""
         if reason not in said or any(begins == said[reason] for _, begins in few):
             return ""
         return f"<p>The first {escape(said[reason])}.</p>"

@@ -1,4 +1,4 @@
-"""Bars while a build runs, and the wall time of its stages."""
+"""Progress bars of a build, and the wall time of its stages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megaptm.console import Console
 
 
 class Stages(AbstractContextManager):
-    """One bar for each stage. Without a console nothing is shown, only timed."""
+    """One progress bar per stage. Without a console, stages are only timed."""
 
     def __init__(self, console: Console | None):
         self.seconds: dict[str, float] = {}
-        """stage -> wall time"""
+        """Stage -> wall time in seconds."""
         columns = (SpinnerColumn(), TextColumn("{task.description:<18}"), BarColumn(), MofNCompleteColumn())
         self._bars = Progress(*columns, TimeElapsedColumn(), console=console, disable=console is None)
 
@@ -29,7 +29,7 @@ class Stages(AbstractContextManager):
 
     @contextmanager
     def stage(self, name: str, jobs: int = 1) -> Iterator[Callable[[], None]]:
-        """Time a stage of so many jobs; yields what to call after each."""
+        """Time a stage of `jobs` jobs; yields the function to call after each."""
         bar = self._bars.add_task(name, total=jobs)
         start = time.perf_counter()
         yield lambda: self._bars.advance(bar)

@@ -1,4 +1,4 @@
-"""A corpus in one YAML: sources, steps, deduplication, annotations, tokenizer, splits, seed."""
+"""Recipe of a corpus in one YAML file: sources, steps, deduplication, annotations, tokenizer, splits, seed."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ MAX_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRecipe:
-    """A tokenizer to train on the corpus, or the folder of one that exists."""
+    """Tokenizer to train on the corpus, or the folder of an existing one."""
 
     kind: str = "byte-bpe"
-    """One of `megaptm.tokenizers.KINDS`."""
+    """Algorithm, one of `megaptm.tokenizers.KINDS`."""
     vocabulary: int = 8192
-    """Number of ids, special ones included."""
+    """Vocabulary size, including special tokens."""
     specials: str | None = None
-    """One of `megaptm.tokenizers.SPECIALS`, special tokens named after the family that has them; absent: those of the
-    family that the kind is known from (`megaptm.tokenizers.KINDS`)."""
+    """Set of special tokens, one of `megaptm.tokenizers.SPECIALS`, named after a model family. Default: that of the
+    kind (`megaptm.tokenizers.KINDS`)."""
     lowercase: bool | None = None
-    """Fold case and accents; absent: WordPiece and char-bpe do, as BERT uncased and GPT."""
+    """Fold case and accents. Default: true for WordPiece and char-bpe, as in BERT uncased and GPT."""
     sentinels: int | None = None
-    """Stand-ins for hidden spans, part of the vocabulary; absent: the 100 of T5 with its special tokens, else none."""
+    """Number of sentinels (placeholders of hidden spans) in the vocabulary. Default: 100 with T5's special tokens, else
+    0."""
     digits: bool | None = None
-    """Make each digit a token by itself, as PaLM does; absent: digits are parts of words as letters are."""
+    """Make each digit a separate token, as PaLM does. Default: digits are parts of words."""
     folder: str | None = None
-    """An existing tokenizer (Hugging Face's format); the fields above are then not read."""
+    """Folder of an existing tokenizer in Hugging Face format. The fields above are then ignored."""
 
     def __post_init__(self) -> None:
         check_options(self.kind, self.specials, self.lowercase, self.sentinels, self.digits)
@@ -49,29 +50,29 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that the bytes of a corpus depend on, but for the text itself."""
+    """Everything that determines the content of a corpus, except the text itself."""
 
     sources: tuple[Source, ...]
     steps: tuple[CleaningStep, ...] = CLEAN
-    """What happens to each document, in this order."""
+    """Cleaning steps, applied to each document in this order."""
     deduplicate: Deduplicate = field(default_factory=Deduplicate)
-    """What is left out because the corpus has it already."""
+    """Kinds of duplicates to drop."""
     annotate: Annotations | None = None
-    """What is kept beside the tokens; absent: sentences, where the tokenizer can separate two."""
+    """Annotations stored beside the tokens. Default: sentences, if the tokenizer can separate two texts."""
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float | None = None
-    """Share of the documents held out, by hash; absent: 0.02, and of little text as much more as a run needs to be
-    validated (`selection.LEAST_HELD`)."""
+    """Share of documents in the validation split, chosen by hash. Default: 0.02, and more of a small corpus, so that a
+    run can be validated (`selection.LEAST_HELD`)."""
     seed: int = 0
-    """Another seed holds out other documents."""
+    """Seed of the validation split."""
     limit_bytes: int | None = None
-    """Keep about this much text, a sample by hash; absent: all."""
+    """Approximate maximum text to keep, sampled by hash. Default: all."""
     shard_bytes: int = 8 << 20
-    """Text in a shard."""
+    """Bytes of text per shard."""
     max_seconds: int = MAX_SECONDS
-    """Processor time that reading a document may take, and each step on it: a last resort, see `time_limit`."""
+    """Maximum processor seconds for reading a document, and for each step on it. A last resort, see `time_limit`."""
     on_error: OnError = "skip"
-    """What cannot be read is counted and left out (`skip`) or ends the build (`fail`)."""
+    """Action for text that cannot be read: count and drop it (`skip`), or end the build (`fail`)."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -91,7 +92,7 @@ class Recipe:
 
     @property
     def has_parts(self) -> bool:
-        """Whether its documents are of several texts."""
+        """Whether documents consist of several parts."""
         return self.sources[0].has_parts or bool(self._pairing)
 
     @property
@@ -101,11 +102,12 @@ class Recipe:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Those that its steps give."""
+        """Labels that the steps can give."""
         return tuple(dict.fromkeys(label for step in self._pairing for label in step.labels()))  # type: ignore[attr-defined]
 
     def plain(self) -> dict[str, Any]:
-        """As the manifest keeps it; a tokenizer that was given is known there by its fingerprint, not by its place."""
+        """Return the recipe for the manifest. An existing tokenizer is omitted, because the manifest has its
+        fingerprint."""
         sources = [_changed(source) for source in self.sources]
         content = {**asdict(self), "sources": sources, "steps": [plain_step(step) for step in self.steps]}
         if self.max_seconds == MAX_SECONDS:
@@ -116,7 +118,7 @@ class Recipe:
 
 
 def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
-    """The recipe of one YAML file, or of the text that `source` names, with `key=value` settings over it."""
+    """Read the recipe from one YAML file, or make one from the sources named in `source`, with `key=value` settings."""
     overrides = [match for word in (*source, *settings) if (match := OVERRIDE.fullmatch(word))]
     source, settings = ([word for word in words if not OVERRIDE.fullmatch(word)] for words in (source, settings))
     named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
@@ -139,7 +141,7 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
 
 
 def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others over them; a table is changed, not replaced."""
+    """Merge settings recursively: tables are updated, other values replaced."""
     tables = {
         name: _over(content[name], value)
         for name, value in change.items()
@@ -149,7 +151,7 @@ def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, An
 
 
 def _with_overrides(written: Any, overrides: Sequence[re.Match[str]]) -> list[Any]:
-    """The sources of a recipe with those of the command line in `Source.overrides` of each."""
+    """Add the overrides of the command line to `Source.overrides` of each source."""
     change: dict[str, Any] = {}
     for override in overrides:
         change = _over(change, {override["files"]: read_override(override["setting"]).values})
@@ -165,7 +167,7 @@ def _tables(written: Any) -> list[Any]:
 
 
 def _sources(written: Any, where: str) -> tuple[Source, ...]:
-    """One source, or a list of them; each a path, or a table with a path in it."""
+    """Read one source or a list of them; each is a path, or a table that contains `path`."""
     found = []
     for number, table in enumerate(_tables(written), 1):
         found.append(typed(Source, table, f"{where}: source {number}"))
@@ -174,7 +176,7 @@ def _sources(written: Any, where: str) -> tuple[Source, ...]:
 
 
 def _changed(source: Source) -> Any:
-    """Its path, or a table of it and what is not as by default."""
+    """Return the path of a source, or a table of the path and the settings that differ from the defaults."""
     plain = Source(source.path)
     changed = {field.name: getattr(source, field.name) for field in fields(source)}
     changed = {name: value for name, value in changed.items() if value != getattr(plain, name)}
@@ -191,13 +193,13 @@ def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
 
 
 def _step(written: Any, where: str) -> CleaningStep:
-    """`drop-short`, or `drop-short: {characters: 40}`."""
+    """Read a step: `drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
     return typed(_kind(name, where), options or {}, f"{where}: step {name}")
 
 
 def _kind(name: Any, where: str) -> type:
-    """The class of a step: one of ours, or of the user's, package.module:NAME."""
+    """Return the class of a built-in step, or of a user's step `package.module:NAME`."""
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"{where}: step {name}", "step")
         if not (isinstance(kind, type) and is_dataclass(kind) and _is_called(kind)):
@@ -216,7 +218,7 @@ def _is_called(kind: type) -> bool:
 
 
 def plain_step(step: CleaningStep) -> dict[str, Any]:
-    """As a recipe writes it, with all its options."""
+    """Return a step in the form of a recipe, with all options."""
     kind = type(step)
     name = next((name for name, known in STEPS.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
@@ -224,5 +226,5 @@ def plain_step(step: CleaningStep) -> dict[str, Any]:
 
 RECIPE, OF_SOURCES = ({one.name for one in fields(kind)} for kind in (Recipe, Source))
 OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(OF_SOURCES))})=.*)", re.DOTALL)
-"""`GLOB:KEY=VALUE`, a setting for some files of the sources."""
+"""`GLOB:KEY=VALUE`: a setting for some files of the sources."""
 LISTS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}

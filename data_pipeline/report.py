@@ -1,4 +1,4 @@
-"""What a build has to say: counts, what was left out and why, and how long documents are."""
+"""Report of a build: counts, drop reasons, and document lengths."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from megaptm.data.shards import Manifest, Split
 REPORT = "report.json"
 BAR_WIDTH = 40
 MOST_ROWS = 12
-"""Sources that the terminal shows; the page and report.json have all."""
+"""Maximum sources printed in the terminal. The page and report.json list all."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport:
-    """Saved as `report.json` in the corpus; not part of its identity, since it holds times."""
+    """Report saved as `report.json` in the corpus. It contains times, so it is not part of the corpus id."""
 
     folder: str
     id: str
     files: int
     splits: dict[str, dict[str, int]]
-    """split -> documents, tokens, bytes (of the text in UTF-8), shards"""
+    """Split -> documents, tokens, bytes (of the text in UTF-8), shards."""
     dropped: dict[str, int]
-    """reason -> documents"""
+    """Reason -> number of dropped documents."""
     examples: dict[str, list[tuple[str, str]]]
-    """reason -> where a few came from, and how each begins"""
+    """Reason -> (source, first characters) of some dropped documents."""
     said: dict[str, str] = field(default_factory=dict)
-    """reason -> what is wrong with the first of them, and what to do"""
+    """Reason -> message about the first dropped document, with a remedy."""
     languages: dict[str, int] = field(default_factory=dict)
-    """language -> documents, where a step has told it"""
+    """Language -> documents, if a step identifies languages."""
     unknown_words: dict[str, UnknownWords] = field(default_factory=dict)
-    """language, or script where none was told -> words, and those that the tokenizer makes unknown"""
+    """Language, or script if the language is unknown -> number of words, and of words with unknown tokens."""
     composition: Composition = field(default_factory=Composition)
-    """Documents, tokens and bytes by source and by format, tokens by the length of documents, the largest documents"""
+    """Documents, tokens and bytes by source and by format; tokens by document length; the largest documents."""
     lengths: dict[int, int]
-    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens"""
+    """2**i -> documents of 2**i to 2**(i + 1) - 1 tokens."""
     tokenizer: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     workers: int
     found: int = 0
-    """Jobs that an earlier build had finished."""
+    """Jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
-    """stage -> wall time"""
+    """Stage -> wall time in seconds."""
 
     def total(self, what: str) -> int:
-        """`documents`, `tokens`, `bytes` or `shards` of all splits."""
+        """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits."""
         return sum(counts[what] for counts in self.splits.values())
 
     @property
     def read(self) -> int:
-        """Documents that there were, kept or left out."""
+        """Number of documents read, kept or dropped."""
         return self.total("documents") + sum(self.dropped.values())
 
     @property
@@ -111,7 +111,7 @@ class CorpusReport:
 def report_on(
     *, folder: str, manifest: Manifest, dropped: Dropped, results: Sequence[ShardResult], **rest: Any
 ) -> CorpusReport:
-    """The report of a build, from its manifest and the account of each shard."""
+    """Make the report of a build from its manifest and the results of its shards."""
     counts = np.sum([result.lengths for result in results], axis=0)
     languages: Counter[str] = Counter()
     for result in results:
@@ -132,7 +132,7 @@ def report_on(
 
 
 def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
-    """A row for each source or format, the largest first."""
+    """Return a table with a row for each source or format, in descending order of tokens."""
     table = Table(box=None, padding=(0, 1))
     for column in (title, "documents", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == title else "right")
@@ -144,7 +144,7 @@ def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
 
 
 def by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
-    """Names and sizes, the largest first."""
+    """Return names and sizes in descending order of tokens."""
     return sorted(sizes.items(), key=lambda item: (-item[1].tokens, item[0]))
 
 
@@ -156,7 +156,7 @@ def _sums(split: Split) -> dict[str, int]:
 def left_out(
     dropped: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]], said: Mapping[str, str]
 ) -> list[str]:
-    """A line for each reason, the most frequent first: how many, where two came from, what the first was like."""
+    """Return a line for each reason, the most frequent first: count, two sources, and the message about the first."""
     lines = []
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
         names = ", ".join(source for source, _ in examples.get(reason, ())[:2])
@@ -166,7 +166,7 @@ def left_out(
 
 
 def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:
-    """Counts by powers of two, as bars; `totals` are other numbers of the same rows."""
+    """Return bars of counts by powers of two. `totals` adds a second number to each row."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right")
     table.add_column(justify="right")

@@ -1,9 +1,10 @@
-"""A bound on the processor time that one document takes, for libraries that may be stuck on it.
+"""Limit on the processor time of one document, for libraries that may not terminate on it.
 
-Whether a document takes too long depends on the machine, and a corpus must not depend on the machine. So this is the
-last resort, behind limits that follow from the document alone (its bytes, its nesting), and its verdict is kept beside
-the unfinished work: a build that goes on, and a worker that repeats a job, leave out the same documents at once.
-Code that does not return to Python is not interrupted, but its document is left out when it does.
+Time depends on the machine, but a corpus must not. So this limit is a last resort after limits that depend only on the
+document (its bytes, its nesting). Documents that exceed it are recorded with the unfinished work: a continued build,
+and a worker that repeats a job, drop the same documents without retrying them.
+
+Code that does not return to Python is not interrupted. Its document is dropped when it returns.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class TookTooLong(Exception):  # noqa: N818  # a verdict on a document
-    """A document took more processor time than one may."""
+class TookTooLong(Exception):  # noqa: N818 # a result about a document, not an error
+    """Raised for a document that exceeded the limit on processor time."""
 
 
 class _Ring(BaseException):
-    """Raised where the time is over; no library takes it for a mistake of its own."""
+    """Raised by the timer. A BaseException, so that libraries do not catch it as their own error."""
 
 
 class _Limit:
-    """The limit of the job that this process does."""
+    """Limit that applies to the current job of this process."""
 
     seconds: int | None = None
     folder = Path()
     known: frozenset[str] = frozenset()
-    """Keys of what took too long before."""
+    """Keys of texts that exceeded the limit before."""
     armed = False
     rang = False
 
 
 @contextmanager
 def limiting(seconds: int, folder: Path) -> Iterator[None]:
-    """Bound what is done within a `time_limit`, and keep verdicts in a folder."""
-    if threading.current_thread() is not threading.main_thread():  # the others receive no signals
+    """Apply a limit within each `time_limit`, and record exceeded ones in a folder."""
+    if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield
         return
     before = signal.signal(signal.SIGVTALRM, _ring)
@@ -54,7 +55,7 @@ def limiting(seconds: int, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def time_limit(what: str, *texts: str) -> Iterator[None]:
-    """Raise `TookTooLong` if work on these texts takes longer than `limiting` says, or did so before."""
+    """Raise `TookTooLong` if processing these texts exceeds the limit of `limiting`, or did so before."""
     if _Limit.seconds is None:
         yield
         return

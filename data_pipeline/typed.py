@@ -1,4 +1,4 @@
-"""Values of a YAML file to a typed dataclass; a mistake is one sentence that names the setting and what it may be."""
+"""Convert YAML values to a typed dataclass. A mistake gives one message with the setting and its allowed values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Kind = TypeVar("Kind")
 
 
 def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] | None = None) -> Kind:
-    """A `kind` with these settings. A table within is a dataclass again; `true` stands for one with all its defaults.
+    """Return a `kind` with these settings. A nested table becomes a dataclass; `true` stands for one with all defaults.
 
-    `where` begins every sentence: a file, and the place in it. `ready` are settings whose values need no reading.
+    Messages start with `where`: a file and a location in it. `ready` are settings that are already converted.
     """
     if not isinstance(content, Mapping):
         raise UserError(f"{where} holds {_shown(content)} where a table of settings is due.")
-    hints = get_type_hints(kind, include_extras=True)  # with the bounds of numbers
+    hints = get_type_hints(kind, include_extras=True)  # include the bounds of numbers
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     ready = ready or {}
     for name in content:
@@ -41,7 +41,7 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
 
 
 def _remedy(name: str, hints: Mapping[str, Any]) -> str:
-    """Return what was meant by an unknown setting: one of this table, or the same name in a table within."""
+    """Suggest a setting for an unknown one: a similar name in this table, or the same name in a nested table."""
     ours = equivalent(name) or name
     if ours not in hints:
         for table, hint in hints.items():
@@ -65,7 +65,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return None
         return typed(table, {} if value is True else value, where)
     try:
-        # As JSON, where a list may stand for a tuple, and nothing else is taken for what it is not.
+        # Validated as JSON, where a list may stand for a tuple but no other conversion is made.
         return TypeAdapter(hint).validate_json(json.dumps(value, allow_nan=False), strict=True)
     except ValidationError as error:
         raise UserError(f"{where} must be {wanted(error.errors()[0])}, not {_shown(value)}.") from None

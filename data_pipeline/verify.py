@@ -1,4 +1,4 @@
-"""Is a corpus what its manifest says? Every file, every hash, every line of every index."""
+"""Verify a corpus against its manifest: every file, every hash, every index row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megaptm.tokenizers import load
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """One file, and what was found."""
+    """Result of checking one file."""
 
     name: str
     good: bool
@@ -26,8 +26,8 @@ class FolderCheck:
 
 
 def verify_corpus(place: str | Path) -> Iterator[FolderCheck]:
-    """Every check, each as soon as it is done, of a corpus in a folder or at a URL."""
-    # Not in the cache of training, whose copies may be better than what is at the URL by now.
+    """Check a corpus in a folder or at a URL, and yield each result as soon as it is known."""
+    # Does not use the training cache, whose copies may differ from the current files at the URL.
     with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
         try:
             corpus = Corpus.open(place, Cache(Path(copies)))
@@ -74,13 +74,13 @@ def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
 
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """What the tar, read as any reader of tar files would, has to say against the index; nothing when they agree."""
+    """Compare the members of the tar with the index. Return the first difference, or an empty string."""
     if isinstance(shard, LabeledShard | CaptionedShard):
         return _compare_images(path, shard, info, vocabulary)
     rows = []
     with open_tar(path) as tar:
         for member in tar_members(tar):
-            if not member.isreg():  # a link leads elsewhere, and its reader with it
+            if not member.isreg():  # a link could point outside of the tar
                 return f"{shown(member.name)} is no plain file"
             file_name(member.name)
             if not member.name.endswith(".tokens.npy"):
@@ -98,12 +98,12 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
 
 
 def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
-    """The same of a shard of images, of which the index may leave some out."""
+    """Compare a shard of images with its index, which may omit images."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
         return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} of the corpus"
     files: set[tuple[int, int]] = set()
-    # One that somebody else made, and that ends early, was taken as far as it goes.
+    # A truncated shard from elsewhere was indexed as far as it goes.
     with suppress(tarfile.ReadError), open_tar(path) as tar:
         files.update((member.offset_data, member.size) for member in tar_members(tar) if member.isreg())
     for number, row in enumerate(shard.index[:, 2 : 2 * len(shard.fields)].reshape(len(shard), -1, 2).tolist()):
