@@ -1,4 +1,4 @@
-"""Bricks of a model in numbers: which linear maps each has, and what it costs. No torch."""
+"""Bricks: linear layers and costs of each module of a model, as numbers. No torch."""
 
 from megaptm.bricks import attention, feedforward, recurrent
 from megaptm.bricks.brick import BRICKS, Brick, Map, MemoryTraffic, SavedBytes, brick_of, register

@@ -1,7 +1,7 @@
-"""Adaptive input and softmax (arXiv:1609.04309, arXiv:1809.10853), in numbers: the vocabulary, most frequent first, is
-cut into clusters, each with a table narrower than the one before."""
+"""Costs of adaptive input and softmax (arXiv:1609.04309, arXiv:1809.10853). The vocabulary, most frequent token first,
+is cut into clusters, each with a narrower table than the one before."""
 
-# D width of the stream
+# D width of the hidden states
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Cluster:
-    """Ids that have a table of their own."""
+    """Token ids with a table of their own."""
 
     first: int
     rows: int
@@ -22,7 +22,7 @@ class Cluster:
 
 
 def clusters(spec: ModelSpec) -> list[Cluster]:
-    """Of the vocabulary; none where it has one table."""
+    """Return the clusters of the vocabulary; empty if it has one table."""
     cutoffs, size = spec.size.cutoffs, spec.size
     if not cutoffs:
         return []
@@ -34,7 +34,7 @@ def clusters(spec: ModelSpec) -> list[Cluster]:
 
 
 def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
-    """A sentence for each thing of a model with clusters that does not go with them."""
+    """Yield an error message for each setting of a model that clusters do not support."""
     family, cutoffs, size = spec.family, spec.size.cutoffs, spec.size
     edges = [0, *cutoffs, spec.vocabulary]
     if edges != sorted(set(edges)):
@@ -63,15 +63,19 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
 
 
 def cluster_maps(spec: ModelSpec) -> list[Map]:
-    """From tables to the stream: one for each where their widths differ, or one for all, or none."""
+    """Return the projections from cluster tables to the hidden states: one each if their widths differ, else one or
+    none."""
     if spec.size.division > 1:
         return [Map(one.width, spec.width, False) for one in clusters(spec)]
     return [Map(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
 
 def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
-    """Of tables and maps of the clusters. What only reads them, of a tied output, has no use for the first map where
-    each has its own: the softmax has another in its place."""
+    """Return the parameters of cluster tables and projections.
+
+    A chunk that only has the tied output (`embeds=False`) does not need the first of several projections: the softmax
+    has another one instead.
+    """
     maps = cluster_maps(spec)
     if not embeds and spec.size.division > 1:
         maps = maps[1:]
@@ -79,6 +83,7 @@ def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
 
 
 def projections(spec: ModelSpec) -> list[tuple[int, int]]:
-    """Width and rows of each product of the softmax: in the first a cluster is a row, behind the words."""
+    """Return inputs and outputs of each product of the softmax. The first product also has one output per further
+    cluster, after its tokens."""
     first, *others = clusters(spec)
     return [(first.width, first.rows + len(others)), *((one.width, one.rows) for one in others)]

@@ -1,4 +1,4 @@
-"""Attention."""
+"""Bricks of attention."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from megaptm.spec import Block, Size
 
 @register("attention", "dot")
 class SelfAttentionBrick(Brick):
-    """Scaled dot products of one stream's queries and keys.
+    """Scaled dot product self-attention.
 
-    Rows of `qkv` are ordered (head, [q, k, v], key width). Where heads of queries have heads of keys and values in
-    common there are two maps: `query`, and `kv` with rows (head, [k, v], key width).
+    Rows of `qkv` are ordered (head, [q, k, v], key width). With fewer key heads than query heads there are two
+    projections: `query`, and `kv` with rows (head, [k, v], key width).
     """
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
@@ -29,7 +29,7 @@ class SelfAttentionBrick(Brick):
             "qkv": Map(size.width, 3 * self.features, bias and not no_keys, "columns", matrices=3, turn=turn)
         }
         if size.key_heads != size.heads:
-            # A single head is the same on every tensor rank, and each uses it with queries of its own.
+            # A single key head is replicated on tensor ranks; each uses it with its own queries.
             split = "shared" if size.key_heads == 1 else "columns"
             projections = {
                 "query": Map(size.width, self.features, bias, "columns"),
@@ -38,20 +38,20 @@ class SelfAttentionBrick(Brick):
         self.maps = projections | {"output": Map(self.features, size.width, bias, "rows")}
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Queries and the output; keys and values."""
+        """Return the bytes of queries and output (own), and of keys and values (memory)."""
         return SavedBytes(own=2 * self.features * element, memory=2 * self.key_features * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Heads are laid out for the kernel and back; queries and keys are turned by `rope`."""
+        """Return the traffic of layout changes for the kernel and back, and of rotary embedding of queries and keys."""
         features = self.features + self.key_features
-        # Each is read twice and written, with a float32 product written and read between.
+        # Each is read twice and written once, and a float32 product is written and read.
         turned = features * (3 * element + 8) if self.block.position == "rope" else 0
         return MemoryTraffic(forward=features * 2 * element + turned, backward=features * 4 * element + turned)
 
 
 @register("attention", "banded")
 class BandedAttentionBrick(SelfAttentionBrick):
-    """Of queries and keys that are near."""
+    """Self-attention within a band."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -61,7 +61,8 @@ class BandedAttentionBrick(SelfAttentionBrick):
 
 @register("attention", "window")
 class WindowAttentionBrick(SelfAttentionBrick):
-    """Of queries and keys that are near; what sees all has maps of its own, with rows as those of `qkv`."""
+    """Self-attention within a sliding window. Global tokens have projections of their own, with rows ordered like
+    `qkv`."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -75,7 +76,7 @@ class WindowAttentionBrick(SelfAttentionBrick):
 
 @register("attention", "blocks")
 class BlockAttentionBrick(SelfAttentionBrick):
-    """Of blocks that a table says."""
+    """Block-sparse self-attention."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -86,7 +87,7 @@ class BlockAttentionBrick(SelfAttentionBrick):
 
 @register("attention", CUSTOM)
 class CustomPatternBrick(SelfAttentionBrick):
-    """Of what a pattern of the user's own lets be seen."""
+    """Self-attention with a user-defined pattern."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -96,7 +97,7 @@ class CustomPatternBrick(SelfAttentionBrick):
 
 @register("attention", "local")
 class LocalAttentionBrick(SelfAttentionBrick):
-    """Of queries and keys of a chunk, and keys of the one before."""
+    """Self-attention within chunks; a query also attends to the previous chunk."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -106,8 +107,8 @@ class LocalAttentionBrick(SelfAttentionBrick):
 
 @register("attention", "lsh")
 class HashedAttentionBrick(SelfAttentionBrick):
-    """Of positions whose hashes are alike. Keys are queries of length one; rows of `qv` are ordered (head, [q, v], key
-    width)."""
+    """LSH attention, between positions with similar hashes. Keys are queries of length one. Rows of `qv` are ordered
+    (head, [q, v], key width)."""
 
     own_mask = True
 
@@ -120,11 +121,11 @@ class HashedAttentionBrick(SelfAttentionBrick):
         self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
 
     def chunks(self, queries: int) -> int:
-        """Of a sorted row; 0 of one so short that all of it is compared."""
+        """Return the number of chunks of a sorted sequence; 0 if it is so short that all pairs are computed."""
         return -(-queries // self.chunk) if queries > self.chunk else 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Of each hash, each chunk with itself and the one before."""
+        """Return the pairs of all hash rounds: each chunk with itself and the previous one."""
         chunks = self.chunks(queries)
         return self.hashes * chunks * 2 * self.chunk**2 if chunks else queries * keys
 
@@ -138,23 +139,23 @@ class HashedAttentionBrick(SelfAttentionBrick):
         return queries * self.features * self.hashes * sum(self.factors) // 2 if self.chunks(queries) else 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """The number of a bucket, 4 bytes, of each position, head and hash."""
+        """Return the bytes of bucket ids: 4 per position, head and hash round."""
         return 4 * queries * self.size.heads * self.hashes if self.chunks(queries) else 0
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Queries and values as they are and, of each hash, sorted; what each hash found, sorted and as positions are,
-        and all of them together."""
+        """Return the bytes of queries and values in both orders, of the outputs of each hash round in both orders, and
+        of their combination."""
         return SavedBytes(own=self.features * element * (3 + 4 * self.hashes))
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Sorted and put back, of each hash."""
+        """Return the traffic of sorting and unsorting in each hash round."""
         features = self.features * element * (2 + 6 * self.hashes)
         return MemoryTraffic(forward=features, backward=2 * features)
 
 
 @register("attention", "disentangled")
 class DisentangledAttentionBrick(SelfAttentionBrick):
-    """Scores by content and by distance. A row of the table of distances becomes a key and a query."""
+    """Attention with content and distance scores. Rows of the distance table are projected to keys and queries."""
 
     scored = True
 
@@ -171,14 +172,14 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
             }
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Each query, and each key, with every distance that there can be, to both sides."""
+        """Return the pairs of queries and keys, and of each query or key with every possible distance."""
         return queries * keys + queries * min(2 * keys, self.block.distance_rows)
 
 
 @register("attention", "relative")
 class RelativeAttentionBrick(SelfAttentionBrick):
-    """Scores by content and by distance, among a row and what is remembered before it. A distance becomes a key by a
-    map of its own; each head adds vectors to its queries."""
+    """Relative attention: content and distance scores, over a sequence and its recurrence cache. Distances are
+    projected to keys, and each head adds bias vectors to its queries."""
 
     scored = True
 
@@ -193,7 +194,7 @@ class RelativeAttentionBrick(SelfAttentionBrick):
         return self.remembered * 2 * self.features * self.size.width
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Each query with each key, what is remembered among them; and with each distance that there can be."""
+        """Return the pairs of queries with keys, including cached ones, and with every possible distance."""
         keys += self.remembered
         distances = keys + (1 if self.block.causal else queries)
         return queries * keys + queries * distances // 2
@@ -201,7 +202,8 @@ class RelativeAttentionBrick(SelfAttentionBrick):
 
 @register("cross", "dot")
 class CrossAttentionBrick(SelfAttentionBrick):
-    """Queries of one stream, keys and values of another's output. Rows of `kv`: (head, [k, v], key width)."""
+    """Cross-attention: queries of one stack, keys and values from another's output. Rows of `kv`: (head, [k, v], key
+    width)."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -214,5 +216,5 @@ class CrossAttentionBrick(SelfAttentionBrick):
         }
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Nothing is turned."""
+        """Return the traffic of layout changes; cross-attention has no rotary embedding."""
         return MemoryTraffic(forward=self.features * 4 * element, backward=self.features * 8 * element)

@@ -1,4 +1,4 @@
-"""What a brick is: its linear maps, and what it costs. No torch; `layers` builds its modules from the same maps."""
+"""Base class of bricks: linear layers and costs of a module. No torch; `layers` builds modules from the same `Map`s."""
 
 # D width, F feed-forward features, A = heads x key width
 
@@ -15,32 +15,32 @@ from megaptm.plugins import is_plugin
 from megaptm.spec import Block, Size
 
 CUSTOM = "package.module:NAME"
-"""The word for a pattern of the user's own, whatever it is called."""
+"""Key of the brick of all user-defined patterns."""
 WHOLE = ("none", "shared")
-"""Words of `Map.split` under which each tensor rank has all of it."""
+"""Values of `Map.split` with which every tensor rank holds all parameters."""
 
 
 @dataclass(frozen=True)
 class Map:
-    """A linear map [..., inputs] -> [..., outputs], and how tensor ranks may divide it (`layers.split`)."""
+    """Shape of a linear layer [..., inputs] -> [..., outputs], and how tensor ranks may divide it (`layers.split`)."""
 
     inputs: int
     outputs: int
     bias: bool
     split: str = "none"
     of_memory: bool = False
-    """Whether it reads the stack that is attended to, not the layer's own stream."""
+    """Whether the input is the stack that is attended to, not the layer's own hidden states."""
     matrices: int = 1
-    """Of the paper's, that are one here: outputs are `turn` of the first, as many of the next, and so on. Update rules
-    that look at a matrix as a whole take each by itself."""
+    """Number of matrices of the paper that are stored as one: `turn` outputs of the first, then of the next, and so on.
+    Update rules that need full matrices handle each separately."""
     turn: int = 1
 
     sequential: bool = False
-    """Whether a position waits for what it gave at the one before: a product for each position, of rows alone."""
+    """Whether a position depends on the output of the previous one, so that there is one product per position."""
     of_distances: bool = False
-    """Whether it reads the stack's table of distances, once a pass, and no tokens."""
+    """Whether the input is the stack's distance table, once per pass, not tokens."""
     of_marked: bool = False
-    """Whether it is used, and trained, only where a batch marks tokens that see all (`global_tokens`)."""
+    """Whether it is only used and trained if a batch marks global tokens (`global_tokens`)."""
 
     @property
     def weights(self) -> int:
@@ -55,99 +55,101 @@ class Map:
 
     @property
     def whole(self) -> int:
-        """Parameters that each tensor rank has."""
+        """Parameters that are replicated on tensor ranks."""
         bias = self.outputs if self.bias and self.split != "columns" else 0
         return bias + (self.weights if self.split in WHOLE else 0)
 
 
 @dataclass(frozen=True)
 class SavedBytes:
-    """Bytes a token that the forward pass leaves for the backward pass, inputs of norms and masks of dropout left out;
-    all tensor ranks together."""
+    """Bytes per token that the forward pass saves for the backward pass, over all tensor ranks. Without norm inputs and
+    dropout masks."""
 
     own: float
-    """A token of the layer's own stream."""
+    """Per token of the layer's own stack."""
     memory: float = 0.0
-    """A token of the stack that is attended to."""
+    """Per token of the stack that is attended to."""
 
 
 @dataclass(frozen=True)
 class MemoryTraffic:
-    """Bytes a token that are read and written between the products of matrices, all tensor ranks together."""
+    """Bytes per token that are read and written between matrix products, over all tensor ranks."""
 
     forward: float
     backward: float
 
 
 class Brick(ABC):
-    """What stands in a sub-layer of the transformer layer, or is a recurrent one. A function of tables alone."""
+    """Description of a sub-layer of a transformer layer, or of a recurrent layer. It depends only on the block and
+    size."""
 
     maps: Mapping[str, Map]
-    """By the name of the module's child."""
+    """Linear layers by name of the child module."""
     features: int = 0
-    """A, of bricks that compare positions: what one pair of a query and a key costs in multiply-adds, twice."""
+    """A, for attention: one pair of query and key costs 2 A multiply-adds."""
     pattern: Pattern | None = None
-    """Which positions see which, of bricks that compare no more than that."""
+    """Attention pattern, if the brick has no other rule."""
     scored: bool = False
-    """Whether each layer adds scores of its own to those of queries and keys."""
+    """Whether each layer adds its own terms to the attention scores."""
     biases: int = 0
-    """Parameters beside the maps, which tensor ranks divide."""
+    """Further parameters, divided over tensor ranks."""
     kernels: int = 0
-    """Launched for each position of a row, by bricks that go from one to the next, besides its products."""
+    """Kernels per position of a sequence, besides products, for bricks that process positions one by one."""
     remembered: int = 0
-    """Places before a row whose keys and values are made of what is remembered, in each row anew."""
+    """Positions of the recurrence cache, whose keys and values are recomputed for each sequence."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
-        """`memory` is the width of the stack that is attended to."""
+        """`memory`: width of the stack that is attended to."""
         self.block, self.size = block, size
 
     @abstractmethod
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """What activations of `element` bytes leave in memory."""
+        """Return the saved activations; `element`: bytes of an activation."""
 
     @abstractmethod
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """What goes through memory between products."""
+        """Return the memory traffic between products."""
 
     @property
     def past_products(self) -> int:
-        """Multiply-adds of a row for keys and values of what is remembered, to which no gradient goes."""
+        """Multiply-adds per sequence for keys and values of the recurrence cache, which get no gradient."""
         return 0
 
     def pairs(self, queries: int, keys: int) -> int:
-        """Pairs of positions that are compared in a row, of all that there are."""
+        """Return the number of pairs of positions of a sequence that are computed."""
         return queries * keys if self.pattern is None else self.pattern.pairs(queries)
 
     def tiled(self, queries: int) -> bool:
-        """Whether of a row of so many positions no more than what its pattern leaves is computed: no mask of all pairs
-        is made, and no score is saved."""
+        """Whether only the pairs of the pattern are computed: no mask of all pairs is built and no score is saved."""
         return self.pattern is not None and not self.pattern.dense(queries)
 
     @property
     def own_mask(self) -> bool:
-        """Whether it knows itself which positions see which, and is told of a batch no more than its numbers."""
+        """Whether the brick itself defines which positions attend to which. It then needs no mask, only numbers of the
+        batch."""
         return self.pattern is not None
 
     def hashing(self, queries: int) -> int:
-        """Multiply-adds of a row that choose who is compared with whom: once, as no gradient comes through them."""
+        """Return the multiply-adds per sequence that choose the pairs. They have no gradient, so they are computed
+        once."""
         return 0
 
     def chosen_bytes(self, queries: int) -> int:
-        """Of a row, what is saved of such a choice where layers are computed again."""
+        """Return the bytes per sequence saved of such a choice when layers are recomputed."""
         return 0
 
     def masked(self, queries: int) -> bool:
-        """Whether attention takes a mask here whatever the batch holds."""
+        """Whether attention takes a mask for any batch."""
         return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.everything(queries)
 
 
 B = TypeVar("B", bound=type[Brick])
 BRICKS: dict[str, dict[str, type[Brick]]] = {"attention": {}, "cross": {}, "ffn": {}, "recurrent": {}}
-"""Slot -> word -> brick."""
+"""Slot -> name -> brick."""
 
 
 def register(slot: str, *words: str) -> Callable[[B], B]:
-    """Make a brick the one of some words of a slot; one that does not say what it costs is refused."""
+    """Register a brick under some names of a slot. Raise TypeError if it does not define its costs."""
 
     def add(brick: B) -> B:
         if missing := sorted(getattr(brick, "__abstractmethods__", ())):
@@ -162,9 +164,9 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
 
 
 def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
-    """The brick of a word; a `UserError` that names those that there are, if it is none of them."""
+    """Return the brick of a name. Raise UserError with the known names if it is unknown."""
     known = BRICKS[slot]
-    if is_plugin(word):  # a function of the user's costs what one of ours does, a pattern what it leaves
+    if is_plugin(word):  # a user-defined function is assumed to cost as much as gelu; a pattern defines its pairs
         word = {"ffn": "gelu", "attention": CUSTOM}.get(slot, word)
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")

@@ -1,4 +1,4 @@
-"""The chain of layers, the stacks' end to end, cut into the chunks that pipeline stages hold."""
+"""Division of the chain of layers (all stacks, end to end) into chunks for pipeline stages."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ModelChunk:
-    """A contiguous run of the chain of layers."""
+    """Consecutive layers of the chain."""
 
     layers: dict[str, range]
-    """Stack -> which of its layers, by their number in it."""
+    """Stack -> indices of its layers in this chunk."""
     first: bool
     last: bool
-    """Holds the heads that read whole stacks, and the token table they are tied to."""
+    """Whether the chunk has the heads that read whole stacks, and the token table they are tied to."""
     begins: tuple[str, ...] = ()
-    """Stacks whose text is embedded here: all in the first chunk, but one that reads what a head draws beside that."""
+    """Stacks that are embedded here: all in the first chunk, except a stack that also reads tokens sampled from a
+    head."""
     finals: tuple[str, ...] = ()
-    """Stacks whose last layer, and so whose closing norm, is here."""
+    """Stacks whose last layer, and final norm, is in this chunk."""
     heads: tuple[str, ...] = ()
-    """Heads that are here: where what they read is, and those that read whole stacks at the end, where all arrive."""
+    """Heads in this chunk: next to the layers that they read; heads that read whole stacks are in the last chunk."""
 
 
 def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
-    """The chain cut into so many; a remainder goes to the middle, away from embedding and heads."""
+    """Return `number` chunks of the chain. Middle chunks get the remainder, away from embedding and heads."""
     share, more = divmod(spec.layers, number)
     middle = (number - more) // 2
     cut, start = [], 0
@@ -44,7 +45,7 @@ def chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
         begins = tuple(name for name in spec.family.stacks if _begins(spec, name, finals, first=index == 0))
         cut.append(ModelChunk(spans, first=index == 0, last=last, begins=begins, finals=finals, heads=heads))
         start = stop
-    heads_of(spec)  # or what is wrong with one of them would be told as if it were the number's fault
+    heads_of(spec)  # raises errors of heads first, which would otherwise be reported as errors of `number`
     if lost := [head for head in spec.family.heads if not any(head in chunk.heads for chunk in cut)]:
         raise UserError(
             f"{spec.name}: head {lost[0]} reads layers that lie in several of {number} pipeline chunks: lower "
@@ -58,7 +59,7 @@ def _begins(spec: ModelSpec, stack: str, finals: tuple[str, ...], *, first: bool
 
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], finals: tuple[str, ...], last: bool) -> bool:
-    """Whether a chunk with these layers has all that a head reads."""
+    """Whether a chunk with these layers has everything that a head reads."""
     if head in spec.family.drawn.values():
         return spec.readings(head)[0].stack in finals
     return all(last if layer is None else layer in layers.get(stack, ()) for stack, layer in spec.readings(head))

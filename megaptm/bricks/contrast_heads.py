@@ -1,4 +1,4 @@
-"""Heads that compare two sides of a row with those of all rows, in numbers."""
+"""Costs of heads that contrast two sides of a sample with those of all samples."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from megaptm.bricks.brick import Map
 from megaptm.bricks.head import HeadBrick
 
 COMPARED = COMPARED_IMAGES + COMPARED_TEXTS
-"""Vectors of a row of images and texts."""
+"""Vectors of a sample of images and texts."""
 
 
 class CrossModalHeadBrick(HeadBrick):
-    """CMCL: an image and its texts, those that say the same and those that do not, and images like it, in the whole
-    batch (UNIMO, arXiv:2012.15409, section 2.1); no parameter."""
+    """CMCL: contrast of an image with its positive and negative texts and with similar images, over the whole batch
+    (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
 
     name = "cmcl"
     answers = "right_texts"
@@ -24,7 +24,7 @@ class CrossModalHeadBrick(HeadBrick):
 
     @property
     def features(self) -> int:  # type: ignore[override]  # a constant of other heads
-        """Vectors of images and texts, and which of these there are."""
+        """Vectors of images and texts, and flags of those that exist."""
         return (self.width + 1) * COMPARED
 
     @property
@@ -32,8 +32,8 @@ class CrossModalHeadBrick(HeadBrick):
         return {}
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """As others, of each image with all texts and of each caption with all images: besides scores and what the
-        softmax says of them, which are right and which are there."""
+        """Return the bytes as the base class does, for each image with all texts and each caption with all images. The
+        masks of positives and of existing pairs are added to scores and softmax."""
         pairs = own * rows * COMPARED
         return 4 * (3 * rows * self.features + 4 * pairs) + 2 * pairs
 
@@ -42,8 +42,8 @@ class CrossModalHeadBrick(HeadBrick):
 
 
 class InfoMaxHeadBrick(HeadBrick):
-    """A text and an n-gram that was hidden in it, in the whole batch (InfoWord, arXiv:1910.08350, section 4): one map
-    for both."""
+    """Contrast of a text with an n-gram that was masked in it, over the whole batch (InfoWord, arXiv:1910.08350,
+    section 4). One projection for both."""
 
     name = "infomax"
     answers = "ngram_start"
@@ -59,14 +59,14 @@ class InfoMaxHeadBrick(HeadBrick):
         return {"project": Map(self.width, self.width, False)}
 
     def mapped(self, positions: int) -> int:
-        """The first place of either."""
+        """Return the number of projected positions: the first of text and n-gram."""
         return 2
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """At most, when scores are: the features, and their own; of each pair five numbers of its score, which is right
-        and which is there."""
+        """Return the peak bytes, during the scores: features, gradient of the own ones, and per pair five values of its
+        score and the masks of positives and of existing pairs."""
         return 4 * ((rows + own) * self.features + 5 * own * rows) + 2 * own * rows
 
     def compare_multiply_adds(self, own: int, rows: int) -> int:
-        """Of texts with n-grams, one way."""
+        """Return the multiply-adds of texts with n-grams, in one direction."""
         return own * rows * self.width

@@ -1,6 +1,6 @@
-"""A pattern of the user's own: a function of two places, and the blocks of a row in which it is asked. No torch."""
+"""User-defined attention patterns: a function of two positions, evaluated in blocks of a sequence. No torch."""
 
-# N blocks of a row
+# N blocks of a sequence
 
 from __future__ import annotations
 
@@ -18,26 +18,29 @@ from megaptm.plugins import is_plugin, load_plugin, plugin_error
 from megaptm.spec import Block
 
 COMPARED_ROWS = 8
-"""Rows of blocks, at most, of which all pairs are compared: of 16,384 places half a second where all are seen."""
+"""Largest number of block rows of which all pairs are compared: half a second for 16,384 positions if all attend."""
 LARGEST = 4096
-"""Places of a block, at most: a shorter row is computed as if it had so many."""
+"""Largest block in positions. A shorter sequence costs as much as a block."""
 
 
 @dataclass(frozen=True)
 class CustomPattern(Pattern):
-    """A place sees another where `mask` says so and `block_mask` has the blocks that they are in: whatever either says,
-    all kernels say the same. Each place sees itself, so that none sees nothing in a text by itself."""
+    """Attention pattern in which a query attends to a key if `mask` is True and `block_mask` includes their blocks.
+
+    All kernels apply both conditions. Each position must attend to itself, so that no query of a document has no key.
+    """
 
     mask: Callable[[Any, Any], Any] = field(repr=False)
-    """Of places of queries and of keys, integers that broadcast, numpy's or torch's: booleans. It is made of operators,
-    as in `(query - key) % 8 == 0`, which both have, and which FlexAttention can compile."""
+    """Function of query and key positions: integer arrays of numpy or torch that broadcast, to a boolean array. Written
+    with operators that both have, such as `(query - key) % 8 == 0`, which FlexAttention can compile."""
     block_mask: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
-    """Of how many blocks a row has: which blocks of queries see something of which blocks of keys, bool [N, N]. No
-    other is computed. Absent: `mask` is asked of all pairs of a row, once, in time that grows with its square."""
+    """Function from the number of blocks of a sequence to a boolean array [N, N]: which blocks of queries attend to
+    which blocks of keys. Other blocks are not computed. None: `mask` is evaluated once for all pairs of a sequence, in
+    quadratic time."""
     block: int = 64
-    """Places of a block."""
+    """Positions of a block."""
     name: str = "CustomPattern"
-    """By which it is told of."""
+    """Name in messages."""
 
     @property
     def tile_block(self) -> int:
@@ -47,13 +50,13 @@ class CustomPattern(Pattern):
         return False
 
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        # All heads see alike. An index that is no tensor would be sent to a GPU, and one of no dimension, as of a head
-        # may be, be waited for: torch takes its number.
+        # The same for all heads. An index that is no tensor would be copied to a GPU, and torch reads the value of an
+        # index without dimensions, such as a head may be: it would synchronize.
         row = query // self.block
         return self.mask(query, key) & table[row * 0, row, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
-        """Of blocks, [1, N, N]."""
+        """Return the block table [1, N, N]."""
         return _table(self, length)
 
     def tiles(self, length: int) -> Iterator[Tile]:
@@ -62,17 +65,17 @@ class CustomPattern(Pattern):
 
 
 def has_custom_pattern(block: Block) -> bool:
-    """Whether some layers see by one."""
+    """Whether some layers have a user-defined pattern."""
     return bool(pattern_words(block))
 
 
 def pattern_words(block: Block) -> list[str]:
-    """Those words of a block's attention that name one."""
+    """Return the values of a block's attention that name user-defined patterns."""
     return [word for word in block.words if is_plugin(word)]
 
 
 def load_pattern(word: str) -> CustomPattern:
-    """The pattern that a word of `Block.attention` names, `package.module:NAME`."""
+    """Load the pattern that a value of `Block.attention` names, `package.module:NAME`."""
     found = load_plugin(word, "Block.attention", "pattern")
     if not isinstance(found, CustomPattern):
         raise UserError(f"Block.attention: `{word}` is not a `{__name__}.CustomPattern`: correct the name.")
@@ -84,7 +87,7 @@ def load_pattern(word: str) -> CustomPattern:
 
 
 def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
-    """A `UserError` where the mask says of torch's tensors, on this machine, what it does not say of numpy's arrays."""
+    """Raise UserError if the mask of torch tensors differs from that of numpy arrays on this machine."""
     expected = _asked(pattern, query.numpy(), key.numpy())
     try:
         seen = pattern.mask(query, key)
@@ -100,8 +103,10 @@ def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
 
 
 def fingerprint(pattern: CustomPattern, length: int) -> str:
-    """Of what a pattern says of rows of so many places: which blocks see which, and the pairs of some of these. A
-    `UserError` where its mask says something else each time."""
+    """Return a hash of the pattern for a sequence length: of its block table, and of the pairs of some block rows.
+
+    Raise UserError if the mask is not reproducible.
+    """
     table, places = _table(pattern, length)[0], np.arange(length)
     said = hashlib.sha256(np.packbits(table).tobytes())
     for row in np.unique(np.linspace(0, len(table) - 1, COMPARED_ROWS).astype(np.int64)):
@@ -117,7 +122,7 @@ def fingerprint(pattern: CustomPattern, length: int) -> str:
 @lru_cache(maxsize=64)
 def _table(pattern: CustomPattern, length: int) -> np.ndarray:
     number, places = -(-length // pattern.block), np.arange(length)
-    places.setflags(write=False)  # or a mask that changes what it is given would change what is asked of it next
+    places.setflags(write=False)  # Read-only: a mask that writes to its input would change later inputs.
     if not (itself := _asked(pattern, places, places)).all():
         raise _wrong(pattern, f"place {np.argmin(itself)} does not see itself", "let each see itself")
     if pattern.block_mask is None:
@@ -136,7 +141,7 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
         raise _wrong(
             pattern, f"its block mask is {what}", f"of {number} blocks give an array, bool [{number}, {number}]"
         )
-    if not np.array_equal(found, again):  # so would those of each process be, and of a run that goes on
+    if not np.array_equal(found, again):  # it would also differ between processes, and in a resumed run
         raise _wrong(
             pattern, "its block mask is another each time", "draw it by a seed, as np.random.default_rng(0) does"
         )
@@ -146,7 +151,7 @@ def _table(pattern: CustomPattern, length: int) -> np.ndarray:
 
 
 def _asked(pattern: CustomPattern, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """What the mask says; a `UserError` where that is no booleans of the pairs."""
+    """Return the mask. Raise UserError if it is not a boolean array of the pairs."""
     try:
         seen = pattern.mask(query, key)
     except Exception as error:  # whatever the user's code raises

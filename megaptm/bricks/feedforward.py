@@ -1,4 +1,4 @@
-"""Feed-forward: up, a nonlinearity (possibly gated), down."""
+"""Bricks of feed-forward layers: up projection, activation (possibly gated), down projection."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
 from megaptm.spec import Block, Size
 
 ROWS_FED = 4096
-"""Places of a micro-batch that pass at a time through the feed-forward of a reversible layer, in either pass: its
-features are many."""
+"""Positions of a micro-batch that pass through the feed-forward of a reversible layer at once, forward and backward,
+because its features are large."""
 
 
 @register("ffn", "gelu", "gelu-tanh")
 class FeedForwardBrick(Brick):
-    """One map up, a nonlinearity, one map down."""
+    """Feed-forward: up projection, activation, down projection."""
 
     streams = 1
-    """Of features that `up` makes."""
+    """Outputs of `up` per feature."""
     passes = 1.0
-    """Through memory, against those of one nonlinearity."""
+    """Memory traffic, relative to one plain activation."""
     keeps = 2
-    """Values a feature: the nonlinearity's input, and its output, which is the input of `down`."""
+    """Saved values per feature: input and output of the activation; the output is the input of `down`."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -42,7 +42,7 @@ class FeedForwardBrick(Brick):
 
 @register("ffn", "relu")
 class RectifiedBrick(FeedForwardBrick):
-    """The rectifier keeps its output, which is the input of `down` unless dropout stands between."""
+    """ReLU saves only its output, which is the input of `down` unless there is dropout in between."""
 
     keeps = 1
 
@@ -53,16 +53,16 @@ class RectifiedBrick(FeedForwardBrick):
 
 @register("ffn", "quick-gelu")
 class QuickBrick(FeedForwardBrick):
-    """x sigmoid(1.702 x), as silu of a multiple: it keeps that, and what `down` reads."""
+    """Activation x sigmoid(1.702 x), computed as silu of a multiple. It saves that multiple and the input of `down`."""
 
     passes = 3.0
 
 
 @register("ffn", "geglu", "swiglu")
 class GatedBrick(FeedForwardBrick):
-    """Rows of `up` are ordered (feature, [gate, value]), so that a slice of them has matching pairs."""
+    """Gated feed-forward. Rows of `up` are ordered (feature, [gate, value]), so that a slice has matching pairs."""
 
     streams = 2
     passes = 2.5
     keeps = 4
-    """Gate and value, the gate's answer, their product."""
+    """Gate and value, the activated gate, and their product."""

@@ -1,4 +1,4 @@
-"""What a head says of itself in numbers: maps, costs, and what it asks of a batch."""
+"""Base class of head bricks: linear layers, costs, and required fields of a batch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from megaptm.errors import UserError
 from megaptm.spec import Block, ModelSpec, Size
 
 ROWS_PROJECTED = 1024
-"""Rows that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they hold 300 MB of logits
-in bfloat16 and float32. Fewer rows mean more sums into the gradient of the table; measured on two cores in bfloat16,
-1024 rows of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84 of 128; plain
-`F.cross_entropy` 0.52 s."""
+"""Positions that are projected on the vocabulary at once (`losses.token`): at vocabulary 50,304 they hold 300 MB of
+logits in bfloat16 and float32. Fewer positions mean more additions to the gradient of the table. Measured on two cores
+in bfloat16, 1024 positions of width 768, forward and backward: 0.42 s in chunks of 1024, 0.49 of 512, 0.59 of 256, 0.84
+of 128; plain `F.cross_entropy` 0.52 s."""
 
 
 def keeps_factors(rows: int, width: int) -> bool:
-    """Whether of a table's gradient by so many rows, projected at once, the backward pass gets the two factors,
-    [rows, V] and [rows, width]: they are not much more than their product."""
+    """Whether the two factors of a table gradient, [rows, V] and [rows, width], are saved instead of their product:
+    they are not much larger. `rows`: positions that are projected at once."""
     return rows <= 2 * width
 
 
 def table_gradient_bytes(rows: int, inputs: int, outputs: int, element: int) -> int:
-    """What `layers.table_gradient` keeps of a table [outputs, inputs] until the backward pass: the two factors, or
-    their product, which is in float32 where it is the sum of several."""
+    """Return the bytes that `layers.table_gradient` saves for a table [outputs, inputs] until the backward pass.
+
+    They are the two factors or their product, which is in float32 if it is the sum of several.
+    """
     if rows > ROWS_PROJECTED:
         return outputs * inputs * 4
     return (rows * (outputs + inputs) if keeps_factors(rows, inputs) else outputs * inputs) * element
@@ -37,44 +39,45 @@ class LossBytes:
     """Bytes of a head's loss on one tensor rank."""
 
     saved: float
-    """Until its backward pass, which is after the losses of all heads."""
+    """Saved until the backward pass, which follows the losses of all heads."""
     transient: float = 0.0
-    """Besides, for as long as it projects."""
+    """Additional bytes during the projection."""
 
 
 class HeadBrick(ABC):
-    """A head of a model; its name is that of its loss."""
+    """Head of a model. Its name is that of its loss."""
 
     name: ClassVar[str]
     answers: ClassVar[str] = "labels"
-    """The batch's field with what is asked; without it there is no loss, only logits."""
+    """Batch field of the labels. Without it the head gives only logits, no loss."""
     projects: ClassVar[bool] = True
     """Whether it projects on the vocabulary."""
     regresses: ClassVar[bool] = False
-    """Whether it projects on the map of regions' features, turned around."""
+    """Whether it projects with the transposed projection of region features."""
     classes: ClassVar[int] = 2
-    """Answers that it chooses among, where it does not."""
+    """Number of classes, if it does not project on the vocabulary."""
     chooses: ClassVar[bool] = True
-    """Whether it chooses among answers, so that there is a loss of who guesses: not of numbers and distances."""
+    """Whether it chooses among classes, so that the loss of a random guess is defined; False for regression and
+    distances."""
     predicted_only: ClassVar[bool] = False
-    """Whether it reads the predicted positions alone, where the batch says which."""
+    """Whether it reads only predicted positions, if the batch names them."""
     contrasts: ClassVar[bool] = False
-    """Whether its loss compares rows of the whole global batch: its module is a `models.contrast.ContrastHead`."""
+    """Whether its loss compares samples of the global batch: its module is a `models.contrast.ContrastHead`."""
     reads_end: ClassVar[bool] = False
-    """Whether it reads where a text ends, behind all of it, so that a causal stack has seen it."""
+    """Whether it reads the last position of a text, where a causal stack has attended to all of it."""
     next_token: ClassVar[bool] = False
-    """Whether it asks each position for the token behind it, which the position must not see."""
+    """Whether each position predicts the next token, to which it must not attend."""
     judges_draws: ClassVar[bool] = False
-    """Whether the answer is known only once a head has been drawn from: the batch says where it is asked."""
+    """Whether labels are known only after sampling from a head; the batch has the target positions."""
     features: ClassVar[int] = 0
-    """F, numbers of a row that are compared, where it `contrasts`."""
+    """F, features of a sample for comparison, if it `contrasts`."""
     module: ClassVar[str] = ""
-    """package.module:NAME of the torch module of a head of the user's own, made with the spec and this."""
+    """package.module:NAME of the torch module of a user-defined head, constructed with the spec and this brick."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.readings = spec.readings(self.name)
-        """What it reads."""
+        """Stacks, or layers of them, that it reads."""
         for stack, layer in self.readings:
             if stack not in spec.family.stacks:
                 raise UserError(f"{spec.name}: head {self.name} reads the {stack}, which is no stack of it.")
@@ -92,38 +95,39 @@ class HeadBrick(ABC):
 
     @property
     def stack(self) -> str:
-        """The first that it reads."""
+        """First stack that it reads."""
         return self.readings[0].stack
 
     @property
     def size(self) -> Size:
-        """Of the first stack that it reads."""
+        """Size of the first stack that it reads."""
         return self.spec.size_of(self.stack)
 
     @property
     def width(self) -> int:
-        """Of what the first stack that it reads gives."""
+        """Output width of the first stack that it reads."""
         return self.spec.output_width(self.stack)
 
     @property
     def table_width(self) -> int:
-        """Of the table that it projects on; one of its own is as wide as both streams of a reversible stack."""
+        """Width of the table on which it projects. A table of its own is as wide as both streams of a reversible
+        stack."""
         size, own = self.spec.size, not self.spec.family.tied and self.block.reversible
         return self.width if own and size.embedding is None else size.table_width
 
     @property
     def block(self) -> Block:
-        """Of the first stack that it reads."""
+        """Block of the first stack that it reads."""
         return self.spec.family.stacks[self.stack]
 
     @property
     @abstractmethod
     def maps(self) -> Mapping[str, Map]:
-        """Its linear maps, the same on every tensor rank, by the name of the module's child."""
+        """Linear layers by name of the child module; replicated on tensor ranks."""
 
     @property
     def rows(self) -> int:
-        """Numbers that tensor ranks divide, for each row of the vocabulary: of a table of its own, or a bias."""
+        """Parameters per vocabulary entry that tensor ranks divide: an own table, a bias."""
         return 0
 
     @property
@@ -133,40 +137,40 @@ class HeadBrick(ABC):
 
     @property
     def published(self) -> int:
-        """Parameters that papers count; the rest serves pre-training alone."""
+        """Parameters that papers count. The others are used only in pre-training."""
         return 0
 
     @property
     def parameters(self) -> int:
-        """All of them, rows that pad the vocabulary left out."""
+        """All parameters, without vocabulary padding."""
         return sum(one.whole for one in self.maps.values()) + self.rows * self.spec.vocabulary + self.others
 
     def rank_parameters(self, tensor: int) -> int:
-        """Parameters of one of so many tensor ranks, rows that pad the vocabulary among them."""
+        """Return the parameters of one of `tensor` tensor ranks, with vocabulary padding."""
         whole = sum(one.whole for one in self.maps.values()) + self.others
         return whole + self.rows * self.spec.padded_vocabulary // tensor
 
     def positions_read(self, length: int, num_predicted: int | None) -> int:
-        """How many of a row of this length it reads; `num_predicted`: those that are predicted, absent: all."""
+        """Return how many positions of a sequence it reads. `num_predicted`: predicted positions; None: all."""
         return num_predicted if self.predicted_only and num_predicted is not None else length
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of the products by which it projects on the vocabulary."""
+        """Inputs and outputs of the products that project on the vocabulary."""
         return [(self.table_width, self.spec.vocabulary)] if self.projects else []
 
     def mapped(self, positions: int) -> int:
-        """Of so many positions of a row that it reads, those that its maps take."""
+        """Return to how many of the positions that it reads its linear layers are applied."""
         return positions
 
     def multiply_adds(self, positions: int) -> int:
-        """Of a forward pass over so many positions of a row."""
+        """Return the multiply-adds of a forward pass over `positions` of a sequence."""
         products = self.mapped(positions) * sum(one.weights for one in self.maps.values())
         return products + positions * sum(inputs * outputs for inputs, outputs in self.projections)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Of so many positions of a micro-batch, in elements of so many bytes, on one of so many tensor ranks: what it
-        reads, gathered, and its gradient; and what projects. `chunked`: `losses.token`, where there is one rank."""
+        """Return the bytes for `positions` of a micro-batch on one of `tensor` ranks: gathered input and its gradient,
+        and the projection. `chunked`: with `losses.token`, on one tensor rank."""
         hidden = 2 * positions * self.width * element
         if not self.projects:
             return LossBytes(hidden)
@@ -174,8 +178,8 @@ class HeadBrick(ABC):
         if chunked and tensor == 1:
             several = positions > ROWS_PROJECTED
             numbers = min(positions, ROWS_PROJECTED) * vocabulary
-            # A softmax in float32; of other formats its input in float32, too, and then none of both: the gradient of
-            # the table, which the first rows have not yet, comes afterwards.
+            # Softmax in float32. Other formats also need its float32 input. Later neither: the gradient of the table
+            # comes afterwards, and the first positions do not have one yet.
             logits = numbers * (8 if element == 4 else element + 8)
             kept = table_gradient_bytes(positions, self.table_width, vocabulary, element)
             if not several and keeps_factors(positions, self.table_width):
@@ -183,17 +187,18 @@ class HeadBrick(ABC):
             elif element != 4 and not several:
                 logits = max(numbers * element, logits - kept)
             return LossBytes(hidden + kept, logits)
-        # Float32 logits, which become their softmax and its gradient in place, beside logits and then gradient in the
-        # model's format.
+        # Float32 logits, which become their softmax and its gradient in place; beside them logits, then gradient, in
+        # the model's format.
         scores = positions * vocabulary / tensor
         return LossBytes(hidden + scores * 4, 0.0 if element == 4 else scores * element)
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """At most, while `own` rows are compared with all `rows`, where it `contrasts`: the features of all and two
-        copies of their gradient; and of each pair what the softmax says, both ways, and one's gradient behind and
-        before it. All are float32."""
+        """Return the peak bytes of comparing `own` samples with all `rows`, if it `contrasts`, in float32: features of
+        all and two copies of their gradient, and per pair the softmax in both directions and one gradient before and
+        after it."""
         return 4 * (3 * rows * self.features + 4 * own * rows)
 
     def compare_multiply_adds(self, own: int, rows: int) -> int:
-        """Of a forward pass over the same: the product of the features of each pair, both ways."""
+        """Return the multiply-adds of that comparison, forward: products of features of each pair, in both
+        directions."""
         return 2 * own * rows * self.features

@@ -1,4 +1,4 @@
-"""Heads: what reads the last layer, in numbers, and what each asks of a batch."""
+"""Costs of heads, and the batch fields that they require."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from megaptm.spec import ModelSpec
 
 
 class LanguageHeadBrick(HeadBrick):
-    """The next token at every position: the stream times the token table, or a table of its own."""
+    """Language model head: next token at every position, by the token table or a table of its own."""
 
     name = "lm"
     next_token = True
@@ -39,11 +39,12 @@ class LanguageHeadBrick(HeadBrick):
     def others(self) -> int:
         if not self.spec.size.cutoffs:
             return 0
-        # A bias a word, and a row with a bias for each cluster but the first.
+        # One bias per token, and one row with a bias per cluster after the first.
         return self.spec.vocabulary + len(self.spec.size.cutoffs) * (self.spec.size.table_width + 1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Of clusters one after another, whole on each tensor rank, and the gradients of all their tables."""
+        """Return the bytes of all clusters, computed one after the other and replicated on tensor ranks, with the
+        gradients of all their tables."""
         if not self.spec.size.cutoffs:
             return super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
         products = projections(self.spec)
@@ -54,11 +55,11 @@ class LanguageHeadBrick(HeadBrick):
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """By clusters, each projects all positions: see `models.adaptive`."""
+        """Each cluster projects all positions: see `models.adaptive`."""
         if not self.spec.size.cutoffs:
             return super().projections
         products = projections(self.spec)
-        # What makes the narrower tables' inputs.
+        # Projections to the narrower tables' widths.
         maps = [(self.width, width) for width, _ in products[1:]] if cluster_maps(self.spec) else []
         return [*products, *maps]
 
@@ -75,7 +76,8 @@ class LanguageHeadBrick(HeadBrick):
 
 
 class MaskedHeadBrick(HeadBrick):
-    """Masked tokens: a transform, a norm, the token table and a bias a word (BERT). Reads predicted positions alone."""
+    """Masked language model head (BERT): linear layer, norm, token table, one bias per token. Reads only predicted
+    positions."""
 
     name = "mlm"
     predicted_only = True
@@ -91,8 +93,8 @@ class MaskedHeadBrick(HeadBrick):
 
 
 class BidirectionalHeadBrick(HeadBrick):
-    """The next token of a text, and of the same or another one read from its end, each by a stack of its own: a table
-    and a bias a word that both have in common (ELMo, arXiv:1802.05365, 3.1). Papers leave it out."""
+    """Bidirectional language model head (ELMo, arXiv:1802.05365, 3.1): next token in each direction, each by its own
+    stack, with a shared table and bias. Papers do not count it."""
 
     name = "bidirectional-lm"
     next_token = True
@@ -115,12 +117,13 @@ class BidirectionalHeadBrick(HeadBrick):
 
     @property
     def projections(self) -> list[tuple[int, int]]:
-        """Of both directions, on words that are drawn where such stand for all."""
+        """Projections of both directions; on sampled tokens if the family has `negatives`."""
         words = self.spec.family.negatives or self.spec.vocabulary
         return [(self.spec.size.table_width, words)] * 2
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Where words are drawn: logits, and their float32 form twice; vectors of what is right and what is drawn."""
+        """Return the bytes. With sampled tokens: logits, two float32 copies of them, and vectors of labels and
+        samples."""
         if not (drawn := self.spec.family.negatives):
             return super().loss_bytes(2 * positions, element, tensor=tensor, chunked=chunked)
         width = self.spec.size.table_width
@@ -128,7 +131,8 @@ class BidirectionalHeadBrick(HeadBrick):
 
 
 class PermutationHeadBrick(HeadBrick):
-    """Words that are asked in an order, from queries beside the text: the token table and a bias a word (XLNet)."""
+    """Permutation language model head (XLNet): tokens predicted in an order from the query stream, by token table and
+    bias."""
 
     name = "permutation-lm"
     predicted_only = True
@@ -140,17 +144,17 @@ class PermutationHeadBrick(HeadBrick):
 
 
 class SpanBoundaryHeadBrick(HeadBrick):
-    """Tokens of a masked span from the two positions around it (SpanBERT, arXiv:1907.10529, 3.2): two layers, each with
-    a norm, then the token table and a bias a word."""
+    """Span boundary head (SpanBERT, arXiv:1907.10529, 3.2): tokens of a masked span from the two positions around it.
+    Two layers with norms, then token table and bias."""
 
     name = "span-boundary"
     answers = "span_labels"
     predicted_only = True
     rows = 1
     offsets: ClassVar[int] = 20
-    """Places of a span that are told apart: `objectives.span_boundary.LONGEST`."""
+    """Positions of a span that are distinguished: `objectives.span_boundary.LONGEST`."""
     offset_width: ClassVar[int] = 200
-    """Width of the table that tells them apart, whatever the model's (the released code)."""
+    """Width of the position table, for any model width (as in the released code)."""
 
     @property
     def maps(self) -> Mapping[str, Map]:
@@ -164,11 +168,11 @@ class SpanBoundaryHeadBrick(HeadBrick):
 
 
 class RowClassHeadBrick(HeadBrick):
-    """Base of heads that choose among classes of a row of texts, read at the first position through BERT's pooler."""
+    """Base of heads that classify a text or pair of texts, from the first position through BERT's pooler."""
 
     projects = False
     pooler_published: ClassVar[bool] = False
-    """Whether papers count this head's pooler: of a family's heads, one's."""
+    """Whether papers count this head's pooler: true for one head of a family."""
 
     @property
     def maps(self) -> Mapping[str, Map]:
@@ -184,7 +188,7 @@ class RowClassHeadBrick(HeadBrick):
 
 
 class TokenClassHeadBrick(HeadBrick):
-    """Base of heads that choose among classes of each token."""
+    """Base of heads that classify each token."""
 
     projects = False
 
@@ -194,7 +198,7 @@ class TokenClassHeadBrick(HeadBrick):
 
 
 class ReplacedHeadBrick(HeadBrick):
-    """Whether each token was replaced: a transform and a number a position (ELECTRA, arXiv:2003.10555, section 2)."""
+    """Replaced token detection (ELECTRA, arXiv:2003.10555, section 2): linear layer and one logit per position."""
 
     name = "replaced-token"
     answers = "replaced"
@@ -208,7 +212,7 @@ class ReplacedHeadBrick(HeadBrick):
 
 
 class NextSentenceHeadBrick(RowClassHeadBrick):
-    """Whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
+    """Next sentence prediction: whether the second text follows the first (BERT, arXiv:1810.04805, 3.1)."""
 
     name = "next-sentence"
     answers = "next_sentence"
@@ -216,7 +220,7 @@ class NextSentenceHeadBrick(RowClassHeadBrick):
 
 
 class SentenceOrderHeadBrick(RowClassHeadBrick):
-    """Whether two stretches of a document are in their order (ALBERT, arXiv:1909.11942, 3.1)."""
+    """Sentence order prediction: whether two segments of a document are in order (ALBERT, arXiv:1909.11942, 3.1)."""
 
     name = "sentence-order"
     answers = "sentence_order"
@@ -224,7 +228,7 @@ class SentenceOrderHeadBrick(RowClassHeadBrick):
 
 
 class SentenceDistanceHeadBrick(RowClassHeadBrick):
-    """Whether two stretches are neighbors, of one document, or of two (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+    """Sentence distance: neighbors, same document, or different documents (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-distance"
     answers = "sentence_distance"
@@ -232,15 +236,15 @@ class SentenceDistanceHeadBrick(RowClassHeadBrick):
 
 
 class DialogueHeadBrick(RowClassHeadBrick):
-    """Whether turns are of one dialogue, or one of them of another (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
+    """Dialogue language model: whether all turns are of one dialogue (ERNIE 1.0, arXiv:1904.09223, 3.3)."""
 
     name = "dialogue"
     answers = "dialogue"
 
 
 class DiscourseHeadBrick(RowClassHeadBrick):
-    """Which of 174 connectives stood between two texts, by the labels of a corpus (ERNIE 2.0, arXiv:1907.12412, 4.2.3;
-    Discovery, arXiv:1903.11850)."""
+    """Discourse relation: which of 174 connectives joined two texts, by labels of a corpus (ERNIE 2.0,
+    arXiv:1907.12412, 4.2.3; Discovery, arXiv:1903.11850)."""
 
     name = "discourse"
     answers = "discourse"
@@ -248,7 +252,7 @@ class DiscourseHeadBrick(RowClassHeadBrick):
 
 
 class RelevanceHeadBrick(RowClassHeadBrick):
-    """Whether a title was clicked for a query, only shown, or neither, by the labels of a corpus (ERNIE 2.0,
+    """IR relevance: whether a title was clicked for a query, only shown, or neither, by labels of a corpus (ERNIE 2.0,
     arXiv:1907.12412, 4.2.3)."""
 
     name = "relevance"
@@ -257,7 +261,7 @@ class RelevanceHeadBrick(RowClassHeadBrick):
 
 
 class SentenceReorderingHeadBrick(RowClassHeadBrick):
-    """The order in which up to three stretches of a document stand (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
+    """Sentence reordering: order of up to three segments of a document (ERNIE 2.0, arXiv:1907.12412, 4.2.2)."""
 
     name = "sentence-reordering"
     answers = "sentence_reordering"
@@ -266,7 +270,7 @@ class SentenceReorderingHeadBrick(RowClassHeadBrick):
 
 
 class ImageTextMatchHeadBrick(RowClassHeadBrick):
-    """ITM, whether an image's regions belong to a text (UNITER, arXiv:1909.11740, section 3.2)."""
+    """ITM: whether an image's regions match a text (UNITER, arXiv:1909.11740, section 3.2)."""
 
     name = "itm"
     answers = "matched"
@@ -274,14 +278,15 @@ class ImageTextMatchHeadBrick(RowClassHeadBrick):
 
 
 class CapitalizationHeadBrick(TokenClassHeadBrick):
-    """Of each token whether its word began with a capital letter (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+    """Capitalization prediction: whether a token's word is capitalized (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
 
     name = "capitalization"
     answers = "capitalization"
 
 
 class TokenDocumentHeadBrick(TokenClassHeadBrick):
-    """Of each token whether the rest of its document has it as well (ERNIE 2.0, arXiv:1907.12412, 4.2.1)."""
+    """Token-document relation: whether a token also occurs in the rest of its document (ERNIE 2.0, arXiv:1907.12412,
+    4.2.1)."""
 
     name = "token-document"
     answers = "token_document"
@@ -306,7 +311,7 @@ H = TypeVar("H", bound=type[HeadBrick])
 
 
 def register_head(head: H) -> H:
-    """Make a head of the user's own one that families name, and losses of objectives; a decorator of its brick."""
+    """Register the brick of a user-defined head, so that families and objectives can name it. A class decorator."""
     if missing := sorted(getattr(head, "__abstractmethods__", ())):
         raise TypeError(f"{head.__name__} does not say what it costs: give it {' and '.join(missing)}.")
     if not is_plugin(head.module):
@@ -320,7 +325,7 @@ def register_head(head: H) -> H:
 
 
 def heads(spec: ModelSpec) -> dict[str, HeadBrick]:
-    """The family's heads by name."""
+    """Return the heads of the family, by name."""
     if unknown := set(spec.family.heads) - set(HEADS):
         raise UserError(f"{spec.name}: heads {sorted(unknown)} are unknown; use some of {', '.join(HEADS)}.")
     return {name: HEADS[name](spec) for name in spec.family.heads}

@@ -1,4 +1,4 @@
-"""Heads of models that read images."""
+"""Costs of heads of image models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from megaptm.spec import ModelSpec
 
 
 class ImageLabelHeadBrick(HeadBrick):
-    """Which label an image has, by what is said of it as a whole: a table and a bias a label (ViT, arXiv:2010.11929,
-    3.1). Papers leave it out."""
+    """Image classification from the class token: a table and one bias per label (ViT, arXiv:2010.11929, 3.1). Papers do
+    not count it."""
 
     name = "image-label"
     answers = "image_label"
@@ -35,17 +35,17 @@ class ImageLabelHeadBrick(HeadBrick):
         return [(self.width, self.spec.vocabulary)]
 
     def multiply_adds(self, positions: int) -> int:
-        """One of them is projected."""
+        """Return the multiply-adds; one position is projected."""
         return super().multiply_adds(1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """One row of places is projected, and those of all are gathered."""
+        """Return the bytes. One position per image is projected, but all are gathered."""
         one = super().loss_bytes(1, element, tensor=tensor, chunked=chunked)
         return LossBytes(one.saved + 2 * (positions - 1) * self.width * element, one.transient)
 
 
 class MaskedPatchHeadBrick(HeadBrick):
-    """The mean color, of 512, of patches that were hidden (ViT, arXiv:2010.11929, appendix B.1.2)."""
+    """Mean color, of 512, of masked patches (ViT, arXiv:2010.11929, appendix B.1.2)."""
 
     name = "masked-patch"
     answers = "patch_colors"
@@ -59,12 +59,12 @@ class MaskedPatchHeadBrick(HeadBrick):
 
 
 ROWS_COMPARED = 1024
-"""Rows whose images and texts are compared with all at once (`models.image_text`): of 32,768 they hold 0.5 GB."""
+"""Samples whose images and texts are compared with all at once (`models.image_text`): with 32,768 samples, 0.5 GB."""
 
 
 class ImageTextHeadBrick(HeadBrick):
-    """Images and texts that find each other in the whole batch, both ways (CLIP, arXiv:2103.00020, figure 3): a map
-    of each to one space, as wide as the texts' stack, and a temperature. Papers count it."""
+    """Contrast of images and texts over the whole batch, in both directions (CLIP, arXiv:2103.00020, figure 3): a
+    projection of each to one space, as wide as the text stack, and a temperature. Papers count it."""
 
     name = "image-text"
     answers = "text_end"
@@ -80,7 +80,7 @@ class ImageTextHeadBrick(HeadBrick):
 
     @property
     def embedding(self) -> int:
-        """Width of the space in which images and texts are compared."""
+        """Width of the joint space of images and texts."""
         return self.spec.size_of(self.readings[1].stack).width
 
     @property
@@ -99,9 +99,9 @@ class ImageTextHeadBrick(HeadBrick):
         return self.parameters
 
     def multiply_adds(self, positions: int) -> int:
-        """Of one place of either."""
+        """Return the multiply-adds for one position of each."""
         return super().multiply_adds(1)
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """What some rows say of all is computed again, some after others, in the backward pass."""
+        """Return the bytes for a part of the samples: the backward pass recomputes their comparisons, part by part."""
         return super().compare_bytes(min(own, ROWS_COMPARED), rows)

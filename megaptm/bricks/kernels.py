@@ -1,6 +1,6 @@
-"""Which kernel computes attention: what each can say and where it runs, and the one that is taken. No torch.
+"""Choice of the attention kernel: what each kernel supports, and where it runs. No torch.
 
-The same question is asked of a config, before a run, and in each layer of its tensors.
+The same choice is made for a config before a run, and in each layer for its tensors.
 """
 
 from __future__ import annotations
@@ -19,78 +19,80 @@ from megaptm.spec import ModelSpec
 
 AUTO, FUSED = "auto", "fused"
 MODULES = {"flex": "triton", "flash-attn": "flash_attn", "transformer-engine": "transformer_engine"}
-"""Kernel -> the package that it needs besides torch."""
+"""Kernel -> package that it needs besides torch."""
 WIDEST_HEAD = 256
-"""Of flash-attn and Transformer Engine."""
+"""Largest head width of flash-attn and Transformer Engine."""
 NARROWEST_HEAD = 16
-"""Of FlexAttention's compiled kernels."""
+"""Smallest head width of FlexAttention's compiled kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWork:
-    """What one attention has to compute, as far as kernels differ in it."""
+    """Properties of one attention computation on which the choice depends."""
 
     name: str = "attention"
-    """By which it is told of."""
+    """Name in messages."""
     queries: int
-    """Places of a row."""
+    """Sequence length."""
     key_width: int
     precision: str = "fp32"
     causal: bool = False
     pattern: Pattern | None = None
-    """Who sees whom by place; None: all."""
+    """Attention pattern; None: all pairs."""
     documents: bool = False
-    """Whether rows may be several documents, or padded."""
+    """Whether sequences may hold several documents, or padding."""
     ordered: bool = False
-    """Whether the batch says who sees whom: a prefix, a permutation."""
+    """Whether the batch gives an attention order: a prefix, a permutation."""
     marked: bool = False
-    """Whether the batch marks tokens that see all."""
+    """Whether the batch marks global tokens."""
     scored: bool = False
-    """Whether something is added to the scores."""
+    """Whether terms are added to the scores."""
     of_memory: bool = False
-    """Whether keys are another stream's."""
+    """Whether keys come from another stack."""
     hashed: bool = False
-    """Whether hashes say who is compared with whom."""
+    """Whether hashes choose the pairs (LSH attention)."""
     dropout: float = 0.0
 
     @property
     def sparse(self) -> bool:
-        """Whether the pattern leaves out so much that it is left out of the work."""
+        """Whether the pattern is sparse enough that other pairs are not computed."""
         return self.pattern is not None and not self.pattern.dense(self.queries)
 
 
 @cache
 def installed() -> frozenset[str]:
-    """Packages of `MODULES` that can be found here; none is imported."""
+    """Return the packages of `MODULES` that can be found here; none is imported."""
     return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
 
 def prefers_tiles() -> bool:
-    """Whether this processor computes attention in bfloat16 by tiles faster than by torch's fused kernel, as AMD's
-    cores that have instructions for its products: 2 rows of 512 places and 12 heads, forward and backward, one thread
-    of an EPYC of family 26: 25 against 54 ms; 8 rows of 128: 8 against 28 (benchmarks/products.py). Of Intel's it has
-    not been measured."""
+    """Whether this processor computes bfloat16 attention faster in tiles than with torch's fused kernel.
+
+    True for AMD cores with bfloat16 product instructions. Measured forward and backward on one thread of an EPYC of
+    family 26, with 12 heads: 2 sequences of 512 positions 25 against 54 ms; 8 sequences of 128: 8 against 28
+    (benchmarks/products.py). Not measured on Intel.
+    """
     return is_amd() and has_instructions("avx512_bf16")
 
 
 @dataclass(frozen=True)
 class ComputeDevice:
-    """Where it is computed."""
+    """Device that computes the attention."""
 
     kind: str
-    """`cuda`, or another."""
+    """`cuda`, or another type."""
     packages: frozenset[str] = field(default_factory=installed)
-    """Of `MODULES`, those that are there."""
+    """Installed packages of `MODULES`."""
     deterministic: bool = False
     any_length: bool = False
-    """Whether rows are as long as the texts that are asked, as after training."""
+    """Whether sequence lengths vary freely, as in inference."""
     prefers_tiles: bool = field(default_factory=prefers_tiles)
-    """Whether a CPU's tiles are the faster, in bfloat16, also where nothing is left out."""
+    """Whether tiles are faster on this CPU in bfloat16, even for dense attention."""
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """A kernel, and why it is this one."""
+    """Chosen kernel, and the reason."""
 
     kernel: str
     why: str
@@ -103,7 +105,7 @@ def _needs_gpu(kernel: str, device: ComputeDevice) -> str:
 
 
 def _fused(work: AttentionWork, device: ComputeDevice) -> str:
-    return ""  # a mask of all pairs says everything
+    return ""  # a mask of all pairs expresses everything
 
 
 def _tiles(work: AttentionWork, device: ComputeDevice) -> str:
@@ -123,7 +125,7 @@ def _flex(work: AttentionWork, device: ComputeDevice) -> str:
 
 
 def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
-    """Of kernels that know windows and no more."""
+    """Return why a kernel that only supports windows cannot be used; empty if it can."""
     if why := _needs_gpu(kernel, device):
         return why
     if work.precision != "bf16":
@@ -158,15 +160,15 @@ KERNELS: dict[str, Callable[[AttentionWork, ComputeDevice], str]] = {
     "flash-attn": _flash_attn,
     "transformer-engine": _transformer_engine,
 }
-"""Kernel -> why it cannot, nothing where it can. `fused` is torch's own, with a mask of all pairs where one is needed;
-`tiles` is `layers.sparse`."""
+"""Kernel -> function that returns why it cannot be used; empty if it can. `fused` is torch's kernel, with a mask of all
+pairs if needed; `tiles` is `layers.sparse`."""
 OF_SPARSE = ("flash-attn", "transformer-engine", "flex", "tiles")
-"""What a pattern that leaves out much is computed by: the first that can."""
+"""Kernels of sparse patterns; the first usable one is taken."""
 
 
-@lru_cache(maxsize=1024)  # each layer asks in each step
+@lru_cache(maxsize=1024)  # each layer calls this in each step
 def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> KernelChoice:
-    """The kernel of one attention; a `UserError` where the wanted one cannot say what is asked."""
+    """Return the kernel of one attention computation. Raise UserError if the configured kernel cannot compute it."""
     if wanted != AUTO:
         if why := _refusal(wanted, work, device):
             raise UserError(
@@ -209,7 +211,7 @@ def _why_fused(work: AttentionWork) -> str:
 
 
 def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[AttentionWork]:
-    """Each kind of attention of a model, on rows of such batches; recurrent stacks have none."""
+    """Yield each kind of attention of a model, for sequences of such batches. Recurrent stacks have none."""
     lengths = batch.lengths(spec.family.prefixes)
     for stack, block in spec.family.stacks.items():
         size, prefix = spec.size_of(stack), spec.family.prefixes[stack]

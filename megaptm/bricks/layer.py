@@ -1,4 +1,4 @@
-"""A transformer layer and a stack of them, in numbers."""
+"""Costs of transformer layers and stacks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from megaptm.bricks.regions import region_maps, region_norms
 from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
-"""Words of `Block.norm` -> parameters for each feature."""
+"""Value of `Block.norm` -> parameters per feature."""
 
 
 @dataclass(frozen=True)
 class SubLayer:
-    """A brick with the norm and the residual sum around it."""
+    """Brick with the norm and residual sum around it."""
 
     name: str
-    """`attention`, `cross` or `ffn`; or `recurrent`."""
+    """`attention`, `cross`, `ffn` or `recurrent`."""
     word: str
-    """Of its slot."""
+    """Name of the brick in its slot."""
     brick: Brick
     norm: int
     """Parameters of its norm."""
     has_norm: bool = True
-    """Whether it has one of its own."""
+    """Whether it has a norm of its own."""
 
     @property
     def divided(self) -> int:
@@ -38,13 +38,14 @@ class SubLayer:
 
     @property
     def whole(self) -> int:
-        """Parameters that each tensor rank has."""
+        """Parameters that are replicated on tensor ranks."""
         return self.norm + sum(one.whole for one in self.brick.maps.values())
 
 
 @lru_cache(maxsize=256)
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
-    """Those of one layer, of a block whose slots have one word each; `memory`: the width of what it attends to."""
+    """Return the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the stack that is
+    attended to."""
     if block.is_recurrent:
         brick = brick_of("recurrent", block.recurrent, block, size, memory)
         return (SubLayer("recurrent", block.recurrent, brick, 0, False),)
@@ -60,12 +61,13 @@ def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubL
 
 @lru_cache(maxsize=4096)
 def kinds(block: Block, layers: range) -> dict[Block, int]:
-    """The blocks that some layers of a stack have, and how many have each."""
+    """Return the distinct blocks of these layers, and the number of layers of each."""
     return dict(Counter(block.at(layer) for layer in layers))
 
 
 def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
-    """The blocks that some layers of a stack have, and how often a pass goes through each: a mask decoder's twice."""
+    """Return the distinct blocks of these layers, and how often a pass runs each; a mask decoder runs its layer
+    twice."""
     found = dict(kinds(block, layers))
     if block.last_layer == "mask-decoder" and size.layers - 1 in layers:
         found[block.at(size.layers - 1)] += 1
@@ -74,17 +76,18 @@ def runs(block: Block, size: Size, layers: range) -> dict[Block, int]:
 
 @dataclass(frozen=True)
 class LayerParameters:
-    """Parameters of some layers of a stack."""
+    """Number of parameters of some layers of a stack."""
 
     divided: int
-    """That tensor ranks divide."""
+    """Divided over tensor ranks."""
     whole: int
-    """That each tensor rank has."""
+    """Replicated on tensor ranks."""
 
 
 @lru_cache(maxsize=4096)
 def layer_parameters(block: Block, size: Size, layers: range, memory: int | None = None) -> LayerParameters:
-    """Of some layers of a stack: what they share once, and what the stack has besides; no last norm."""
+    """Return the parameters of some layers of a stack: shared ones once, and those of the stack itself, without final
+    norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
     beside = [*maps_beside(block, size, layers)]
     norms = norm_parameters(block, size.width) * norms_beside(block, layers)
@@ -95,7 +98,7 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
 
 
 def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = None) -> Iterator[SubLayer]:
-    """Those of some layers of a stack; what several of them share once."""
+    """Yield the sub-layers of some layers of a stack; shared ones once."""
     seen = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
@@ -106,8 +109,8 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
 
 
 def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
-    """What a stack has for some layers besides them, a table as a map from its width to its rows: of biases on the
-    scores, of distances; and a convolution."""
+    """Yield what a stack has besides its layers: tables of score biases and of distances (as linear layers from their
+    width to their rows), and a convolution."""
     if not layers:
         return
     if block.score_bias:
@@ -121,7 +124,7 @@ def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
 
 
 def _of_relative(block: Block, size: Size, layers: range) -> Iterator[Map]:
-    """What heads add to queries of relative attention, and vectors of segments."""
+    """Yield the query biases of relative attention, and the vectors of segments."""
     one = Map(size.heads, size.key_width, False, "rows")
     own = {block.owner(layer, size.layers) for layer in layers} if "attention" in block.share else layers
     yield from [one] * (2 if block.relative_biases == "stack" else 2 * len(own))
@@ -130,42 +133,42 @@ def _of_relative(block: Block, size: Size, layers: range) -> Iterator[Map]:
 
 
 def norms_beside(block: Block, layers: range) -> int:
-    """How many norms a stack has for some layers besides theirs."""
+    """Return the number of norms of a stack besides those of its layers."""
     distances = bool(layers) and bool(block.distance_rows) and block.distance_norm
     return distances + (block.convolution and 0 in layers)
 
 
 def convolution_map(width: int) -> Map:
-    """From a position and its two neighbors."""
+    """Return the linear layer of a convolution over a position and its two neighbors."""
     return Map(3 * width, width, bias=True)
 
 
 def mask_decoder_table(spec: ModelSpec, stack: str, layers: range) -> int:
-    """Parameters of the table of positions that a mask decoder begins with; it serves pre-training alone."""
+    """Return the parameters of the position table of a mask decoder, which is used only in pre-training."""
     size = spec.size_of(stack)
     decodes = spec.family.stacks[stack].last_layer == "mask-decoder" and size.layers - 1 in layers
     return spec.context * size.width if decodes else 0
 
 
 def norm_parameters(block: Block, width: int) -> int:
-    """Of one norm over `width` features."""
-    return width * NORMS.get(block.norm, 0)  # an unknown word is told when the model is built
+    """Return the parameters of one norm over `width` features."""
+    return width * NORMS.get(block.norm, 0)  # unknown values raise an error when the model is built
 
 
 def final_norm(block: Block, size: Size) -> int:
-    """Parameters of the norm that closes a stack, where it has one."""
+    """Return the parameters of a stack's final norm; 0 if it has none."""
     has_one = block.norm_place != "post" and not block.is_recurrent
     return norm_parameters(block, size.width * block.streams) if has_one else 0
 
 
 def input_tables(family: Family) -> dict[str, int]:
-    """Rows of the small tables whose rows all stacks add: of segments, of tasks."""
+    """Return the rows of small embedding tables that all stacks add: segments, tasks."""
     rows = {"segment": family.segments, "task": family.tasks}
     return {name: rows[name] for name in family.inputs if name in rows}
 
 
 def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
-    """Parameters at the input of some stacks besides the token table."""
+    """Return the parameters at the input of some stacks, without the token table."""
     family = spec.family
     norms = [
         norm_parameters(family.stacks[name], spec.table_width(name))
@@ -178,13 +181,13 @@ def embedding_tables(spec: ModelSpec, stacks: Collection[str]) -> int:
 
 
 def _by_table(family: Family, stacks: Collection[str]) -> list[str]:
-    """Of stacks with the same tables at the input, one."""
+    """Return one stack for each distinct set of input tables."""
     return [*{family.tables[name]: name for name in stacks}.values()]
 
 
 def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
-    """At the input of some stacks besides the token table: tables, as maps from their width to their rows, and what
-    widens them; or what makes words of characters, or patches of pixels; and what reads regions."""
+    """Yield the linear layers at the input of some stacks, without the token table: embedding tables (from their width
+    to their rows), their widening, and the modules that read characters, patches or regions."""
     family, width = spec.family, spec.size.table_width
     if family.reads_characters:
         yield from character_maps(spec)
@@ -204,8 +207,8 @@ def input_maps(spec: ModelSpec, stacks: Collection[str]) -> Iterator[Map]:
 
 
 def widening(spec: ModelSpec) -> dict[str, Map]:
-    """Stack -> the map from the width of the tables to its own, where they differ."""
-    if spec.size.cutoffs:  # whose clusters have maps of their own
+    """Return stack -> linear layer from the width of the tables to that of the stack, if they differ."""
+    if spec.size.cutoffs:  # clusters have projections of their own
         return {}
     blocks = spec.family.stacks.items()
     widths = {stack: spec.size_of(stack).width for stack, block in blocks if not block.reads_table}
@@ -217,6 +220,6 @@ def widening(spec: ModelSpec) -> dict[str, Map]:
 
 
 def memory_width(spec: ModelSpec, stack: str) -> int | None:
-    """Width of the stack that this one attends to."""
+    """Return the width of the stack to which this one attends, or None."""
     source = spec.family.stacks[stack].cross
     return None if source is None else spec.size_of(source).width

@@ -1,5 +1,5 @@
-"""Images read by their patches (arXiv:2010.11929, 3.1), in numbers: a map from a patch's pixels to the stream, a vector
-for the image as a whole, and one for patches that are not shown, where such are asked about."""
+"""Costs of image patches (arXiv:2010.11929, 3.1): projection of a patch's pixels, class token, and a mask vector for
+hidden patches if some are predicted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from megaptm.spec import ModelSpec
 
 
 def patch_map(spec: ModelSpec) -> Map:
-    """From the pixels of a patch, all channels of them, to the stream."""
+    """Return the projection of a patch's pixels, with all channels, to the hidden states."""
     if spec.size.patch is None:
         raise UserError(f"{spec.name} reads images, and its size has no patch: give model.patch.")
     return Map(CHANNELS * spec.size.patch**2, _width(spec), spec.family.patch_bias)
 
 
 def patch_maps(spec: ModelSpec) -> Iterator[Map]:
-    """Of a family that reads images: all, vectors as maps from their width to one row."""
+    """Yield all linear layers of a family that reads images; vectors count as layers with one row."""
     yield patch_map(spec)
     yield from [Map(_width(spec), 1, False)] * (1 + spec.masks_patches)
 
 
 def patch_products(spec: ModelSpec, places: int) -> int:
-    """Multiply-adds of a row of so many places, of which one is the image's; no gradient goes to pixels."""
+    """Return the multiply-adds of a sequence of `places`, one of which is the class token. Pixels get no gradient."""
     return (places - 1) * patch_map(spec).weights
 
 

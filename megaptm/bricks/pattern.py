@@ -1,11 +1,11 @@
-"""Which positions a position may see by where they are, whatever a batch holds: windows, chunks and blocks. No torch.
+"""Attention patterns by position: windows, chunks and blocks. No torch.
 
-A pattern says the same in three ways: of any two positions (`sees`), as tiles of queries with the keys that these may
-see, from which attention is computed without what nobody sees, and as the number of pairs that tiles compare. Tiles
-come from the numbers of the pattern alone: nothing here grows with the square of a row's length.
+A pattern has three equivalent forms: a function of two positions (`sees`), tiles of queries and their keys, with which
+attention skips other pairs, and the number of pairs in tiles. Tiles follow from the pattern's parameters alone: nothing
+here grows with the square of the sequence length.
 """
 
-# H heads, N blocks of a row
+# H heads, N blocks of a sequence
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from typing import Any
 import numpy as np
 
 MOST_QUERIES = 128
-"""Of a tile of a window: with more, more pairs are compared in vain; with fewer, products are small and slow."""
+"""Queries per tile of a window. Larger tiles compute more masked pairs; smaller ones have small, slow products."""
 MOST_QUERIES_OF_ALL = 512
-"""Queries of a tile where each sees all keys."""
+"""Queries per tile if each attends to all keys."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some queries, and keys among which are all that they may see."""
+    """Some queries, and a superset of the keys to which they attend."""
 
     queries: slice
     keys: slice | np.ndarray
-    """Places; or numbers of blocks, [H, blocks]."""
+    """Positions; or block indices [H, blocks]."""
     exact: bool = False
-    """Whether each of the queries may see each of the keys."""
+    """Whether every query of the tile attends to every key."""
 
 
 class Pattern(ABC):
-    """Who may see whom by position. Immutable, so that what follows from it is remembered."""
+    """Attention pattern by position. Immutable, so that derived values are cached."""
 
     @abstractmethod
     def everything(self, length: int) -> bool:
-        """Whether in a row of so many positions each sees all."""
+        """Whether every position of a sequence attends to all."""
 
     @abstractmethod
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
-        """Whether it does, of arrays of heads and positions that broadcast, numpy's or torch's; `table` is that of the
-        row, in the same kind of array."""
+        """Whether queries attend to keys: arrays of heads and positions that broadcast, of numpy or torch. `table`:
+        result of `table` for the sequence, as the same kind of array."""
 
     @abstractmethod
     def tiles(self, length: int) -> Iterator[Tile]:
-        """Of a row; each query is in one."""
+        """Yield the tiles of a sequence; each query is in one."""
 
     @property
     def tile_block(self) -> int:
-        """Places of a block, where tiles have numbers of blocks; else 0."""
+        """Positions of a block if tiles have block indices, else 0."""
         return 0
 
     def table(self, length: int) -> np.ndarray | None:
-        """What `sees` looks up, where it does not compute; of one head where all are alike."""
+        """Return the table that `sees` looks up, or None. It has one head if all heads are equal."""
         return None
 
     def pairs(self, length: int) -> int:
-        """Queries and keys of a row that are compared, in one head."""
+        """Return the number of computed pairs of a sequence per head."""
         return length * length if self.dense(length) else _pairs(self, length)
 
     def dense(self, length: int) -> bool:
-        """Whether tiles would leave out so little that all pairs are compared."""
+        """Whether tiles would skip so little that all pairs are computed."""
         return self.everything(length) or 4 * _pairs(self, length) > 3 * length * length
 
 
@@ -83,7 +83,7 @@ def _pairs(pattern: Pattern, length: int) -> int:
 
 @dataclass(frozen=True)
 class AllPairs(Pattern):
-    """Places see all."""
+    """Every position attends to all."""
 
     def everything(self, length: int) -> bool:
         return True
@@ -98,7 +98,7 @@ class AllPairs(Pattern):
 
 @dataclass(frozen=True)
 class SlidingWindow(Pattern):
-    """Up to so many steps before and after; a step is `dilation` positions, and those between are not seen (Longformer,
+    """Window of `before` and `after` steps of `dilation` positions; positions in between are skipped (Longformer,
     arXiv:2004.05150, figure 2)."""
 
     before: int
@@ -115,7 +115,7 @@ class SlidingWindow(Pattern):
 
     def tiles(self, length: int) -> Iterator[Tile]:
         queries = min(MOST_QUERIES, 1 << (max(self.before, self.after, 1) - 1).bit_length())
-        # Places see those alone that are whole steps away: each such run of them is a row by itself.
+        # A position attends only to positions whole steps away: each residue is a sequence of its own.
         for first in range(min(self.dilation, length)):
             run = len(range(first, length, self.dilation))
             for start in range(0, run, queries):
@@ -129,8 +129,8 @@ class SlidingWindow(Pattern):
 
 @dataclass(frozen=True)
 class ChunkPairs(Pattern):
-    """Places see their own chunk of the row, whatever documents are in it, and the one before (the released code of
-    Reformer, arXiv:2001.04451)."""
+    """A position attends to its own chunk of the sequence and the previous one, regardless of documents (released code
+    of Reformer, arXiv:2001.04451)."""
 
     chunk: int
 
@@ -149,16 +149,19 @@ class ChunkPairs(Pattern):
 
 @dataclass(frozen=True)
 class SparseBlocks(Pattern):
-    """Places see whole blocks, each once (BigBird, arXiv:2007.14062, section 2): themselves, their neighbors, and
-    `random` others, which differ from head to head and layer to layer. The first and the last block see all and are
-    seen by all with `edges` (the paper's ITC); without, tokens that a batch marks do (its ETC)."""
+    """Block-sparse pattern (BigBird, arXiv:2007.14062, section 2): each block attends to itself, its neighbors, and
+    `random` others, which differ by head and layer.
+
+    With `edges` the first and last block attend to all and are attended by all (the paper's ITC). Otherwise the global
+    tokens of a batch do (its ETC).
+    """
 
     block: int
     random: int
     edges: bool = True
     layer: int = 0
     heads: range = range(1)
-    """Those of the layer that are here."""
+    """Heads of the layer that are on this rank."""
     seed: int = 0
 
     @property
@@ -169,14 +172,14 @@ class SparseBlocks(Pattern):
         return -(-length // self.block)
 
     def everything(self, length: int) -> bool:
-        """As the released code has it: in short rows, of which random blocks would be most."""
+        """As in the released code: true for short sequences, in which most blocks would be chosen at random."""
         return length <= (5 + 2 * self.random) * self.block
 
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:
         return table[head, query // self.block, key // self.block]
 
     def table(self, length: int) -> np.ndarray:
-        """Of blocks, [H, N, N]."""
+        """Return the block table [H, N, N]."""
         seen = np.zeros((len(self.heads), self.count(length), self.count(length)), dtype=bool)
         for row, keys in enumerate(_block_rows(self, self.count(length))):
             np.put_along_axis(seen[:, row], keys, True, axis=1)
@@ -193,7 +196,7 @@ class SparseBlocks(Pattern):
 
 @lru_cache(maxsize=64)
 def _block_rows(pattern: SparseBlocks, number: int) -> list[np.ndarray]:
-    """For each of so many blocks those that it sees, [H, blocks]."""
+    """Return for each of `number` blocks the blocks to which it attends, [H, blocks]."""
     heads = len(pattern.heads)
     edges = {0, number - 1} if pattern.edges else set()
     drawn = np.stack([_random_blocks(pattern, number, head) for head in pattern.heads])
@@ -209,8 +212,8 @@ def _block_rows(pattern: SparseBlocks, number: int) -> list[np.ndarray]:
 
 @lru_cache(maxsize=64)
 def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: bool) -> np.ndarray:
-    """Which blocks of queries see some place of which blocks of keys in a row of so many places, [H, N, N]; one head
-    where all are alike. It is found within tiles alone."""
+    """Return which blocks of queries attend to any position of which blocks of keys, [H, N, N]; one head if all are
+    equal. Only tiles are evaluated."""
     number = -(-length // block)
     if pattern is None:
         seen = np.ones((1, number, number), dtype=bool)
@@ -222,7 +225,7 @@ def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: boo
         queries, keys = places[tile.queries], _tile_keys(pattern, tile, places)
         query, key = queries[None, :, None], keys[:, None, :]
         if tile.exact and not causal:
-            # All of one see all of the other: a place of each block is as good as all.
+            # All pairs of a tile attend, so one position represents its block.
             seen[heads, np.unique(queries // block)[None, :, None], keys[:, None, :] // block] = True
             continue
         near = np.broadcast_to(pattern.sees(heads, query, key, table), (len(seen), len(queries), keys.shape[1]))
@@ -232,7 +235,7 @@ def blocks_seen(pattern: Pattern | None, length: int, block: int, *, causal: boo
 
 
 def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:
-    """Places, [H or 1, k]."""
+    """Return positions, [H or 1, k]."""
     if isinstance(tile.keys, slice):
         return places[tile.keys][None]
     block = pattern.tile_block
@@ -241,20 +244,23 @@ def _tile_keys(pattern: Pattern, tile: Tile, places: np.ndarray) -> np.ndarray:
 
 
 def _random_blocks(pattern: SparseBlocks, number: int, head: int) -> np.ndarray:
-    """For each of so many blocks `random` others that it would not see else, [N, random]: a function of the seed, the
-    layer, the head and how many blocks there are, so that all ranks know it, and evaluation knows what training saw."""
+    """Return for each of `number` blocks `random` others to which it would not attend otherwise, [N, random].
+
+    A function of seed, layer, head and number of blocks, so that all ranks agree, and evaluation uses the blocks of
+    training.
+    """
     digest = hashlib.sha256(f"blocks:{pattern.layer}:{head}".encode()).digest()
-    # The last of the counter's four words: no draw gets so far as to be another seed's.
+    # The seed is the highest of the counter's four words: no stream is long enough to reach that of another seed.
     philox = np.random.Philox(key=int.from_bytes(digest[:16], "little"), counter=[0, 0, 0, pattern.seed])
     generator = np.random.Generator(philox)
     lowest, highest = (1, number - 2) if pattern.edges else (0, number - 1)
     rows = np.arange(number)
-    # What may be drawn is numbered without the neighbors, which lie in one piece.
+    # Candidates are numbered without the neighbors, which are contiguous.
     begin, end = np.maximum(rows - 1, lowest), np.minimum(rows + 1, highest)
     near = np.maximum(end - begin + 1, 0)
     candidates = highest - lowest + 1 - near
     chosen = np.full((number, pattern.random), -1)
-    # Floyd's: of numbers below n so many different ones, each set as likely.
+    # Floyd's algorithm: distinct numbers below n, every set equally likely.
     for turn in range(pattern.random):
         last = candidates - pattern.random + turn
         pick = (generator.random(number) * (last + 1)).astype(np.int64)

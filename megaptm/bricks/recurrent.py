@@ -1,4 +1,4 @@
-"""Layers that hand a state on from position to position."""
+"""Bricks of recurrent layers."""
 
 # D width, F features of a cell
 
@@ -10,15 +10,15 @@ from megaptm.spec import Block, Size
 
 @register("recurrent", "lstm")
 class ProjectedLSTMBrick(Brick):
-    """An LSTM whose output is projected (arXiv:1402.1128), as in ELMo (arXiv:1802.05365): its gates read the stream and
-    the projection of the position before. Rows of `input` and `state`: (input gate, new value, forget gate, output
+    """LSTM with projected output (arXiv:1402.1128), as in ELMo (arXiv:1802.05365). Its gates read the hidden states and
+    the projection of the previous position. Rows of `input` and `state`: (input gate, new value, forget gate, output
     gate) by features.
 
-    Tensor ranks each have all of it: gates of one position wait for those of the position before.
+    Replicated on tensor ranks: gates of a position depend on those of the previous one.
     """
 
     kernels = 14
-    """Sum of products, four gates, their lean, two products, sum, clip, tangent, product, clip, and what is saved."""
+    """Sum of products, four gates, their bias, two products, sum, clip, tanh, product, clip, and saved values."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -29,23 +29,23 @@ class ProjectedLSTMBrick(Brick):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Four gates and what they are made of, of a cell itself, clipped and not, and its tangent; what is projected;
-        the projection clipped and not."""
+        """Return the bytes of four gates and their inputs, the cell before and after clipping, its tanh, the input of
+        the projection, and its output before and after clipping."""
         return SavedBytes(own=(12 * self.size.ffn + 2 * self.size.width) * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
-        """Gates are read and written three times, cells and what they give about as often together."""
+        """Return the traffic: gates are read and written three times; cells and outputs together about as often."""
         passed = (3 * 2 * 4 * self.size.ffn + 12 * self.size.ffn + 4 * self.size.width) * element
         return MemoryTraffic(forward=passed, backward=2 * passed)
 
 
 class LSTMBrick(Brick):
-    """Base of LSTMs as torch has them. Rows of both maps: (input gate, forget gate, new value, output gate) by
+    """Base of torch's LSTMs. Rows of both linear layers: (input gate, forget gate, new value, output gate) by
     features."""
 
     kernels = 10
     reads: int
-    """Numbers of a position that are read."""
+    """Input features of a position."""
 
     def lstm_maps(self, prefix: str = "") -> dict[str, Map]:
         gates = 4 * self.size.ffn
@@ -55,7 +55,7 @@ class LSTMBrick(Brick):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Four gates and what they are made of, of a cell itself and its tangent; what is given."""
+        """Return the bytes of four gates and their inputs, the cell and its tanh, and the output."""
         return SavedBytes(own=self.directions * 11 * self.size.ffn * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:
@@ -67,7 +67,7 @@ class LSTMBrick(Brick):
 
 @register("recurrent", "lstm-both-ways", "lstm-both-ways-first")
 class BothWaysBrick(LSTMBrick):
-    """One on and one back, side by side (CoVe's encoder, arXiv:1708.00107, 3)."""
+    """Bidirectional LSTM (CoVe's encoder, arXiv:1708.00107, 3)."""
 
     directions = 2
 
@@ -79,7 +79,7 @@ class BothWaysBrick(LSTMBrick):
 
 @register("recurrent", "lstm-attentive")
 class DecodingLSTMBrick(LSTMBrick):
-    """A further layer of CoVe's decoder."""
+    """Second or later layer of CoVe's decoder."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
@@ -89,8 +89,8 @@ class DecodingLSTMBrick(LSTMBrick):
 
 @register("recurrent", "lstm-attentive-first")
 class AttentiveLSTMBrick(LSTMBrick):
-    """The first, with the attention of the last: a map of its state, whose products with the encoder's stream weigh
-    that, and one of both."""
+    """First layer of CoVe's decoder, with the attention of the decoder: a projection of its state, whose products with
+    the encoder's output are the attention scores, and a projection of both."""
 
     kernels = 18
 
@@ -105,5 +105,6 @@ class AttentiveLSTMBrick(LSTMBrick):
 
 
 def past_width(block: Block, size: Size) -> int:
-    """Numbers that a layer remembers of a position: what it read; or what an LSTM gave, and its cell."""
+    """Return the features per position of the recurrence cache: the input of a layer; for an LSTM its output and
+    cell."""
     return size.width + size.ffn if block.is_recurrent else size.width

@@ -1,4 +1,4 @@
-"""Heads of models that read regions of images, in numbers (UNITER, arXiv:1909.11740, section 3.2)."""
+"""Costs of heads that predict image regions (UNITER, arXiv:1909.11740, section 3.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.bricks.regions import detector_of
 
 
 class _HiddenRegionHeadBrick(HeadBrick):
-    """Base of heads that are asked about hidden regions: a transform and a norm."""
+    """Base of heads of hidden regions: linear layer and norm."""
 
     projects = False
     predicted_only = True
@@ -26,7 +26,7 @@ class _HiddenRegionHeadBrick(HeadBrick):
 
 
 class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
-    """MRFR, the features of hidden regions: the map of features turned around, and a bias."""
+    """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
 
     name = "mrfr"
     answers = "hidden_features"
@@ -42,7 +42,7 @@ class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
 
 
 class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
-    """Base of heads that say a hidden region's class: a map to the classes."""
+    """Base of heads that classify hidden regions: a linear layer to the classes."""
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
@@ -54,14 +54,14 @@ class _RegionClassHeadBrick(_HiddenRegionHeadBrick):
 
 
 class RegionLabelHeadBrick(_RegionClassHeadBrick):
-    """MRC, the class of hidden regions."""
+    """MRC: class of hidden regions."""
 
     name = "mrc"
     answers = "region_labels"
 
 
 class RegionDistributionHeadBrick(_RegionClassHeadBrick):
-    """MRC-kl, how likely each class is of hidden regions."""
+    """MRC-kl: class distribution of hidden regions."""
 
     name = "mrc-kl"
     answers = "region_distributions"
@@ -69,7 +69,7 @@ class RegionDistributionHeadBrick(_RegionClassHeadBrick):
 
 
 class WordRegionHeadBrick(HeadBrick):
-    """WRA, how far words are from regions by optimal transport; no parameter."""
+    """WRA: distance of words and regions by optimal transport. No parameters."""
 
     name = "wra"
     answers = "matched"
@@ -81,6 +81,6 @@ class WordRegionHeadBrick(HeadBrick):
         return {}
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, chunked: bool = True) -> LossBytes:
-        """Besides what it reads, vectors of length 1 and their gradients in float32."""
+        """Return the bytes of the input, of its normalized vectors and of their gradients in float32."""
         read = super().loss_bytes(positions, element, tensor=tensor, chunked=chunked)
         return LossBytes(read.saved + 2 * positions * self.width * 4, read.transient)
