@@ -1,1 +1,1 @@
-"""Corpora of images: folders by label, or webdataset shards as they are, to shards with an index and a manifest."""
+"""Image corpora: from folders by label, or existing webdataset shards, to shards with an index and a manifest."""

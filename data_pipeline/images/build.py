@@ -1,6 +1,5 @@
-"""The build of a corpus of images: what there is is listed, looked at and put into shards, or given an index where it
-lies in shards already; the manifest comes last. As every build it goes on where one that was killed has stopped.
-"""
+"""Build an image corpus: list images, check them and write shards, or index given shards, and last write the manifest.
+A killed build can continue, like any build."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ from megaptm.storage import is_remote, local_path, plain_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 MOST_LABELS = 1 << 16
-"""Labels of given shards that nobody names: there may be more of them than images."""
+"""Maximum number of unnamed labels in given shards, unless there are more images."""
 
 
 def build_images(
@@ -58,7 +57,7 @@ def build_images(
     scratch: str | None = None,
     console: Console | None = None,
 ) -> ImageReport:
-    """Build the corpus of a recipe in the folder or at the URL `out`, as `corpus.build.build_corpus` does of text."""
+    """Build the corpus of a recipe in the folder or at the URL `out`, like `corpus.build.build_corpus` for text."""
     with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
         output = build.output
         source = _folder(recipe, recipe.source, output)
@@ -116,7 +115,7 @@ def build_images(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
-        # Of images that stay elsewhere none is fetched for that.
+        # Images that stay at a URL are not downloaded for thumbnails.
         kept = [] if recipe.regions or manifest.addresses else kept_pictures(output.folder, found.tokenizer)
         write_image_page(report, kept, dropped, output.folder)
         output.publish(work)
@@ -124,7 +123,7 @@ def build_images(
 
 
 def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | str:
-    """Where the images are: a folder, or a URL."""
+    """Return the folder or URL of the images. Generated sources are written to the scratch folder."""
     if recipe.regions and source == DIGITS:
         raise UserError(f"{source} have no regions: name {SHAPES}, or a folder of what a detector found.")
     if source in GENERATED:
@@ -153,7 +152,7 @@ def _here(folder: Path | str) -> Path:
 
 
 def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped) -> dict[str, list[ImageFile]]:
-    """Split -> files; without a folder of its own an image is held out by its hash."""
+    """Return split -> files. Without a validation folder, images are split by hash."""
     labels = labels_below(source)
     found = [*images_below(source, labels, dropped)]
     if held_out is not None:
@@ -164,7 +163,7 @@ def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dr
 
 
 def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work: JobRunner) -> Results:
-    """Shards of the files, split by split."""
+    """Write shards of the files, and return the results by split."""
     jobs: list[ImageShardJob] = []
     counts, first = {}, 0
     for split in SPLITS:
@@ -180,7 +179,7 @@ def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work
 def _given(
     recipe: ImageRecipe, shards: Sequence[GivenShard], held_out: Path | str | None
 ) -> dict[str, list[GivenShard]]:
-    """Split -> shards that are given; of one folder some of them, by hashes of their names."""
+    """Return split -> given shards. Those of a single folder are split by hashes of their names."""
     if held_out is not None:
         return {"train": [*shards], "validation": given_shards(held_out)}
     if not recipe.validation:
@@ -199,10 +198,10 @@ def _given(
 
 
 def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[GivenShard]], work: JobRunner) -> Results:
-    """An index of each shard."""
+    """Index each shard."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
-    # What was packed here was looked at.
+    # Shards packed by this build have been checked already.
     looked = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
     steps = TextSteps.of(recipe.steps)
     jobs = [
@@ -216,7 +215,7 @@ def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[GivenShard]], wo
 
 
 def _names(recipe: ImageRecipe, results: Results) -> list[str]:
-    """Of labels that are numbers in given shards."""
+    """Return label names for the label indexes in given shards."""
     counts = Counter[int]()
     for some in results.values():
         for one in some:

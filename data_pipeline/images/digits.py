@@ -1,4 +1,4 @@
-"""The digits that scikit-learn brings, as a folder of images for each: what tests and tiny configs learn from."""
+"""The digits of scikit-learn as a folder of images per label, for tests and tiny configs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ TEXTS = ("a photo of a {}.", "the number {}.", "a handwritten {}.", "a {}, drawn
 
 
 def write_digits(folder: Path, *, texts: bool = False) -> None:
-    """`folder/3/0017.png` ..., 1,797 of 8 x 8 pixels, 0 to 16 there and 0 to 255 here; `texts`: with `0017.txt` beside
-    each. The same files each time."""
+    """Write 1,797 images `folder/3/0017.png` of 8 x 8 pixels, rescaled from 0-16 to 0-255. With `texts`, add `0017.txt`
+    for each. The files are the same each time."""
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Images in a folder for each label: listed, dealt into shards, written."""
+"""Images in a folder per label: list them, divide them into shards, write the shards."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from megaptm.errors import UserError, shown
 from megaptm.objectives.pixels import SUFFIXES
 
 FIELDS = ("tokens", *SUFFIXES)
-"""Of a corpus of images, as its manifest lists them."""
+"""Fields in the manifest of an image corpus."""
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file to be looked at."""
+    """Input image file."""
 
     name: str
-    """Below the folder of the source: `cat/0001.jpg`."""
+    """Path relative to the source: `cat/0001.jpg`."""
     path: str
     label: int
     size: int
     modified: int
-    """By which a build that goes on knows that it is still the same."""
+    """Modification time, by which a continued build detects a changed file."""
     group: str = ""
-    """Of an HDF5 file, that has the regions of this image."""
+    """Group of an HDF5 file that holds the regions of this image; empty for other files."""
 
 
 @dataclass(frozen=True)
 class ImageShardJob:
-    """What a worker needs to write a shard."""
+    """Job to write one shard."""
 
     folder: str
     files: tuple[ImageFile, ...]
     first: int
-    """The number of the first file in the corpus; numbers are the keys of samples."""
+    """Index in the corpus of the first file. Indexes are the keys of samples."""
     limits: ImageLimits
 
 
 @dataclass
 class ImageShardResult:
-    """A finished shard; `info` is None where no image of it is kept."""
+    """Finished shard. `info` is None if all of its images were dropped."""
 
     info: ShardInfo | None
     dropped: DroppedImages
     oddities: Counter[str]
-    """What will be converted when it is read -> images."""
+    """Property that is converted when the image is read -> images."""
     labels: Counter[int]
     """Label -> images."""
     sides: list[int] = field(default_factory=lambda: [0] * 32)
-    """Images whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
+    """Number of images whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
 
 
 def labels_below(folder: Path) -> list[str]:
-    """Names of the folders of labels, in their order."""
+    """Return the sorted names of label folders."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not found:
         raise UserError(
@@ -76,7 +76,7 @@ def labels_below(folder: Path) -> list[str]:
 
 
 def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
-    """All, label by label; what has another suffix is counted."""
+    """Yield all images, label by label. Files with other suffixes are counted as dropped."""
     for label, name in enumerate(labels):
         if not (folder / name).is_dir():
             continue
@@ -89,7 +89,7 @@ def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Itera
                     dropped.add("name that is no UTF-8", shown)
                 elif path.suffix.lower() not in NAMES or file.startswith("."):
                     dropped.add("no suffix of an image", shown)
-                elif not path.is_file():  # a pipe would never end
+                elif not path.is_file():  # reading a pipe could block forever
                     dropped.add("no plain file", shown)
                 else:
                     status = path.stat()
@@ -97,7 +97,7 @@ def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Itera
 
 
 def in_utf8(name: str) -> bool:
-    """Whether the name of a file can be written down: on a disk it is any bytes."""
+    """Whether a file name is valid UTF-8. On Linux it may contain any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -106,18 +106,18 @@ def in_utf8(name: str) -> bool:
 
 
 def refuse_odd_name(path: Path) -> None:
-    """Raise where a file or folder that the manifest or the report names has a name that cannot be written down."""
+    """Raise `UserError` if the name of a file or folder is not UTF-8, since the manifest or the report contains it."""
     if not in_utf8(str(path)):
         raise UserError(f"{shown(str(path), most=300)} has a name that is no UTF-8: rename it.")
 
 
 def hashed(name: str, seed: int) -> int:
-    """64 bits by which an image is placed, whatever else there is."""
+    """Return a 64-bit hash of a name, which determines split and shard of an image independently of other images."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest())
 
 
 def deal(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tuple[ImageFile, ...]]:
-    """The files of each shard, in the order of their hashes: each shard has images of many labels."""
+    """Divide files into shards in the order of their hashes, so that each shard has images of many labels."""
     shards: list[list[ImageFile]] = []
     room = 0
     for file in sorted(files, key=lambda file: (hashed(file.name, seed), file.name)):
@@ -130,7 +130,7 @@ def deal(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tup
 
 
 def write_image_shard(job: ImageShardJob) -> ImageShardResult:
-    """Look at the files of a shard, one after another, and write those that are kept."""
+    """Check the files of a shard one by one, and write those that are kept."""
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:
@@ -155,5 +155,5 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
             result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
         result.info = writer.close() if result.labels else None
     finally:
-        writer.abort()  # nothing to do after close
+        writer.abort()  # no effect after close
     return result

@@ -1,4 +1,4 @@
-"""Webdataset shards that somebody else made: read once for an index of what is in them, and left as they are."""
+"""Given webdataset shards: each is read once to make an index, and is not changed."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from megaptm.storage import hash_of, write_whole
 
 @dataclass(frozen=True)
 class GivenShardJob:
-    """A shard to make an index for."""
+    """Job to index one shard."""
 
     folder: str
-    """Where the index is written."""
+    """Output folder of the index."""
     shard: GivenShard
     field: str
-    """Of `.json`, that has the label, where there is no `.cls`; or the text, where there is no `.txt`."""
+    """Field of `.json` that holds the label if there is no `.cls`, or the text if there is no `.txt`."""
     limits: ImageLimits
     steps: TextSteps = NONE
-    """Of texts."""
+    """Cleaning steps of texts."""
     texts: bool = False
-    """Whether images come with texts, which are noted beside the index, and not with labels."""
+    """Whether images have texts, which are saved beside the index, instead of labels."""
 
 
 @dataclass
 class _Sample:
-    """Files of a tar that have one key."""
+    """Members of a tar with the same key."""
 
     key: str
     images: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Suffix -> first byte, size."""
+    """Suffix -> offset, size."""
     content: bytes = b""
     other: bool = False
-    """Whether there is an image of a format that readers of webdataset do not know."""
+    """Whether there is an image in a format that webdataset readers do not support."""
     label: int | None = None
     text: tuple[bytes, str | None] | None = None
-    """A file's content, and the field that has the text, of JSON."""
+    """Content of a file, and for JSON the field that holds the text."""
 
 
 def index_shard(job: GivenShardJob) -> ImageShardResult:
-    """Read a shard from one end to the other, look at each image, and write an index of those that are kept.
+    """Read a shard sequentially, check each image, and write an index of the images that are kept.
 
-    A tar that ends early keeps what comes before. `info.name` is that of the index with `.tar` in its place.
+    Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
@@ -95,7 +95,7 @@ def _index(job: GivenShardJob, path: Path, result: ImageShardResult, name: str) 
             result.dropped.add_image("another format than its suffix says", where, sample.content)
             continue
         places = [place if one == suffix else (0, 0) for one in job.limits.fields[1:]]
-        # Where a text has more tokens than one these are not known yet: in their place is what the image looks like.
+        # Token ids of a text are not known yet. Their column temporarily holds the image sketch.
         first = sample.label or 0
         if job.texts:
             first = found.sketch if job.limits.sketch else file_sketch(sample.content)
@@ -126,7 +126,8 @@ def _index(job: GivenShardJob, path: Path, result: ImageShardResult, name: str) 
 
 
 def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Sample]:
-    """Neighbors with one key, as `webdataset` groups them: the key ends at the first dot of the file's name."""
+    """Yield adjacent members with the same key, grouped as in webdataset: the key ends at the first dot of the file
+    name."""
     sample: _Sample | None = None
     try:
         with open_tar(path) as tar:
@@ -141,11 +142,11 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                         yield sample
                     sample = _Sample(key)
                 _note(sample, tar, member, suffix.lower(), job)
-                tar.members = []  # type: ignore[attr-defined]  # or all that were seen stay in memory
+                tar.members = []  # frees the list of members
     except (tarfile.TarError, EOFError) as error:
         dropped.add("archive that ends early", job.shard.name, said=str(error))
-        sample = None  # of the last one something may be missing
-    except OSError as error:  # another time it may not: counted, a corpus would depend on its disk
+        sample = None  # the last sample may be incomplete
+    except OSError as error:  # not counted: a later attempt may succeed
         what = f"cannot be read to its end ({error.strerror or error})"
         raise UserError(f"{job.shard.place} {what}: see to its disk, or take it out of the source.") from error
     if sample is not None:
@@ -153,7 +154,7 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
 
 
 def _why_not_one(sample: _Sample, *, texts: bool) -> str:
-    """The reason why a sample that has not one image is left out."""
+    """Return the drop reason of a sample that does not have exactly one image."""
     if sample.images:
         return "several images"
     if sample.other:
@@ -162,7 +163,7 @@ def _why_not_one(sample: _Sample, *, texts: bool) -> str:
 
 
 def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: GivenShardJob) -> None:
-    """What a file says of its sample."""
+    """Add a member to its sample."""
     if suffix in job.limits.spellings:
         sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
         if member.size <= MOST_BYTES:
@@ -170,7 +171,7 @@ def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix
     elif suffix in OTHERS and job.limits.detector is None:
         sample.other = True
     elif suffix in ("txt", "json") and job.texts:
-        # One that is too long is read as far as that shows.
+        # A text that is too long is replaced by a placeholder that exceeds the maximum.
         if suffix == "txt" or sample.text is None:
             content = _content(tar, member) if member.size <= MOST_TEXT_BYTES else bytes(MOST_TEXT_BYTES + 1)
             sample.text = (content, job.field if suffix == "json" else None)
@@ -189,7 +190,7 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 def _label(content: bytes, name: str | None) -> int | None:
-    """The number of a label, as text or in a field of JSON; None where it is none."""
+    """Parse a label index from text or a JSON field; None if it is invalid."""
     try:
         said: Any = json.loads(content) if name is not None else _digits(content)
     except (ValueError, RecursionError):
@@ -200,7 +201,7 @@ def _label(content: bytes, name: str | None) -> int | None:
 
 
 def _digits(content: bytes) -> int:
-    """Python itself also takes 1_0 for ten."""
+    """Parse decimal digits. Unlike `int`, rejects 1_0."""
     if not (digits := content.strip()).isdigit():
         raise ValueError("no digits")
     return int(digits)

@@ -1,4 +1,4 @@
-"""Look at the bytes of an image before it is kept: can it be read, is it of a size to learn from, what is odd in it."""
+"""Check an image before it is kept: readability, size, and properties that need conversion."""
 
 from __future__ import annotations
 
@@ -18,82 +18,83 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 NAMES = frozenset(MEMBERS)
-"""Suffixes of files of images that are looked at."""
+"""Suffixes of image files that are checked."""
 OTHERS = frozenset(name.removeprefix(".") for name, suffix in MEMBERS.items() if suffix not in SUFFIXES)
-"""Suffixes of images that no reader of webdataset knows: of files they become PNG, and in a given shard nothing can."""
+"""Image suffixes that webdataset readers do not support. Files are converted to PNG; in a given shard they are
+dropped."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
-"""Suffixes of images in public shards -> ours."""
+"""Suffix of an image in a public shard -> suffix in a corpus."""
 MOST_BYTES = 64 << 20
-"""Of a file: more are not read into memory."""
+"""Maximum bytes of a file that is read into memory."""
 MOST_PIXELS = 178_956_970
-"""Of an image: Pillow opens none that has more, when it is looked at and when it is trained on."""
+"""Maximum pixels of an image: Pillow opens no larger one, neither in the build nor in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """Which images are kept."""
+    """Limits that an image must meet to be kept."""
 
     smallest: int = 8
-    """Pixels of the shorter side, at least."""
+    """Minimum pixels of the shorter side."""
     most_pixels: int = 64_000_000
-    """Width times height, at most: what is larger is not decoded, so that memory stays bounded (200 MB)."""
+    """Maximum width times height. Larger images are not decoded, which bounds memory (200 MB)."""
     stretched: float = 20.0
-    """The longer side is at most so many times the shorter."""
+    """Maximum ratio of the longer to the shorter side."""
     check: Literal["pixels", "header"] = "pixels"
-    """Whether each image is decoded once, which finds all that is damaged; or only its header is read, and whether its
-    end is there."""
+    """Decode each image once, which finds all damage (`pixels`), or check only its header and its end (`header`)."""
     sketch: bool = False
-    """Whether it is also said what each looks like, where it is decoded."""
+    """Whether to compute a sketch of each decoded image."""
     detector: tuple[int, int] | None = None
-    """Of files of regions, in the place of images: numbers of a region's features, and classes."""
+    """Files hold regions instead of images: number of a region's features, and number of classes."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Of a corpus of such images, as its manifest lists them."""
+        """Fields in the manifest of a corpus of such images."""
         return ("tokens", *(SUFFIXES if self.detector is None else (SUFFIX,)))
 
     @property
     def names(self) -> frozenset[str]:
-        """Suffixes of files that are looked at."""
+        """Suffixes of files that are checked."""
         return NAMES if self.detector is None else frozenset({f".{SUFFIX}"})
 
     @property
     def packed(self) -> tuple[str, ...]:
-        """Suffixes of files that have many images each."""
+        """Suffixes of files that hold many images."""
         return () if self.detector is None else HDF5
 
     @property
     def spellings(self) -> Mapping[str, str]:
-        """Suffixes of images in public shards -> ours."""
+        """Suffix of an image in a public shard -> suffix in a corpus."""
         return SPELLINGS if self.detector is None else {SUFFIX: SUFFIX}
 
 
 @dataclass(frozen=True)
 class KeptImage:
-    """An image that is kept."""
+    """Image that is kept."""
 
     suffix: str
     content: bytes
     width: int
-    """In pixels; of a file of regions, as the height, their number."""
+    """Pixels. For a file of regions, width and height are the number of regions."""
     height: int
     oddities: tuple[str, ...] = ()
-    """What will be converted when it is read: `grey`, `CMYK`, `16 bits`, `animated: first picture` ..."""
+    """Properties that need conversion when the image is read: `grey`, `CMYK`, `16 bits`, `animated: first picture`
+    ..."""
     sketch: int = 0
-    """What it looks like, where that was asked (`repeated.picture_sketch`)."""
+    """Sketch of its appearance, if requested (`repeated.picture_sketch`)."""
 
 
 @dataclass(frozen=True)
 class RefusedImage:
-    """One that is not, and why."""
+    """Image that is dropped, and the reason."""
 
     reason: str
     said: str = ""
-    """More about this one."""
+    """Details about this image."""
 
 
 def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
-    """What becomes of an image. Whatever is in the bytes, this returns; one image's pixels are held at most."""
+    """Check an image. Never raises for invalid bytes, and holds the pixels of at most one image in memory."""
     if len(content) > MOST_BYTES:
         return RefusedImage(f"more than {MOST_BYTES >> 20} MiB")
     if limits.detector is not None:
@@ -109,8 +110,8 @@ def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
     except DecompressionBombError:
         return RefusedImage("too many pixels")
     except MemoryError:
-        raise  # says nothing of the image, whose pixels are few enough
-    except Exception as error:  # Pillow's decoders raise of all kinds on bytes that are not what a header says
+        raise  # not caused by the image, whose number of pixels is limited
+    except Exception as error:  # Pillow's decoders raise various exceptions on invalid bytes
         return RefusedImage("damaged", f"{type(error).__name__}: {error}"[:200])
 
 
@@ -137,10 +138,10 @@ def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | Refu
     if limits.check == "header" and ends_early(content, suffix):
         return RefusedImage("damaged", "the file ends early")
     if limits.check == "pixels" or suffix is None:
-        picture = rgb(image)  # decodes all of it
+        picture = rgb(image)  # decodes the full image
         sketch = picture_sketch(picture) if limits.sketch else 0
         if suffix is None:
-            # GIF, BMP, TIFF ...: readers of webdataset know the others.
+            # GIF, BMP, TIFF ...: webdataset readers support only the others.
             encoded = io.BytesIO()
             picture.save(encoded, "PNG")
             oddities = (*oddities, f"{image.format} to PNG")
@@ -162,7 +163,7 @@ def _oddities(image: Image) -> tuple[str, ...]:
 
 
 def _goes_on(image: Image) -> bool:
-    """Whether there is a second picture. How many there are is not asked: of a TIFF of many that takes hours."""
+    """Whether there is a second picture. Counting pictures can take hours for a large TIFF."""
     if image.format != "TIFF":
         return bool(getattr(image, "is_animated", False))
     try:

@@ -1,5 +1,5 @@
-"""The report of a build of images as one HTML page, as `data_pipeline.page` has that of text: with small pictures of a
-few that are kept, and of a few that are left out for each reason."""
+"""Report of an image build as one HTML page, like `data_pipeline.page` for text, with thumbnails of some images that
+are kept and of some that are dropped for each reason."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from megaptm.tokenizers import Tokenizer
 KEPT = 24
 """Images of the training split that are shown."""
 MOST_BYTES = 512 << 10
-"""Of all pictures of a page: what comes after is told by its name alone."""
+"""Maximum bytes of all thumbnails on a page. Further images are listed by name only."""
 CAPTION = 80
-"""Characters below a picture."""
+"""Maximum characters of a caption."""
 COUNTS = ("images", "bytes", "shards")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image that is shown: what is said below it, and a `thumbnail`, or nothing."""
+    """Image on the page: caption, and a `thumbnail` or an empty string."""
 
     caption: str
     content: str
 
 
 def kept_pictures(folder: Path, tokenizer: Tokenizer) -> list[Picture]:
-    """Of images all over the training split, with their labels or texts."""
+    """Return images evenly spread over the training split, with their labels or texts."""
     corpus = Corpus.open(folder)
     shards = corpus.split("train").shards
     begins = np.cumsum([0, *(info.samples for info in shards)])
@@ -90,7 +90,7 @@ def _body(report: ImageReport, kept: Sequence[Picture], dropped: DroppedImages) 
 
 
 class _Shown:
-    """Pictures of a page, as long as there is room for them."""
+    """Renders thumbnails until their total size reaches the maximum."""
 
     def __init__(self) -> None:
         self._room = MOST_BYTES

@@ -1,4 +1,4 @@
-"""The build of a corpus of images with texts, round by round of `images.texts`."""
+"""Build of a corpus of images with texts, in the rounds of `images.texts`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from megaptm.data.shards import ShardInfo
 def find_pairs(
     recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
 ) -> tuple[dict[str, list[ImageFile]], dict[tuple[str, str], str]]:
-    """Split -> images with a text beside them; and, by the path and group of an image, the name of the file that has
-    it."""
+    """Return split -> images with a text, and (path, group) of an image -> name of the text file."""
     found = dict(pairs_below(source, dropped, recipe.limits))
     held = dict(pairs_below(held_out, dropped, recipe.limits)) if held_out else {}
     splits = {"train": [*found], "validation": [*held]} if held_out else split_by_hash(recipe, found)
@@ -41,7 +40,7 @@ def packed(
     work: JobRunner,
     dropped: Dropped,
 ) -> dict[str, list[GivenShard]]:
-    """Split -> plain shards of images and their texts, which are then read as those of others are."""
+    """Pack images and texts into plain shards, which are then processed like given shards. Returns split -> shards."""
     jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
     for split in SPLITS:
         for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
@@ -69,17 +68,17 @@ def with_texts(
     output: CorpusOutput,
     dropped: Dropped,
 ) -> FinishedShards:
-    """The shards with indexes that have the ids of their texts."""
+    """Return the shards with indexes that contain the ids of their texts."""
     learned = [result.info for result in results["train"] if result.info]
     if not learned:
-        return labeled(results, dict.fromkeys(SPLITS, ()), [])  # which is told in a moment
+        return labeled(results, dict.fromkeys(SPLITS, ()), [])  # the caller reports the error
     tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work, regions=recipe.regions)
     columns = 2 * len(recipe.limits.fields)
     finished: dict[str, list[ImageShardResult]] = {}
     every = [result.info for split in SPLITS for result in results[split] if result.info]
     rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(every)
     if recipe.duplicates != "keep":
-        # Those held out come last, so that none of them is one that was learned from.
+        # Validation comes last, so that it contains no image of the training split.
         seen = [sketches(info, work, columns) for info in every]
         again = repeated(chain.from_iterable(one.tolist() for one in seen), near=recipe.duplicates == "near")
         rows = [np.flatnonzero([*islice(again, len(one))]) for one in seen]
@@ -103,6 +102,6 @@ def with_texts(
 
 
 def _left(infos: Iterator[ShardInfo]) -> ShardInfo | None:
-    """The next shard; None where no pair of it is left."""
+    """Return the next shard; None if it has no samples."""
     info = next(infos)
     return info if info.samples else None

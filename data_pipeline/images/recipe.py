@@ -1,4 +1,4 @@
-"""What `megaptm corpus images` is told."""
+"""Recipe of an image corpus, for `megaptm corpus images`."""
 
 from __future__ import annotations
 
@@ -17,72 +17,73 @@ from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
 
 DIGITS = "digits"
-"""In the place of a folder: the 1,797 handwritten digits, 8 x 8 pixels of grey, that scikit-learn brings."""
+"""Source name: the 1,797 handwritten digits of scikit-learn, 8 x 8 grey pixels."""
 SHAPES = "shapes"
-"""The same: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
+"""Source name: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
 OF_TEXTS = ("text", "steps", "duplicates", "tokenizer", "longest")
-"""Settings that only images with texts have."""
+"""Settings that only apply to images with texts."""
 CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
-"""Of texts with regions of images (UNITER)."""
+"""Tokenizer for texts with image regions (UNITER)."""
 DETECTOR = (2048, 1601)
-"""Of UNITER's published files: numbers of a region's features, classes."""
+"""Number of a region's features, and number of classes, in UNITER's published files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRecipe:
-    """All that the bytes of a corpus of images depend on, besides its files."""
+    """Everything that determines the content of an image corpus, except the files themselves."""
 
     source: str
-    """Folder with a folder of images for each label, or with webdataset shards; or `DIGITS`, `SHAPES`. With `texts`
-    folders say nothing, and each image has a text of its name beside it."""
+    """Folder with a subfolder of images per label, folder of webdataset shards, `DIGITS` or `SHAPES`. With `texts`,
+    folder names are ignored, and each image has a text of the same name beside it."""
     texts: bool = False
-    """Whether images come with texts: `.txt`, or a field of `.json`, of the same name, or key of a shard."""
+    """Whether images have texts: `.txt`, or a field of `.json`, with the same file name or shard key."""
     text: str = "caption"
-    """The field of `.json` that has the text, where there is no `.txt`."""
+    """Field of `.json` that holds the text if there is no `.txt`."""
     steps: tuple[CleaningStep, ...] = ()
-    """What happens to each text, in this order, as in a corpus of text; what one leaves out goes with its image."""
+    """Cleaning steps, applied to each text in this order. An image is dropped with its text."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """Of images with texts, those whose image was there before: kept, or left out where the file is the same, or where
-    it looks the same."""
+    """Images with texts: keep repeated images, or drop those with the same file (`exact`) or the same appearance
+    (`near`)."""
     regions: bool = False
-    """Whether `texts` come with files of what a detector found in images (`.npz`, `objectives.region_files`; or
-    HDF5), and not with images."""
+    """Whether `texts` accompany files of detected regions (`.npz`, `objectives.region_files`; or HDF5) instead of
+    images."""
     detector: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=2)]] | None = None
-    """Numbers of a region's features, and classes; files of others are left out. Absent: 2,048 and 1,601, or what the
-    drawn shapes have."""
+    """Number of a region's features, and number of classes. Other files are dropped. Default: 2,048 and 1,601, or the
+    values of the drawn shapes."""
     tokenizer: TokenizerRecipe = TOKENIZER
-    """Of texts."""
+    """Tokenizer of the texts."""
     longest: Annotated[int, Field(ge=1, le=4096)] = 75
-    """Tokens of a text, at most: what is beyond is cut off. CLIP reads so many, and one before and behind."""
+    """Maximum tokens of a text; the rest is cut off. CLIP reads 75, plus a token before and after."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share that is held out: of images, by a hash of their names; of given shards, whole ones. One at least."""
+    """Share for the validation split: images, chosen by a hash of their names, or complete given shards. At least
+    one."""
     held_out: str | None = None
-    """Folder of what is held out, in the place of a share."""
+    """Folder of the validation split, instead of a share."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Which images are held out, and in which shard each is, follows from it."""
+    """Seed of the validation split and of the assignment of images to shards."""
     shard_bytes: Annotated[int, Field(ge=1 << 10)] = 256 << 20
-    """Of files in a shard that is written."""
+    """Bytes of files in a shard that is written."""
     classes: str | None = None
-    """Of given shards: text file with the names of labels 0, 1 ..., a line each. Absent: they are called by numbers."""
+    """Given shards: text file with the label names, one per line. Default: labels are named by their numbers."""
     label: str = "label"
-    """Of given shards without `.cls`: the field of `.json` that has the number of the label."""
+    """Given shards without `.cls`: field of `.json` that holds the label index."""
     smallest: Annotated[int, Field(ge=1)] = ImageLimits.smallest
-    """Pixels of an image's shorter side, at least."""
+    """Minimum pixels of an image's shorter side."""
     most_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = ImageLimits.most_pixels
-    """Of an image, at most."""
+    """Maximum pixels of an image."""
     stretched: Annotated[float, Field(ge=1)] = ImageLimits.stretched
-    """The longer side is at most so many times the shorter."""
+    """Maximum ratio of the longer to the shorter side."""
     check: Literal["pixels", "header"] = ImageLimits.check
-    """Whether each image is decoded once, or only its header and its end are looked at."""
+    """Decode each image once (`pixels`), or check only its header and its end (`header`)."""
 
     def for_manifest(self) -> dict[str, Any]:
-        """As the manifest keeps it; of texts nothing where there are none, and of a tokenizer that was given nothing:
-        that is known by its fingerprint."""
+        """Return the recipe for the manifest, without settings of absent texts and without an existing tokenizer, whose
+        fingerprint the manifest has."""
         told = asdict(self)
         if self.steps:
             told["steps"] = [plain_step(step) for step in self.steps]
-        else:  # as before there were any
+        else:  # manifests from before `steps` existed do not have it
             del told["steps"]
         if not self.regions:
             del told["regions"], told["detector"]
@@ -122,8 +123,8 @@ class ImageRecipe:
 
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
-    """Settings of an `ImageRecipe` as words of a command: `tokenizer` may be the folder of one that exists, and what is
-    not said of another is as in `TOKENIZER`, or `CASED` where there are regions."""
+    """Convert words of a command to settings of an `ImageRecipe`. `tokenizer` may be a folder. Unset fields of a
+    tokenizer are those of `TOKENIZER`, or of `CASED` with regions."""
     settings: dict[str, Any] = {}
     told: dict[str, Any] = {}
     for word in words:
@@ -140,7 +141,7 @@ def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
         settings |= values
     default = CASED if settings.get("regions") is True else TOKENIZER
     if told or (default is CASED and "tokenizer" not in settings):
-        # Of another kind special tokens are as usual for it.
+        # The default special tokens only fit the default kind.
         usual = asdict(default) if told.get("kind", default.kind) == default.kind and "folder" not in told else {}
         settings["tokenizer"] = usual | told
     return settings

@@ -1,8 +1,8 @@
-"""Regions of many images in one HDF5 file: a group for each, of its name, with the arrays of
-`objectives.region_files`, which become an `.npz`.
+"""Regions of many images in one HDF5 file: one group per image, named after it, with the arrays of
+`objectives.region_files`. A group is converted to `.npz`.
 
-What a file from elsewhere says is checked before it is read: nothing outside the file is, and nothing that takes far
-more memory than the file has bytes.
+Files are untrusted. Checks before reading ensure that nothing outside the file is read, and that memory use is not far
+larger than the file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from megaptm.objectives.region_files import ARRAYS, MOST_BYTES, RefusedRegions
 
 SUFFIXES = (".h5", ".hdf5")
 MOST_PACKED = 64
-"""Times the bytes of numbers are those that a file has of them: zeros in deflate alone are packed more."""
+"""Maximum ratio of unpacked to stored bytes of an array. Only zeros compress better with deflate."""
 MOST_OF_A_CHUNK = 1 << 24
-"""Numbers: a chunk is unpacked whole, however little of it is asked for."""
+"""Maximum elements of a chunk, because a chunk is always decompressed completely."""
 FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
-"""Of a damaged file: it fails in as many ways as there are things in it."""
+"""Exceptions that h5py raises for damaged files."""
 
 
 def groups_in(path: Path) -> list[str]:
-    """Names of images, in their order; `RefusedRegions` where the file is damaged."""
+    """Return the sorted names of images; raise `RefusedRegions` if the file is damaged."""
     with _damage_told(), _library().File(path, "r") as file:
         return sorted(file)
 
 
 def regions_of(path: Path, name: str) -> bytes:
-    """Those of an image, as `.npz`; `RefusedRegions` where they are none."""
+    """Return the regions of an image as `.npz`; raise `RefusedRegions` if they are invalid."""
     library = _library()
     with _damage_told(), library.File(path, "r") as file:
         group = _own(library, file, name)
@@ -51,7 +51,7 @@ def regions_of(path: Path, name: str) -> bytes:
 
 @contextmanager
 def _damage_told() -> Iterator[None]:
-    """A disk that fails is no damage: that error goes on as it is."""
+    """Convert errors of h5py to `RefusedRegions`. Errors of the disk are re-raised unchanged."""
     try:
         yield
     except FAILURES as error:
@@ -61,7 +61,8 @@ def _damage_told() -> Iterator[None]:
 
 
 def _own(library: Any, group: Any, name: str) -> Any:
-    """What has this name in a group. Links, and data sets made of others, could show any file of this machine."""
+    """Return the item of a group. Links and virtual data sets are rejected: they could read any file of this
+    machine."""
     if not isinstance(group.get(name, getlink=True), library.HardLink):
         raise RefusedRegions("regions of an HDF5 file that are a link")
     return group[name]

@@ -1,5 +1,5 @@
-"""What a detector would say of images with several colored shapes, and texts that name these: what tests and tiny
-configs learn from in the place of photographs and a detector."""
+"""Simulated detector output for images of several colored shapes, with texts that name them. Tests and tiny configs use
+it instead of photographs and a detector."""
 
 # R regions
 
@@ -14,19 +14,20 @@ NUMBER = 2048
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "cross")
 PLACES = ("left", "right")
-"""Halves of an image, with one shape each at most."""
+"""Halves of an image, each with at most one shape."""
 REGIONS = (3, 6)
-"""Of an image: those that are of no shape are of the ground, and wide."""
+"""Minimum and maximum regions of an image. Regions without a shape are background, and wide."""
 DETECTOR = (24, 1 + len(COLORS) * len(SHAPES))
-"""Numbers of a region's features; classes, of which the background comes first."""
+"""Number of a region's features; number of classes, the first of which is the background."""
 TEXTS = ("{}.", "{} here.", "{} on a plain ground.")
 
 
 def write_region_shapes(folder: Path, *, images: int = NUMBER) -> None:
-    """`folder/0017.npz`, as `objectives.region_files` has it, with `0017.txt`. The same files each time.
+    """Write `folder/0017.npz` in the format of `objectives.region_files`, with `0017.txt`. The files are the same each
+    time.
 
-    What a text says of a region is what its features and its box say, so that each can be known by the other: a color
-    and a shape, which features are the sum of, and a place.
+    Text and region determine each other: a text names color, shape and side; the features of a region are the sum of
+    vectors for color and shape, and its box shows the side.
     """
     rng = np.random.default_rng(0)
     looks = _looks(rng)
@@ -46,13 +47,14 @@ def _name(number: int) -> str:
 
 
 def _looks(rng: np.random.Generator) -> np.ndarray:
-    """[C, F]: features of a region of each class."""
+    """Return [C, F]: features of a region of each class."""
     ground, colors, shapes = (rng.normal(size=(number, DETECTOR[0])) for number in (1, len(COLORS), len(SHAPES)))
     return np.concatenate([ground, (colors[:, None] + shapes).reshape(-1, DETECTOR[0])])
 
 
 def _found(there: np.ndarray, places: np.ndarray, looks: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Arrays of a file: features near those of the class, which the detector is mostly sure of."""
+    """Return the arrays of a file: noisy features of each class, which the detector mostly assigns a high
+    probability."""
     count = int(rng.integers(*REGIONS, endpoint=True))
     classes_R = np.concatenate([there, np.zeros(count - len(there), dtype=np.int64)])
     is_shape_R = classes_R > 0

@@ -1,4 +1,4 @@
-"""Images that come again: the same file, or one that looks the same, scaled, recompressed or a little brighter."""
+"""Detect repeated images: the same file, or the same appearance after scaling, recompression or a brightness change."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIDE = 8
-"""Comparisons in a row, and rows, of a sketch: 64 bits."""
+"""Comparisons per row, and rows, of a sketch: 64 bits."""
 FEW = 3
-"""Bits in which sketches of images that look the same differ at most."""
+"""Maximum number of different bits between sketches of images with the same appearance."""
 BANDS = 4
-"""Parts of a sketch: two that differ in `FEW` bits are the same in one at least."""
+"""Parts of a sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
 BITS = 64 // BANDS
 
 
 def file_sketch(content: bytes) -> int:
-    """64 bits of the bytes of a file."""
+    """Return a 64-bit hash of a file's bytes."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
 def picture_sketch(picture: Image) -> int:
-    """64 bits of what an image looks like: whether each of 8 x 8 places is brighter than the next (the difference hash
-    of N. Krawetz, "Kind of Like That", 2013)."""
+    """Return a 64-bit sketch of an image's appearance: whether each of 8 x 8 areas is brighter than the one before
+    (difference hash of N. Krawetz, "Kind of Like That", 2013)."""
     from PIL.Image import Resampling
 
     grey = np.asarray(picture.convert("L").resize((SIDE + 1, SIDE), Resampling.BOX), dtype=np.int16)
@@ -36,7 +36,7 @@ def picture_sketch(picture: Image) -> int:
 
 
 def repeated(sketches: Iterable[int], *, near: bool) -> Iterator[bool]:
-    """Of each sketch whether one that was kept before it is the same, or, `near`, differs in a few bits."""
+    """Yield for each sketch whether an earlier kept one is equal or, with `near`, differs in at most `FEW` bits."""
     seen: set[int] = set()
     buckets: list[dict[int, list[int]]] = [{} for _ in range(BANDS)]
     for signed in sketches:

@@ -1,4 +1,4 @@
-"""What a build of images has to say: counts, what was left out and why, what is converted when it is read."""
+"""Report of an image build: counts, drop reasons, and images that are converted when read."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from megaptm.objectives.region_files import SUFFIX
 
 @dataclass(frozen=True, kw_only=True)
 class ImageReport:
-    """Saved as `report.json` in the corpus; not part of its identity, since it holds times."""
+    """Report saved as `report.json` in the corpus. It contains times, so it is not part of the corpus id."""
 
     folder: str
     id: str
     splits: dict[str, dict[str, int]]
-    """split -> images, bytes (of their files), shards"""
+    """Split -> images, bytes (of their files), shards."""
     labels: dict[str, int]
-    """name -> images"""
+    """Label -> images."""
     tokens: int
-    """Of all texts; of labels one each."""
+    """Tokens of all texts; one per label."""
     dropped: dict[str, int]
-    """reason -> images"""
+    """Reason -> number of dropped images."""
     examples: dict[str, list[tuple[str, str]]]
-    """reason -> where a few came from"""
+    """Reason -> sources of some dropped images, with their texts."""
     said: dict[str, str]
-    """reason -> what is wrong with the first of them, where there is more to say"""
+    """Reason -> detailed message about the first dropped image, if there is one."""
     converted: dict[str, int]
-    """oddity -> images that are kept, and converted when they are read"""
+    """Property -> number of images that are kept, and converted when read."""
     sides: dict[int, int]
-    """2**i -> images whose shorter side has 2**i to 2**(i + 1) - 1 pixels; or so many regions"""
+    """2**i -> images whose shorter side has 2**i to 2**(i + 1) - 1 pixels; with `regions`, by number of regions."""
     regions: bool
-    """Whether they are known by their regions"""
+    """Whether the corpus has detected regions instead of images."""
     workers: int
     found: int
-    """Jobs that an earlier build had finished."""
+    """Jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
-    """stage -> wall time"""
+    """Stage -> wall time in seconds."""
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class ImageReport:
         found: int,
         seconds: dict[str, float],
     ) -> ImageReport:
-        """From the manifest and the account of each shard."""
+        """Make the report from the manifest and the results of all shards."""
         all_results = [one for some in results.values() for one in some]
         labels, oddities, sides = Counter[int](), Counter[str](), Counter[int]()
         for one in all_results:

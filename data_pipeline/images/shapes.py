@@ -1,4 +1,4 @@
-"""Drawn shapes in colors, with texts that say what is there: what tests and tiny configs learn pairs from."""
+"""Images of drawn colored shapes with descriptive texts, for tests and tiny configs of image-text pairs."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 NUMBER = 2048
 SIDE = 32
-"""Pixels of a side of an image."""
+"""Side length of an image in pixels."""
 COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
 SHAPES = ("circle", "square", "triangle", "cross")
 SIZES = {"small": (5, 7), "large": (9, 12)}
-"""Pixels from the middle of a shape to its rim."""
+"""Pixels from the center of a shape to its edge."""
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 
 def write_shapes(folder: Path, *, texts: bool = False, number: int = NUMBER) -> None:
-    """`folder/red circle/0017.png` ...; `texts`: with `0017.txt` beside each, which sometimes says how large it is. The
-    same files each time."""
+    """Write `folder/red circle/0017.png` ... With `texts`, add `0017.txt` for each, which sometimes names the size. The
+    files are the same each time."""
     from PIL import Image, ImageDraw
 
     rng = np.random.default_rng(0)

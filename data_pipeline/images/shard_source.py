@@ -1,6 +1,6 @@
-"""Shards that somebody else made, in a folder or at a URL: listed, and opened one at a time.
+"""Given shards in a folder or at a URL: list them, and open one at a time.
 
-One at a URL is copied to a file of this machine while it is looked at, and stays where it is.
+A remote shard is copied to a temporary local file while it is read, and stays at its URL.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from megaptm.storage.atomic_file import SUFFIX
 
 PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2")
 CHUNK = 4 << 20
-"""Bytes copied at once."""
+"""Bytes copied at a time."""
 
 
 @dataclass(frozen=True)
 class GivenShard:
-    """A shard as it was found."""
+    """Shard that existed before the build."""
 
     place: str
     """Path or URL."""
     size: int
     version: str
-    """By which a build that goes on knows that it is still the same."""
+    """Version by which a continued build detects a changed shard."""
 
     @classmethod
     def at(cls, path: Path) -> GivenShard:
@@ -44,7 +44,7 @@ class GivenShard:
 
 
 def given_shards(source: Path | str) -> list[GivenShard]:
-    """Those of a folder or URL; compressed ones are refused, since nothing in them can be found."""
+    """Return the shards of a folder or URL. Compressed ones are rejected, because they allow no random access."""
     found = _at_url(source) if isinstance(source, str) else _in_folder(source)
     if packed := [one.place for one in found if one.name.endswith(PACKED)]:
         raise UserError(f"{packed[0]} is compressed, and no image in it can be found alone: unpack it to a .tar.")
@@ -60,7 +60,7 @@ def _in_folder(folder: Path) -> list[GivenShard]:
 
 
 def _at_url(url: str) -> list[GivenShard]:
-    """Directly below it, as in a folder."""
+    """Return the shards directly below a URL, as in a folder."""
     listing = list_url(url)
     if listing is None or listing.kind != "folder":
         raise UserError(f"{url} is no folder: name one with webdataset shards (*.tar).")
@@ -79,17 +79,17 @@ def _at_url(url: str) -> list[GivenShard]:
 
 @contextmanager
 def opened(shard: GivenShard, scratch: Path) -> Iterator[Path]:
-    """A shard as a file of this machine, for a while."""
+    """Provide a shard as a local file within the context."""
     place = shard.place
     if not is_remote(place):
         yield Path(place)
         return
-    # The suffix of what a killed build leaves, which the next one removes.
+    # A file with this suffix is removed by the next build if this one is killed.
     with tempfile.NamedTemporaryFile(dir=scratch, prefix=".", suffix=SUFFIX) as copy, open_remote(place) as there:
         while chunk := there.read(CHUNK):
             copy.write(chunk)
         copy.flush()
-        if shard.size and copy.tell() != shard.size:  # of the wrong one there would be an index
+        if shard.size and copy.tell() != shard.size:  # the shard changed, and its index would be wrong
             raise UserError(
                 f"{place} has {copy.tell():,} bytes, and had {shard.size:,} when it was listed: build again when "
                 "nobody writes there."

@@ -1,4 +1,4 @@
-"""Splits of a corpus of images: who is in which, and shards that are put in place."""
+"""Splits of an image corpus: assignment of images, and shards linked into the corpus."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from megaptm.tokenizers.labels import label_tokenizer
 
 SPLITS = ("train", "validation")
 Results = Mapping[str, Sequence[ImageShardResult]]
-"""Split -> of each shard."""
+"""Split -> result of each shard."""
 
 
 @dataclass(frozen=True)
 class FinishedShards:
-    """Shards that are in place, and what the corpus says of them."""
+    """Shards in the corpus, and their manifest entries."""
 
     results: Results
     infos: Mapping[str, Sequence[ShardInfo]]
     names: Sequence[str]
-    """Of labels."""
+    """Label names."""
     dtype: str
     tokenizer: Tokenizer
 
 
 def labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
-    """Of images whose labels have these names."""
+    """Return finished shards of images with these label names."""
     return FinishedShards(results, infos, names, LABELS, label_tokenizer(names))
 
 
 def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
-    """By hashes of their names; one is held out of few, where a share of them is to be."""
+    """Split files by hashes of their names. If a share is requested, at least one file is in the validation split."""
     files = [*found]
     hashes = [hashed(file.name, recipe.seed) for file in files]
     below = int(recipe.validation * 2**64)
@@ -56,7 +56,7 @@ def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, 
 
 
 def addresses_of(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -> dict[str, list[str]]:
-    """Split whose shards stay at a URL -> those of them that the corpus has."""
+    """Return split -> URLs of its kept shards, for splits whose shards stay at a URL."""
     found = {}
     for split, given in shards.items():
         kept = [one.place for result, one in zip(results[split], given, strict=True) if result.info]
@@ -68,8 +68,8 @@ def addresses_of(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -
 def linked(
     results: Results, shards: Mapping[str, Sequence[GivenShard]], output: CorpusOutput
 ) -> dict[str, list[ShardInfo]]:
-    """Split -> the shards as they are, by links under their names in the corpus, with an index beside each; those that
-    were packed here are moved, and of those at a URL there is only the index."""
+    """Return split -> shards in the corpus, each with an index. Local shards are symbolic links, shards packed by this
+    build are moved, and remote shards have only an index."""
     return {split: [*_with_index(split, results[split], shards[split], output)] for split in SPLITS}
 
 

@@ -1,4 +1,4 @@
-"""Suffixes of files of images: the one list of them."""
+"""Suffixes of image files: the only list."""
 
 MEMBERS = {
     ".jpg": "jpg",
@@ -10,4 +10,4 @@ MEMBERS = {
     ".tif": "tif",
     ".tiff": "tif",
 }
-"""Suffix of an image's file, in lower case -> suffix of its member in a shard."""
+"""Lower-case suffix of an image file -> suffix of its member in a shard."""

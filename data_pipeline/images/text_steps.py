@@ -1,4 +1,4 @@
-"""Cleaning steps over the texts of images, one text at a time: what they leave out is left out with its image."""
+"""Cleaning steps for the texts of images, one text at a time. An image is dropped with its text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 
 
 class RefusedText(Exception):  # noqa: N818  # no end, a reason
-    """Why a text is left out, with its image."""
+    """Raised with the reason why a text is dropped with its image."""
 
     def __init__(self, reason: str, text: str = "", said: str = "") -> None:
         super().__init__(reason)
@@ -25,18 +25,18 @@ class RefusedText(Exception):  # noqa: N818  # no end, a reason
 
 @dataclass(frozen=True)
 class TextSteps:
-    """What a worker is told of steps."""
+    """Cleaning steps, in the form that workers need."""
 
     steps: tuple[CleaningStep, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
-    """Files that they read: path, sha256."""
+    """(path, sha256) of files that the steps read."""
 
     @classmethod
     def of(cls, steps: Sequence[CleaningStep]) -> TextSteps:
         return cls(tuple(steps), hashes_of(path for step in steps for path in inputs_of(step)))
 
     def text(self, text: str, source: str) -> str:
-        """What they make of a text; `RefusedText` where that is nothing."""
+        """Return the cleaned text; raise `RefusedText` if it is dropped."""
         if not self.steps:
             return text
         dropped = Dropped()
@@ -47,18 +47,18 @@ class TextSteps:
             raise UserError(f"steps made of the text of {source} what is no `Document` with a text: mend them.")
         for reason in dropped.counts:
             raise RefusedText(reason, text, dropped.said.get(reason, ""))
-        # As before them: spaces and lines are one space each.
+        # Reduce white space to single spaces, as before the steps.
         if not kept or not (found := " ".join(kept[0].text.split())):
             raise RefusedText("image without text", text)
         return found
 
 
 NONE = TextSteps()
-"""Texts stay as they are."""
+"""No steps."""
 
 
 def check_text_steps(steps: Sequence[CleaningStep]) -> None:
-    """Raise where a step makes several texts of one."""
+    """Raise `UserError` if a step may make several texts of one."""
     for step in steps:
         cuts = isinstance(step, CutLong) or (isinstance(step, Decontaminate) and step.cut)
         if cuts or hasattr(step, "labels"):

@@ -1,7 +1,8 @@
-"""Images with texts: files beside each other into plain webdataset shards, and the ids of texts into an index of those.
+"""Images with texts: pack file pairs into plain webdataset shards, and store the token ids of texts in the index.
 
-Three rounds of jobs: a shard is read, and the texts of what is kept are noted; a tokenizer learns from these, unless
-one is given; each text is encoded, and its ids are in the index, so that a shard somebody else made stays as it is.
+There are three rounds of jobs. First, each shard is read, and the texts of kept images are saved. Second, a tokenizer
+is trained on these texts, unless an existing one is used. Third, each text is tokenized, and its ids are stored in the
+index, so that a given shard remains unchanged.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from megaptm.storage import AtomicFile, hash_of, write_whole
 from megaptm.tokenizers import Tokenizer, load
 
 MOST_TEXT_BYTES = 1 << 20
-"""Of a `.txt` or `.json`."""
+"""Maximum bytes of a `.txt` or `.json`."""
 BESIDE = (".txt", ".json")
-"""Suffixes of files that have the text of the image of the same name; the first that is there counts."""
+"""Suffixes of files with the text of the image of the same name, in order of precedence."""
 BLOCK = 512
-"""Bytes of a tar."""
+"""Block size of a tar in bytes."""
 
 
 def text_of(content: bytes, field: str | None) -> str:
-    """The text in a file, or in the field of a JSON object, its spaces and lines one space each."""
+    """Return the text of a file or of a JSON field, with white space reduced to single spaces."""
     if len(content) > MOST_TEXT_BYTES:
         raise RefusedText(f"text of more than {MOST_TEXT_BYTES >> 20} MiB")
     try:
@@ -59,7 +60,7 @@ def text_of(content: bytes, field: str | None) -> str:
         if not isinstance(found, str):
             raise RefusedText("image without text")
         said = found
-    # A lone half of a pair, which JSON can spell, is no character.
+    # JSON can encode a lone surrogate, which is not a character.
     said = " ".join(said.encode(errors="ignore").decode().split())
     if not said:
         raise RefusedText("image without text")
@@ -69,7 +70,7 @@ def text_of(content: bytes, field: str | None) -> str:
 
 
 def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
-    """Images below a folder, however deep, each with the path of its text; what has no other half is counted."""
+    """Yield images below a folder with the name of their text file. Files without a partner are counted as dropped."""
     for place, below, names in os.walk(folder):
         below.sort()
         there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if _suffix(name) == suffix}
@@ -107,8 +108,8 @@ def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator
 
 
 def _groups(path: Path, dropped: Dropped) -> list[ImageFile]:
-    """The images in an HDF5 file, each by the name of its group."""
-    if not path.is_file():  # a pipe would never end
+    """Return the images in an HDF5 file, one per group."""
+    if not path.is_file():  # reading a pipe could block forever
         dropped.add("no plain file", path.name)
         return []
     try:
@@ -120,7 +121,7 @@ def _groups(path: Path, dropped: Dropped) -> list[ImageFile]:
         dropped.add("unreadable", path.name, said=str(error))
         return []
     status = path.stat()
-    # How large each is nobody says: of shards as large as others it is near enough.
+    # Sizes of groups are unknown. The average is accurate enough to divide files into shards of about equal size.
     size = status.st_size // max(1, len(names))
     return [ImageFile(name, str(path), 0, size, status.st_mtime_ns, name) for name in names]
 
@@ -131,25 +132,25 @@ def _suffix(name: str) -> str:
 
 @dataclass(frozen=True)
 class PackJob:
-    """What a worker needs to put files into a shard."""
+    """Job to pack files into a shard."""
 
     folder: str
     files: tuple[ImageFile, ...]
     texts: tuple[str, ...]
-    """Name of the file with the text of each, which lies beside it."""
+    """Name of the text file beside each image."""
     changed: tuple[int, ...]
-    """When each text was."""
+    """Modification time of each text file."""
     first: int
-    """The number of the first file in the corpus; numbers are the keys of samples."""
+    """Index in the corpus of the first file. Indexes are the keys of samples."""
     field: str
-    """Of a `.json`."""
+    """Field of a `.json` that holds the text."""
     limits: ImageLimits
     steps: TextSteps
 
 
 @dataclass
 class PackedShard:
-    """A tar without an index."""
+    """Tar without an index."""
 
     name: str
     samples: int
@@ -157,7 +158,7 @@ class PackedShard:
 
 
 def pack(job: PackJob) -> PackedShard:
-    """Write a shard as `webdataset` has it: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
+    """Write a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
     found = PackedShard(f"{key_of(pack, job)}.tar", 0, DroppedImages())
     with AtomicFile(Path(job.folder, found.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
@@ -192,13 +193,13 @@ def pack(job: PackJob) -> PackedShard:
 
 
 def _beginning(path: Path) -> bytes:
-    """Of a text that is too long, as much as shows that it is."""
+    """Read a text up to one byte beyond the maximum."""
     with path.open("rb") as file:
         return file.read(MOST_TEXT_BYTES + 1)
 
 
 def save_texts(stem: Path, texts: Sequence[str]) -> None:
-    """What is kept of a shard, for the rounds after this."""
+    """Save the texts of a shard for the later rounds."""
     write_whole(stem.with_suffix(".texts"), "".join(json.dumps(text) + "\n" for text in texts).encode())
 
 
@@ -208,13 +209,13 @@ def read_texts(folder: str, shard: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ShardTexts:
-    """The texts of shards, as many as a tokenizer is trained on."""
+    """Texts of shards, for training a tokenizer."""
 
     folder: str
     shards: tuple[tuple[str, str], ...]
-    """Name, and the hash of what was noted of it."""
+    """Name, and hash of the index."""
     limit_bytes: int
-    """The text with which there are more is the last."""
+    """Minimum bytes to read; the text that exceeds it is the last."""
 
     def read(self) -> Iterator[str]:
         left = self.limit_bytes
@@ -228,28 +229,28 @@ class ShardTexts:
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """What a worker needs to finish an index."""
+    """Job to complete an index."""
 
     folder: str
     info: ShardInfo
-    """As the first round has it: its index has places and no ids."""
+    """Result of the first round. Its index has offsets but no ids."""
     tokenizer: str
     fingerprint: str
     dtype: str
-    """One of `TEXTS`."""
+    """Type in the manifest, which matches `TEXTS`."""
     columns: int
-    """Of the first round's index."""
+    """Number of columns of the first round's index."""
     left_out: tuple[int, ...]
-    """Rows of it that come again."""
+    """Rows of repeated images, which are dropped."""
 
 
 def encode(job: EncodeJob) -> ShardInfo:
-    """Write the index of a shard with the ids of its texts, under a name of its own."""
+    """Write the index of a shard with the ids of its texts, under a new name."""
     tokenizer, found = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
     assert found is not None
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
     places = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
-    places[:, TOKENS_AT] = 0  # there was what images look like
+    places[:, TOKENS_AT] = 0  # this column held the image sketch
     kind = np.dtype(found[1]).newbyteorder("<")
     ids = np.zeros((len(places), 8 * text_columns(job.dtype) // kind.itemsize), kind)
     for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
@@ -258,7 +259,7 @@ def encode(job: EncodeJob) -> ShardInfo:
         places[number, TOKENS] = len(kept)
     places[[*job.left_out], TOKENS] = 0
     rows = np.concatenate([places, ids.view("<i8")], 1)
-    # Some kinds of tokenizers have no id for some texts.
+    # Some kinds of tokenizer give no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
     name = f"{key_of(encode, job)}.tar"
     write_whole(Path(job.folder, index_name(name)), npy_bytes(rows))
@@ -274,7 +275,7 @@ def encode(job: EncodeJob) -> ShardInfo:
 def text_tokenizer(
     recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner, *, regions: bool
 ) -> tuple[Tokenizer, str]:
-    """That of the recipe, or one that learns from the texts of these shards; and where it is."""
+    """Return the recipe's tokenizer, or one trained on the texts of these shards, and its folder."""
     if recipe.folder is not None:
         place = str(Path(recipe.folder).expanduser())
     else:
@@ -297,7 +298,7 @@ def text_tokenizer(
 
 
 def sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
-    """int64 [samples]: what the images of a shard look like, by the first round."""
+    """Return int64 [samples]: image sketches from the first round."""
     content = Path(work.folder, SHARDS, index_name(info.name)).read_bytes()
     return array_of(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
 
@@ -312,7 +313,7 @@ def with_ids(
     columns: int,
     work: JobRunner,
 ) -> tuple[str, list[ShardInfo]]:
-    """The manifest's `dtype`, and the shards with the ids of their texts in indexes of other names."""
+    """Return the manifest's `dtype`, and the shards with token ids in renamed indexes."""
     dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{longest}]"
     folder = str(work.folder / SHARDS)
     jobs = [

@@ -1,4 +1,4 @@
-"""Small pictures of images for the page of a build, of those that are left out, too, as far as they can be decoded."""
+"""Thumbnails of images for the report page, including dropped images that can be decoded."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from data_pipeline.images.text_steps import RefusedText
 from megaptm.objectives.pixels import open_image, rgb
 
 SIDE = 96
-"""Pixels of a picture's longer side."""
+"""Longer side of a thumbnail in pixels."""
 QUALITY = 70
-"""Of its JPEG."""
+"""JPEG quality of a thumbnail."""
 MOST_PIXELS = 64_000_000
-"""Of an image: of a larger one no picture is made, which would take its pixels into memory."""
+"""Maximum pixels of an image. Larger images get no thumbnail, because decoding would take too much memory."""
 MOST_BYTES = 64 << 20
-"""Of its file."""
+"""Maximum bytes of an image file."""
 
 
 def thumbnail(content: bytes) -> str:
-    """A picture of an image as base64 of a JPEG; nothing where there is none to be had, whatever is in the bytes."""
+    """Return a thumbnail as base64 of a JPEG; empty if the image cannot be decoded. Never raises for invalid bytes."""
     if len(content) > MOST_BYTES:
         return ""
     try:
         with open_image(content) as image:
-            if image.format == "JPEG":  # decoded at a scale near what is needed
+            if image.format == "JPEG":  # decode at a reduced scale
                 image.draft(image.mode, (2 * SIDE, 2 * SIDE))
             if image.width * image.height > MOST_PIXELS:
                 return ""
@@ -36,24 +36,24 @@ def thumbnail(content: bytes) -> str:
             picture.save(encoded, "JPEG", quality=QUALITY)
     except MemoryError:
         raise
-    except Exception:  # Pillow's decoders raise of all kinds; the build has said why it left the image out
+    except Exception:  # Pillow's decoders raise various exceptions; the drop reason was already counted
         return ""
     return base64.b64encode(encoded.getvalue()).decode()
 
 
 @dataclass
 class DroppedImages(Dropped):
-    """How many images were left out for each reason, with pictures of a few."""
+    """Number of dropped images per reason, with thumbnails of the examples."""
 
     pictures: dict[str, list[str]] = field(default_factory=dict)
-    """reason -> of each of `examples` a `thumbnail`, or nothing"""
+    """Reason -> a `thumbnail` or an empty string for each entry of `examples`."""
 
     def add_text(self, refused: RefusedText, source: str, content: bytes) -> None:
-        """Count an image whose text is the reason."""
+        """Count an image that is dropped because of its text."""
         self.add_image(refused.reason, source, content, said=refused.said, text=refused.text)
 
     def add_image(self, reason: str, source: str, content: bytes, said: str = "", text: str = "") -> None:
-        """Count an image, of which the bytes are at hand."""
+        """Count a dropped image whose bytes are available."""
         some = self._beside(reason)
         self.add(reason, source, text, said)
         if len(some) < EXAMPLES:
@@ -67,11 +67,11 @@ class DroppedImages(Dropped):
                 some.extend(other._beside(reason)[: EXAMPLES - len(some)])
 
     def picture(self, reason: str, number: int) -> str:
-        """Of an example."""
+        """Return the thumbnail of an example."""
         return (self.pictures.get(reason, []) + [""] * EXAMPLES)[number]
 
     def _beside(self, reason: str) -> list[str]:
-        """The pictures of a reason's examples, one for each."""
+        """Return the list of thumbnails for a reason, padded to one per example."""
         some = self.pictures.setdefault(reason, [])
         some.extend([""] * (len(self.examples.get(reason, ())) - len(some)))
         return some
