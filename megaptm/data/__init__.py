@@ -1,4 +1,4 @@
-"""Shards on disk, the order in which they are read, and the loader that feeds a step."""
+"""Corpora: shards on disk, the order in which they are read, and the loader of micro-batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The loader brings torch, which corpus jobs and the command line's help do without.
+    # Loading lazily avoids importing torch in corpus jobs and for the command line's help.
     if name in ("Loader", "validation_batches"):
         from megaptm.data import loader
 

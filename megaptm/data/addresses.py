@@ -1,4 +1,5 @@
-"""Shards that stay where somebody else put them: `train.addresses.jsonl`, a URL a line, beside the table of a split."""
+"""URLs of shards that are outside of the corpus folder: `train.addresses.jsonl`, one per line, beside the shard
+table."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ from megaptm.errors import UserError, shown
 from megaptm.storage import PROTOCOLS, write_whole
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
-"""A URL in whose protocol nothing is written large: libraries know none that is."""
+"""URL with a lower-case protocol, because libraries know no other."""
 
 
 def addresses_name(split: str) -> str:
-    """`train` -> `train.addresses.jsonl`."""
+    """Return the file name for a split: `train` -> `train.addresses.jsonl`."""
     return f"{split}.addresses.jsonl"
 
 
 def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
-    """Write the URLs of a split's shards, in the order of its table; returns the sha256 of the file."""
+    """Write the URLs of a split's shards, in the order of its table; return the sha256 of the file."""
     content = "".join(json.dumps(url) + "\n" for url in urls).encode()
     write_whole(folder / addresses_name(split), content)
     return hashlib.sha256(content).hexdigest()
 
 
 def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[str, str]:
-    """Name of a shard in the corpus -> its URL; a `UserError` where the file, of which `path` is a copy of the one at
-    `place`, does not go with the table."""
+    """Return shard name -> URL. Raises `UserError` if the file does not match the table. `path` is a local copy of
+    `place`."""
     try:
         urls = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, RecursionError):
@@ -45,6 +46,6 @@ def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[s
 
 
 def is_address(url: str) -> bool:
-    """Whether a corpus may say that a shard is there."""
+    """Whether a URL may be stored in a corpus as the location of a shard."""
     said = ADDRESS.fullmatch(url)
     return said is not None and said[1] in PROTOCOLS and "::" not in url and not has_credentials(url)

@@ -1,4 +1,4 @@
-"""Tasks that each make whole batches (UNITER)."""
+"""Tasks that each provide complete batches (UNITER)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 
 BATCHES = 360
-"""Batches among which each task has exactly its share, to one in so many."""
+"""Batches per block. Each task has exactly its share of them, rounded to multiples of 1 / BATCHES."""
 
 
 class BatchMix(Mix):
-    """All samples of a step are of one task. Which one, the step's number says, as a sample's number says all else.
+    """Mix in which all samples of a step belong to one task, which depends only on the step.
 
-    A sample says nothing of what other tasks ask: all ranks then leave the same heads out of a step."""
+    A sample has no labels of other tasks, so all ranks skip the same heads in a step.
+    """
 
     def __init__(self, sources: Sequence[MixSource], *, rows: int, **options: Any):
-        """`rows` of a batch, of every step alike."""
+        """`rows`: samples of a batch, the same in every step."""
         self.rows, self.block = rows, rows * BATCHES
         labels = np.array([source.task.label for source in sources])
         self._of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
-        """The sources of each task."""
+        """Source indexes of each task."""
         super().__init__(sources, **options)
         self._asked = [self._batch.asking(made.answers) for made in self._made]
 

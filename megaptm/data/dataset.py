@@ -1,4 +1,4 @@
-"""A mix of corpora as PyTorch's data sets are: samples by number, tensors, an end."""
+"""Mix of corpora as a finite, map-style PyTorch data set of tensors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from megaptm.data.mix import Mix
 
 
 class MixDataset(Dataset):
-    """The samples that read no text more than `epochs` times, in the order in which a run reads them: already shuffled.
+    """Samples that read no text more than `epochs` times, in the shuffled order of a run.
 
-    Each is a field -> tensor, as the objective says (`batch`), so that a `DataLoader` makes batches of them.
+    Each sample is field -> tensor, as in the objective's `batch`, so that a `DataLoader` can collate them.
     """
 
     def __init__(self, mix: Mix, *, epochs: int = 1) -> None:
         self.mix, self.epochs = mix, epochs
-        self._length = mix.samples_in(epochs)  # it deals the block where the last epoch ends: milliseconds
+        self._length = mix.samples_in(epochs)  # samples the block where the last epoch ends, in milliseconds
 
     def __len__(self) -> int:
         return self._length

@@ -1,4 +1,4 @@
-"""The bytes of small files of a corpus: the same for the same content."""
+"""Deterministic bytes of the small files of a corpus."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from megaptm.storage import plain_file
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
-    """The bytes of a `.npy` file, format version 1.0."""
+    """Return the bytes of a `.npy` file, format version 1.0."""
     array = np.asarray(array, order="C")
     return _npy_header(array.dtype, array.shape) + array.tobytes()
 
 
 @lru_cache(4096)
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """Making it takes longer than writing the numbers of a document, and many documents are equally long."""
+    """Return the header of a `.npy` file. Cached, because making it takes longer than writing a document, and many
+    documents have equal length."""
     buffer = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
@@ -34,31 +35,33 @@ def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
-    """The array in a `.npy` file, mapped into memory: [rows, *inner] of `dtype`, as `npy_bytes` wrote it.
+    """Memory-map a `.npy` file: [rows, *inner] of `dtype`, as `npy_bytes` wrote it.
 
-    Nothing else is read. How many rows there are follows from the file's size, and its header must be the one of so
-    many: numpy would parse any header as Python, and map what it says. Raises `ValueError` and `OSError`.
+    Any other file is rejected. The number of rows follows from the file's size, and the header must be exactly the one
+    for this number: numpy would parse any header as Python and map what it describes. Raises `ValueError` and
+    `OSError`.
     """
     with plain_file(path).open("rb") as file:
         rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
-        if not rows:  # nothing can be mapped
+        if not rows:  # an empty file cannot be mapped
             return np.zeros((0, *inner), dtype)
         return np.memmap(file, dtype, "r", at, (rows, *inner))
 
 
 def array_of(content: bytes, dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
-    """The array in the bytes of a `.npy` file, [rows, *inner] of `dtype`, read-only; raises `ValueError` where they are
-    not what `npy_bytes` wrote."""
+    """Return a read-only array from the bytes of a `.npy` file: [rows, *inner] of `dtype`. Raises `ValueError` unless
+    `npy_bytes` wrote them."""
     rows, at = _rows(content[:HEADER], len(content), dtype, inner)
     return np.frombuffer(content, dtype, rows * math.prod(inner), at).reshape(rows, *inner)
 
 
 HEADER = 1024
-"""Bytes that hold the header of any array of ours."""
+"""Bytes that contain the complete header of any array of ours."""
 
 
 def _rows(begin: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> tuple[int, int]:
-    """Rows of an array in a file of this size, and its first byte, where the file begins as it must."""
+    """Return the number of rows in a file of this size, and the offset of the data. Raises `ValueError` for a wrong
+    header."""
     at = 10 + int.from_bytes(begin[8:10], "little")
     rows, rest = divmod(size - at, dtype.itemsize * math.prod(inner))
     if rows < 0 or rest or begin[:at] != _npy_header(dtype, (rows, *inner)):
@@ -67,13 +70,14 @@ def _rows(begin: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> t
 
 
 TAR_NAME = 100
-"""Bytes of a member's name that a plain header has room for."""
+"""Maximum bytes of a member's name in a plain header."""
 
 
 def tar_header(name: str, size: int) -> bytes:
-    """The header of a file in a tar: mtime, uid, gid 0 and no owner, so that bytes depend on the content only.
+    """Return the tar header of a file with mtime, uid and gid 0 and no owner, so that the bytes depend only on the
+    content.
 
-    Byte for byte what `tarfile` makes, in a tenth of its time: only name, size and checksum differ from one to another.
+    The bytes are those of `tarfile`, in a tenth of the time: only name, size and checksum vary.
     """
     encoded = name.encode()
     if len(encoded) > TAR_NAME or size >= 8**11:
@@ -86,8 +90,8 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
-    """One that is not compressed, and that somebody else may have made, opened to be read: by its path, or as a stream;
-    `tarfile.TarError` where it is none."""
+    """Open an untrusted, uncompressed tar for reading, by path or as a stream. Raises `tarfile.TarError` if it is
+    invalid."""
     with _tar_errors():
         if isinstance(file, str | os.PathLike):
             return tarfile.open(file, "r:")
@@ -95,27 +99,29 @@ def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """What is in a tar, one after another; `tarfile.TarError` where that cannot be told."""
+    """Yield the members of a tar. Raises `tarfile.TarError` for an invalid header."""
     while True:
         with _tar_errors():
             member = tar.next()
         if member is None:
             return
-        if member.size < 0:  # the next one would be this one, for ever
+        if member.size < 0:  # a negative size would repeat the same member forever
             raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
         yield member
 
 
 @contextmanager
 def _tar_errors() -> Iterator[None]:
-    """Of headers that are none `tarfile` raises more than its own. What a stream raises, of its server or of its
-    compression, says nothing of headers."""
+    """Convert the various exceptions that `tarfile` raises for invalid headers to `tarfile.ReadError`.
+
+    Other errors of the underlying stream, such as a failing server, are re-raised.
+    """
     try:
         yield
     except UserError:
         raise
     except OSError as error:
-        if error.errno != errno.EINVAL:  # of a seek to where no file reaches
+        if error.errno != errno.EINVAL:  # EINVAL is a seek to an invalid offset
             raise
         raise tarfile.ReadError(f"a header that is none: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Corpora as rows of a batch, each of which reads one of them on and on."""
+"""Mix in which each sequence of a batch continues through one corpus."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from megaptm.errors import UserError
 
 
 class LaneMix(Mix):
-    """Sample i is row i % lanes of step i // lanes, which goes on where that row of the step before ended.
+    """Sample i is sequence i % lanes of step i // lanes, and continues that sequence of the step before.
 
-    Each row reads one corpus; as many rows as its weight says.
+    Each sequence reads one corpus. The number of sequences per corpus follows from its weight.
     """
 
     def __init__(self, sources: Sequence[MixSource], **options: Any):
@@ -26,7 +26,7 @@ class LaneMix(Mix):
         self.lanes = sum(numbers)
         dealt = np.repeat(np.arange(len(numbers)), numbers)
         self._source = generator(self.seed, "lanes").permutation(dealt)
-        """int64 [lanes]: the source that each row reads."""
+        """int64 [lanes]: source of each sequence."""
         self._lane = np.empty(self.lanes, dtype=np.int64)
         self._lane[np.argsort(self._source, kind="stable")] = np.concatenate([np.arange(one) for one in numbers])
         self._numbers = numbers
@@ -49,7 +49,8 @@ class LaneMix(Mix):
 
 
 def deal_lanes(weights: Mapping[str, float], lanes: int) -> dict[str, int]:
-    """Corpus -> how many of the rows of a batch read it: at least one, what rounding left to those it cut most."""
+    """Return corpus -> number of sequences per batch, at least one. The remainder goes to those that were rounded down
+    most."""
     if len(weights) > lanes:
         raise UserError(
             f"data.mix has {len(weights)} corpora, and each row of a batch of {lanes} reads one of them on and on: "

@@ -1,4 +1,5 @@
-"""Rows that go on where others ended: an epoch's documents laid end to end, cut into as many lanes as read at once."""
+"""Sequences that continue where others ended: an epoch's documents are concatenated and cut into lanes, one per
+sequence of a batch."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, RowWindow
 
 SHUFFLED = 1
-"""Shards whose documents are shuffled together: lanes lie far from each other, and each keeps its own open."""
+"""Shards shuffled together. Lanes are far apart, and each keeps its own shards open."""
 
 
 class LaneOrder(StreamOrder):
-    """Position p is row p // lanes of lane p % lanes: consecutive stretches of the stream, each read in its order.
+    """Position p is sequence p // lanes of lane p % lanes. A lane is a stretch of the stream, read in order.
 
-    With `both_ways` every second lane is read from its end. Of a share `elsewhere` of rows, drawn at random, what
-    another row near by reads comes behind their own. An epoch deals documents anew and begins every lane anew; rows
-    that do not fill all lanes are left out.
+    With `both_ways`, every second lane is read backward. A random share `elsewhere` of sequences is followed by the
+    text of another sequence nearby. Each epoch shuffles the documents again and restarts all lanes; sequences that do
+    not fill all lanes are dropped.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class LaneOrder(StreamOrder):
                 "text."
             )
         self.per_epoch = self.per_lane * lanes
-        # Each lane is in a window of its own, or between two.
+        # Each lane is within one window or between two.
         self.shards.get = LRUCache(self.shards.get.build, 2 * lanes * SHUFFLED + 2)
         self._window = LRUCache(self._shuffle, 2 * lanes + 2)
 
@@ -57,8 +58,11 @@ class LaneOrder(StreamOrder):
         return [*mine, *self._from_elsewhere(epoch, position)]
 
     def _from_elsewhere(self, epoch: int, position: int) -> Iterator[DocumentSlice]:
-        """Of some rows what another one reads, which shares no text with them: of their own window, so that no other
-        shard is opened for it, or of the next where that has no other row."""
+        """Yield the text of another sequence for a random share of sequences. The two share no text.
+
+        The other sequence is from the same window, so that no further shard is opened, or from the next if there is
+        none.
+        """
         if not self.elsewhere:
             return
         window, row = self._find(epoch, position)
@@ -88,8 +92,8 @@ class LaneOrder(StreamOrder):
 
 
 class BothEndsOrder(LaneOrder):
-    """Each lane is read from its beginning and from its end at once: behind what a row reads of the one comes, marked
-    `backward`, what it reads of the other."""
+    """Lanes that are read from both ends at once. A sequence is the next text from the start, followed by the next text
+    from the end, marked `backward`."""
 
     def __init__(self, corpus: Corpus, split: str, **options: Any):
         super().__init__(corpus, split, both_ways=False, **options)

@@ -1,4 +1,4 @@
-"""From samples to the micro-batches of a step, ahead of time: in worker processes, or in one thread."""
+"""Read the micro-batches of a step ahead of time, in worker processes or in one thread."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from megaptm.processes import end_with_parent
 if TYPE_CHECKING:
     from megaptm.data.teacher_logits import TaughtMix
 
-# For a thread in the middle of a sample. One that waits for a server is left behind, to end with the process.
+# Time for the thread to finish a sample. A thread that waits for a server is abandoned, and ends with the process.
 JOIN_SECONDS = 5.0
 VALIDATION_PREFETCH = 2
-"""Micro-batches that each worker is ahead of a validation: training's are held meanwhile."""
+"""Micro-batches that each worker reads ahead in validation, while those of training stay in memory."""
 ALIGNED = 64
-"""Bytes at a multiple of which an array of a micro-batch begins."""
+"""Alignment in bytes of the arrays of a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlice:
-    """Which samples of a step one data rank reads: the contiguous `rank`-th part, in micro-batches."""
+    """Part of each step that one data rank reads: the contiguous `rank`-th part, in micro-batches."""
 
     schedule: BatchSchedule
-    """Samples of each step over all ranks."""
+    """Number of samples of each step, over all ranks."""
     microbatch: int
     rank: int
     ranks: int
@@ -53,18 +53,18 @@ class RankSlice:
             )
 
     def of(self, step: int) -> list[range]:
-        """Sample numbers of each micro-batch of a step."""
+        """Return the sample numbers of each micro-batch of a step."""
         mine = self.schedule.size(step) // self.ranks
         first = self.schedule.first(step) + self.rank * mine
         return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
 
 
 class LostWorkerError(RuntimeError):
-    """A process that reads data has ended before its time."""
+    """Raised if a process that reads data has exited unexpectedly."""
 
     def __init__(self, pid: int, exit_code: int) -> None:
         self.exit_code = exit_code
-        """Minus the number of the signal that ended it."""
+        """Exit code, or minus the number of the signal that killed the process."""
         ended = f"exit code {exit_code}"
         if exit_code < 0:
             ended = f"signal {-exit_code}, {signal.strsignal(-exit_code)}"
@@ -72,10 +72,10 @@ class LostWorkerError(RuntimeError):
 
 
 class Loader:
-    """Iterates (step, micro-batches) from `start_step` on, to `end_step` or without end; starting anywhere costs the
-    same.
+    """Iterator over (step, micro-batches) from `start_step` to `end_step`, or without end. The start position costs
+    nothing.
 
-    What a step holds depends on the mix alone: not on workers, nor on how it is divided among ranks and micro-batches.
+    The content of a step depends only on the mix, and not on workers, ranks or micro-batch size.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Loader:
     ):
         self.mix = mix
         self.step = start_step
-        """The step that comes next."""
+        """Next step."""
         self.end_step = end_step
         schedule = batch if isinstance(batch, BatchSchedule) else BatchSchedule(batch)
         self.slice = RankSlice(schedule=schedule, microbatch=microbatch, rank=rank, ranks=ranks)
@@ -123,7 +123,7 @@ class Loader:
         self.close()
 
     def numbers(self) -> Iterator[range]:
-        """Sample numbers of every micro-batch to come."""
+        """Yield the sample numbers of all following micro-batches."""
         for step in count(self.step) if self.end_step is None else range(self.step, self.end_step):
             yield from self.slice.of(step)
 
@@ -131,7 +131,7 @@ class Loader:
 def validation_batches(
     mix: Mix | TaughtMix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
 ) -> list[list[MicroBatch]]:
-    """The first `most` steps of a validation mix, or all that repeat no text: the same list at each call."""
+    """Return the first `most` steps of a validation mix, or all before text repeats. Each call gives the same list."""
     return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, most=most)]
 
 
@@ -145,8 +145,8 @@ def read_validation(
     most: int | None = None,
     workers: int | None = None,
 ) -> Iterator[list[MicroBatch]]:
-    """The same, each step when it is asked for, so that one is held; of images, which are decoded, some micro-batches
-    ahead (`workers`, as a `Loader` has them)."""
+    """Yield the steps of `validation_batches`, holding one at a time. With `workers`, as in `Loader`, micro-batches are
+    read ahead, which is useful for images that must be decoded."""
     slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
     steps = validation_steps(mix, batch=batch, most=most)
     if workers is None:
@@ -168,29 +168,29 @@ def read_validation(
 
 
 def validation_steps(mix: Mix | TaughtMix, *, batch: int, most: int | None = None) -> int:
-    """How many steps those are; nothing is read."""
+    """Return the number of steps of `validation_batches`, without reading them."""
     steps = mix.fresh_batches(batch)
     return steps if most is None else min(steps, most)
 
 
 def stacked(mix: Mix | TaughtMix, numbers: Iterable[int]) -> Sample:
-    """The samples of a micro-batch: field -> [B, ...]."""
+    """Return the samples of a micro-batch, stacked: field -> [B, ...]."""
     samples = [mix.sample(number) for number in numbers]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 
 def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
-    """The arrays of a micro-batch as tensors in the same memory; `pin` copies it to where a GPU can fetch it by
-    itself."""
+    """Convert arrays to tensors that share their memory. `pin` copies them to pinned memory for asynchronous transfers
+    to a GPU."""
     tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
     return {field: tensor.pin_memory() for field, tensor in tensors.items()} if pin else tensors
 
 
 class BatchMemory:
-    """Room for some micro-batches, which this process has in common with those that it forks from here on.
+    """Memory for micro-batches that is shared with the processes forked later.
 
-    It has no name: a folder of shared memory, which containers keep small, does not bound it. A pipe would
-    take it in pieces, and copy it four times.
+    It is anonymous, so it does not count against the shared-memory folder, which is small in containers. A pipe would
+    split the data and copy it four times.
     """
 
     def __init__(self, batch: BatchSpec, *, rows: int, number: int):
@@ -210,7 +210,8 @@ class BatchMemory:
             ) from None
 
     def arrays(self, micro_batch: int) -> Sample:
-        """Field -> [rows, ...] of a micro-batch, in the place of the one that came `number` before it."""
+        """Return field -> [rows, ...] of a micro-batch. Its memory is that of the one `number` micro-batches
+        earlier."""
         first = micro_batch % self.number * self._size
         return {
             name: np.frombuffer(self._memory, dtype, int(np.prod(shape)), first + at).reshape(shape)
@@ -219,8 +220,8 @@ class BatchMemory:
 
 
 class _SharedBatches(Dataset):
-    """What a worker runs: it leaves a micro-batch, by its own number and those of its samples, in memory that is
-    shared, and says which fields it has. A user's error comes back as a value, its sentence intact."""
+    """Data set of a worker: writes a micro-batch to shared memory and returns the names of its fields. A `UserError` is
+    returned as a value, so that its message is unchanged."""
 
     def __init__(self, mix: Mix | TaughtMix, memory: BatchMemory):
         self.mix = mix
@@ -240,35 +241,35 @@ class _SharedBatches(Dataset):
 
 
 class _Processes:
-    """Worker processes, kept busy `prefetch` micro-batches ahead each."""
+    """Worker processes, each of which reads `prefetch` micro-batches ahead."""
 
     def __init__(self, loader: Loader, workers: int, prefetch: int, *, pin: bool):
         self._pin = pin
         self._next = 0
-        """The micro-batch that comes next, counted from the first that was read."""
-        # Workers are asked for the next when one has come, and before it was copied.
+        """Index of the next micro-batch, counted from the first that was read."""
+        # One more, because workers start the next micro-batch when one has arrived and before it is copied.
         self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
         heeded = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
         self._batches = self._start(loader, workers, prefetch)
-        # torch would raise that a worker is lost wherever this process is, also in the middle of a step.
+        # torch's handler would raise the loss of a worker at any point of the code, even in the middle of a step.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, heeded)
 
     def _start(self, loader: Loader, workers: int, prefetch: int) -> Iterator[UserError | list[str]]:
-        # Queues between processes have semaphores, which lie in shared memory.
+        # Queues between processes use semaphores in shared memory.
         with storage_errors_as_user_errors(SHARED_MEMORY):
             batches = DataLoader(
                 _SharedBatches(loader.mix, self._memory),
                 batch_size=None,
                 sampler=enumerate(loader.numbers()),
                 num_workers=workers,
-                # Children of this process, which they end with; later Pythons would take those of a server.
+                # Forked workers end with this process. The default of later Python versions is a fork server.
                 multiprocessing_context="fork",
                 prefetch_factor=prefetch,
                 collate_fn=_as_it_is,
                 worker_init_fn=partial(_begin_worker, os.getpid()),
-                # Its own, because DataLoader seeds its workers (in vain: nothing here draws from them) and would take
-                # that seed from the generator of dropout.
+                # A separate generator: DataLoader samples a seed for its workers, which is unused here, and would
+                # change the state of the generator for dropout.
                 generator=torch.Generator(),
             )
             return iter(batches)
@@ -286,19 +287,19 @@ class _Processes:
         arrays = self._memory.arrays(self._next)
         batch = as_tensors({field: arrays[field] for field in fields}, self._pin)
         self._next += 1
-        # What is pinned is a copy already; the memory is written again.
+        # A pinned batch is already a copy. Others are copied, because the memory is reused.
         return batch if self._pin else {name: tensor.clone() for name, tensor in batch.items()}
 
     def close(self) -> None:
-        self._batches = iter(())  # dropping the iterator of a DataLoader ends its processes
+        self._batches = iter(())  # deleting a DataLoader iterator ends its processes
 
 
 class _Thread:
-    """One thread that stays `prefetch` micro-batches ahead."""
+    """Thread that reads `prefetch` micro-batches ahead."""
 
     def __init__(self, loader: Loader, prefetch: int, *, pin: bool):
         self._pin = pin
-        # What is ready, and a token for each batch there is room for: neither side ever polls.
+        # Two queues, of finished batches and of free slots, so that neither side has to poll.
         self._ready: queue.SimpleQueue[Sample | BaseException] = queue.SimpleQueue()
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(prefetch):
@@ -316,7 +317,7 @@ class _Thread:
                     return
                 with storage_errors_as_user_errors("a corpus"):
                     self._ready.put(stacked(mix, samples))
-        except BaseException as error:  # the consumer raises it: a thread that dies in silence would stall the run
+        except BaseException as error:  # raised by the consumer; a thread that fails silently would stall the run
             self._ready.put(error)
 
     def next(self) -> MicroBatch:
@@ -328,12 +329,13 @@ class _Thread:
 
     def close(self) -> None:
         self._closed = True
-        self._room.put(None)  # it may be waiting for some
+        self._room.put(None)  # the thread may be waiting for a free slot
         self._thread.join(JOIN_SECONDS)
 
 
 def _begin_worker(parent: int, number: int) -> None:
-    """A rank that is killed ends nothing by itself, and a worker that waits for a server would not see it is gone."""
+    """Make a worker end with its rank. A killed rank does not end its workers, and one that waits for a server would
+    not notice."""
     end_with_parent(parent)()
 
 

@@ -1,4 +1,4 @@
-"""A small memory of the last few things built: open shards, windows, epochs."""
+"""LRU cache for open shards, windows and epochs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Value = TypeVar("Value")
 
 
 class LRUCache(Generic[Key, Value]):
-    """Calls `build` for a key unless it is one of the last `size` asked for. Safe to share among threads.
+    """Calls `build` for a key unless it is one of the last `size` keys used. Thread-safe.
 
-    What it holds does not travel in a pickle.
+    Pickling drops the cached values.
     """
 
     def __init__(self, build: Callable[[Key], Value], size: int):
@@ -26,7 +26,7 @@ class LRUCache(Generic[Key, Value]):
 
     def __call__(self, key: Key) -> Value:
         last = self._last
-        if last is not None and last[0] == key:  # mostly, and then no lock is needed
+        if last is not None and last[0] == key:  # the common case, without a lock
             return last[1]
         with self._lock:
             if key in self._held:

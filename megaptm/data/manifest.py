@@ -1,6 +1,6 @@
-"""`manifest.json`: what a corpus holds, and the hashes that prove it; written last, so it means "finished".
+"""`manifest.json`: content and hashes of a corpus. It is written last, so a corpus with a manifest is complete.
 
-It stays small however many shards there are: they are rows of a table beside it, `table.ShardTable`.
+Its size does not depend on the number of shards, which are rows of a separate table, `table.ShardTable`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ from megaptm.storage import FileName, Record, parse_json, plain_file, validated,
 FORMAT = "megaptm-corpus-2"
 MANIFEST = "manifest.json"
 SUMMED = ("samples", "tokens", "bytes")
-"""Columns of the table of shards whose sums the manifest has."""
+"""Columns of the shard table whose sums are in the manifest."""
 
 ANNOTATIONS = {"sentences": 1, "words": 1, "capitals": 1, "phrases": 2, "tags": 3, "turns": 2, "parts": 1, "labels": 2}
-"""What may be known of places in a document, and how many int32 each place takes. The first is always the token where
-the thing starts, rising; a phrase and a tag go on with the token after their last, a tag with the number of its label,
-a turn with that of its role; the only row of labels has that of the document's."""
+"""Annotation -> number of int32 columns. The first column is the ascending index of the token at which the item starts.
+
+Further columns: the end token (exclusive) of phrases and tags, the label index of tags, the role index of turns. The
+only row of labels has the label index of the document.
+"""
 SPANS = ("phrases", "tags")
-"""Those that have an end: several may start at one token."""
+"""Annotations with an end. Several may start at the same token."""
 
 
 LABELS = "labels"
-"""In the place of a type of ids: a document is one id, its label, which the index has and the tar has as text
-(`.cls`, `.json`), so that public shards of images are read as they are."""
+"""Type of a corpus of labeled images, instead of an integer type. A document has one id, its label, which is in the
+index and in the tar as text (`.cls`, `.json`). So public shards of images can be read unchanged."""
 TEXTS = re.compile(r"(uint16|uint32)\[([1-9]\d{0,4})\]")
-"""The same of images with texts, `uint16[75]`: a document's ids, so many at most, are in the index, behind all places;
-the tar has the text (`.txt`, `.json`)."""
+"""Type of a corpus of images with texts, `uint16[75]`. Up to this many ids per document are in the index, after all
+offsets; the tar has the text (`.txt`, `.json`)."""
 REMEDY = "restore it or build the corpus again"
 
 NonNegative = Annotated[int, Field(ge=0)]
@@ -50,7 +52,7 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ManifestSplit(Record):
-    """What `manifest.json` says of a split."""
+    """Summary of a split in `manifest.json`."""
 
     shards: NonNegative
     samples: NonNegative
@@ -60,7 +62,7 @@ class ManifestSplit(Record):
 
 
 class ManifestTokenizer(Record):
-    """What it says of the tokenizer."""
+    """Description of the tokenizer in `manifest.json`."""
 
     kind: str
     vocabulary: Annotated[int, Field(ge=1, lt=MOST)]
@@ -80,7 +82,7 @@ class MadeFrom(TypedDict, total=False):
 
 
 class CorpusManifest(Record):
-    """What every `manifest.json` holds."""
+    """Schema of `manifest.json`."""
 
     dtype: Annotated[str, Field(pattern=rf"^(uint16|uint32|labels|{TEXTS.pattern})$")]
     fields: Annotated[list[FileName], Field(min_length=1)]
@@ -92,7 +94,7 @@ class CorpusManifest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """The shards of `train` or `validation`, and their sums."""
+    """Shards of `train` or `validation`, and their sums."""
 
     shards: ShardTable
     samples: int
@@ -102,22 +104,21 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A corpus in numbers."""
+    """Verified content of a manifest."""
 
     dtype: str
-    """Of the stored token ids: `uint16` or `uint32`; or `LABELS`, or one of `TEXTS`."""
+    """Type of the stored token ids: `uint16`, `uint32`, `LABELS`, or one that matches `TEXTS`."""
     fields: tuple[str, ...]
-    """What documents may have, `tokens` first: annotations (`sentences`), and suffixes of blobs (`jpg`)."""
-    splits: Mapping[str, Split] = field(compare=False)  # the id compares them
+    """Fields of documents, `tokens` first: annotations (`sentences`) and suffixes of blobs (`jpg`)."""
+    splits: Mapping[str, Split] = field(compare=False)  # covered by the id
     tokenizer: Mapping[str, Any]
     """`kind`, `vocabulary` (number of ids), `fingerprint` (sha256)."""
     made_from: MadeFrom
-    """Pipeline spec, seed, versions: enough to build the same corpus again."""
+    """Recipe, seed and versions: enough to build the same corpus again."""
     addresses: Mapping[str, str]
-    """Split whose shards lie elsewhere, as somebody else made them -> sha256 of the file with their URLs
-    (`data.addresses`)."""
+    """Split with shards outside of the corpus folder -> sha256 of the file with their URLs (`data.addresses`)."""
     id: str
-    """sha256 over everything else: two corpora with one id are the same corpus."""
+    """sha256 over everything else. Corpora with the same id are the same."""
 
 
 def write_manifest(
@@ -130,9 +131,9 @@ def write_manifest(
     fields: Sequence[str] = ("tokens",),
     addresses: Mapping[str, Sequence[str]] | None = None,
 ) -> Manifest:
-    """Write the tables of shards and then `manifest.json`, atomically; call it when every shard is in place.
+    """Write the shard tables and then `manifest.json`, atomically, when all shards are written.
 
-    `addresses`: split -> URL of each of its shards, of which only the index is in the folder.
+    `addresses`: split -> URL of each of its shards. The folder then has only their indexes.
     """
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -151,7 +152,7 @@ def write_manifest(
 
 
 class NoCorpusError(UserError):
-    """There is no finished corpus; `command` builds one."""
+    """Raised if there is no finished corpus. `command` builds one."""
 
     def __init__(self, sentence: str, command: str = "megaptm corpus build") -> None:
         super().__init__(f"{sentence} build it with `{command}`.")
@@ -159,10 +160,10 @@ class NoCorpusError(UserError):
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Read and check `manifest.json` and the tables of shards that it names."""
+    """Read and check `manifest.json` and the shard tables that it names."""
     path = Path(folder) / MANIFEST
     try:
-        with storage_errors_as_user_errors(path):  # also of who calls this from Python
+        with storage_errors_as_user_errors(path):  # also for callers from Python
             written = plain_file(path).read_bytes()
     except FileNotFoundError:
         raise NoCorpusError(f"{path} does not exist, so {folder} is not a finished corpus:") from None
@@ -179,13 +180,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of a `manifest.json`, after its id was compared; `place` is where it was read, for the error."""
+    """Parse and validate a `manifest.json`, and check its id. `place` is the location for error messages."""
     content = parse_json(written, place, remedy=REMEDY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UserError(f"{place} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
     if content.get("id") != content_id(content):
         raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
-    # The id proves that nothing happened to it on its way; not that who wrote it meant well.
+    # The id only detects changes after writing; the content must be validated as untrusted.
     fields = validated(CorpusManifest, content, place, remedy=REMEDY).fields
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
         raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
@@ -193,14 +194,14 @@ def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, A
 
 
 def text_columns(dtype: str) -> int:
-    """Numbers of eight bytes that the ids of a text fill in the index, where that has them."""
+    """Return the number of 8-byte columns for the ids of a text in the index; 0 if it has none."""
     if (found := TEXTS.fullmatch(dtype)) is None:
         return 0
     return -(-int(found[2]) * np.dtype(found[1]).itemsize // 8)
 
 
 def np_name(dtype: Any) -> str:
-    """`uint16` or `uint32`, however it was spelled."""
+    """Return `uint16` or `uint32` for any spelling of the type."""
     name = np.dtype(dtype).name
     if name not in ("uint16", "uint32"):
         raise ValueError(f"token ids are stored as uint16 or uint32, not {name}.")
@@ -226,6 +227,6 @@ def _sums(rows: np.ndarray) -> dict[str, int]:
 
 
 def content_id(content: Mapping[str, Any]) -> str:
-    """sha256 over everything but the id: the tables, and so the shards, are in it with their hashes."""
+    """Return the sha256 over everything except the id. Tables, and thus shards, are included by their hashes."""
     content = {name: value for name, value in content.items() if name != "id"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Weighted corpora as one endless sequence of samples, each a pure function of its number."""
+"""Weighted corpora as one infinite sequence of samples. Each sample is a pure function of its index."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_ours, plugin_error
 
 BLOCK = 100_000
-"""Samples among which each corpus has exactly its share; weights are honored to one in this many."""
+"""Samples per block. Each corpus has exactly its share of each block, so weights are rounded to multiples of 1 /
+BLOCK."""
 
 
 @dataclass(frozen=True)
 class SamplePosition:
-    """Where a sample comes from."""
+    """Origin of a sample."""
 
     source: int
     epoch: int
@@ -35,32 +36,32 @@ class SamplePosition:
 
 @dataclass(frozen=True)
 class MixSource:
-    """A corpus as one task of the objective reads it: its samples, epoch after epoch."""
+    """Corpus read by one task of the objective: its samples, epoch after epoch."""
 
     name: str
     corpus: str
     order: Order
     weight: float
-    """Of the corpus, in tokens."""
+    """Weight of the corpus, in tokens."""
     task: Task
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Samples from one on that are dealt by the same shares."""
+    """Consecutive samples that are distributed with the same shares, from `first` on."""
 
     first: int
     quotas: list[int]
-    """Samples of each source in a block."""
+    """Samples of each source per block."""
     before: list[int]
-    """Samples of each source before the first."""
+    """Samples of each source before `first`."""
 
 
 class Mix:
-    """`mix.sample(i)` for i = 0, 1, 2 ... without end: the next epoch of a source follows its last."""
+    """Infinite sequence: `mix.sample(i)` for i = 0, 1, 2 ... The epochs of a source follow each other."""
 
     block = BLOCK
-    """Samples among which each source has exactly its share."""
+    """Samples per block, of which each source has exactly its share."""
 
     def __init__(
         self,
@@ -75,9 +76,11 @@ class Mix:
         dupe_factor: int | None = None,
         last_step: int | None = None,
     ):
-        """`schedule` says which sample a step begins with, where shares change by step; absent: those of `last_step`
-        hold, or the last ones.
-        After `dupe_factor` epochs the rows of the first come again, noise included."""
+        """`schedule` maps steps to samples, for shares that change by step. Without it, the shares of `last_step`
+        apply, or the last ones.
+
+        After `dupe_factor` epochs, the sequences of the first epoch repeat with the same noise.
+        """
         self.sources = sources
         self.names = [source.name for source in sources]
         self.orders = [source.order for source in sources]
@@ -89,7 +92,7 @@ class Mix:
         self.dupe_factor = dupe_factor
         self._batch = objective.batch(sequence, document_mask)
         self._made = [source.task.objective.batch(sequence, document_mask) for source in sources]
-        """What each source's samples hold, before they are widened."""
+        """Batch specification of each source, before samples are widened to that of the objective."""
         self.phases: list[Phase] = []
         self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
@@ -102,38 +105,38 @@ class Mix:
 
     @property
     def quotas(self) -> list[int]:
-        """Samples of each source in a block, in the end."""
+        """Samples of each source per block in the last phase."""
         return self.phases[-1].quotas
 
     @property
     def fingerprint(self) -> str:
-        """Of the tokenizer that all corpora were made with."""
+        """Fingerprint of the tokenizer of all corpora."""
         return self.orders[0].corpus.manifest.tokenizer["fingerprint"]
 
     @property
     def corpora(self) -> dict[str, str]:
-        """Name -> id of each corpus's manifest: with the seed, all that the order of samples follows from."""
+        """Name -> id of each corpus's manifest. With the seed, they determine the order of samples."""
         return {source.corpus: source.order.corpus.manifest.id for source in self.sources}
 
     @property
     def batch(self) -> BatchSpec:
-        """What every sample holds, or those of some tasks."""
+        """Specification of every sample, or of the union of the tasks' samples."""
         return self._batch
 
     @property
     def losses(self) -> list[str]:
-        """What its samples are asked in the end: not by tasks whose share is 0 then."""
+        """Losses of the tasks whose share is not 0 in the last phase."""
         asking = (source.task.objective for source, quota in zip(self.sources, self.quotas, strict=True) if quota)
         asked = {loss for task in asking for loss in task.losses}
         return [loss for loss in self.objective.losses if loss in asked]
 
     @property
     def fresh_samples(self) -> int:
-        """Samples before the first repeats text, which is when the first corpus begins its second epoch."""
+        """Number of samples before text repeats, that is, before the first corpus starts its second epoch."""
         return self.samples_in(1)
 
     def samples_in(self, epochs: int) -> int:
-        """Samples before the first that reads any text for more than so many times."""
+        """Return the number of samples before the first that reads any text more than `epochs` times."""
         last = self.phases[-1]
         return min(
             self._number(source, epochs * order.per_epoch)
@@ -142,13 +145,13 @@ class Mix:
         )
 
     def epochs_begun(self, number: int) -> dict[str, int]:
-        """How often each corpus has been begun by the samples before `number`."""
+        """Return how often each corpus was started by the samples before `number`."""
         per_epoch = [order.per_epoch for order in self.orders]
         cursors = self.cursors(number).items()
         return {name: -(-cursor // size) for (name, cursor), size in zip(cursors, per_epoch, strict=True)}
 
     def fresh_batches(self, batch: int) -> int:
-        """Whole batches before the first sample that repeats text; none at all is the user's error."""
+        """Return the number of full batches before text repeats. Raises `UserError` if there is none."""
         if batch > self.fresh_samples:
             split = self.orders[0].split
             words = " (validation=0.1 overwrite=true)" if split == "validation" else ""
@@ -159,15 +162,16 @@ class Mix:
         return self.fresh_samples // batch
 
     def sample(self, number: int) -> Sample:
-        """Sample `number`, 0 or more: the fields of `batch`, one array each without a batch's axis.
+        """Return sample `number`, 0 or more: the fields of `batch`, without batch axis.
 
-        A `UserError` names the sample where an objective of the user's fails, or a file beside a document is damaged.
+        Raises `UserError` with the number of the sample if a user's objective fails, or if a file of a document is
+        damaged.
         """
         place = self.locate(number)
         source = self.sources[place.source]
         task = source.task.objective
         epoch, drawn_for = place.epoch, [number]
-        if self.dupe_factor:  # no number comes twice, but these do
+        if self.dupe_factor:  # with `dupe_factor`, samples are seeded by their source and position, so that they repeat
             epoch, drawn_for = place.epoch % self.dupe_factor, [place.source, place.position]
         piece = source.order.piece(epoch, place.position)
         rng: Any = generator(self.seed, task.name, epoch, *drawn_for) if task.draws else None
@@ -175,7 +179,7 @@ class Mix:
             sample = task.make(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
             self._made[place.source].check(sample, maker=task.name)
         except (Exception, SystemExit) as error:
-            if type(error) is UserError and task.blobs:  # only now is a file decoded
+            if type(error) is UserError and task.blobs:  # files are decoded only here
                 raise UserError(f"sample {number:,}, of {source.name}: {error}") from None
             if is_ours(type(error)) or not has_plugin(task):
                 raise
@@ -185,11 +189,11 @@ class Mix:
         return self._sample_spec(place.source).widened(source.task.with_task_id(sample), pad=self.special.pad)
 
     def _sample_spec(self, source: int) -> BatchSpec:
-        """What a sample of a source holds."""
+        """Return the specification of a source's samples."""
         return self._batch
 
     def locate(self, number: int) -> SamplePosition:
-        """Which corpus, epoch and position sample `number` comes from."""
+        """Return source, epoch and position of a sample."""
         index, phase, block, at = self._find(number)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
@@ -197,20 +201,21 @@ class Mix:
         return SamplePosition(source, epoch, position)
 
     def cursors(self, number: int) -> dict[str, int]:
-        """How many samples of each source come before sample `number`: where a run that stopped there stands."""
+        """Return the number of samples of each source before sample `number`: the read position of a run that stopped
+        there."""
         index, phase, block, at = self._find(number)
         begun = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
         counted = zip(self.names, phase.before, phase.quotas, begun, strict=True)
         return {name: before + block * quota + here for name, before, quota, here in counted}
 
     def _find(self, number: int) -> tuple[int, Phase, int, int]:
-        """The phase of a sample, by number and itself; its block in there, and its place in that."""
+        """Return index and phase of a sample, its block in the phase, and its position in the block."""
         index = bisect_right(self.phases, number, key=lambda phase: phase.first) - 1
         phase = self.phases[index]
         return index, phase, *divmod(number - phase.first, self.block)
 
     def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """For each sample of a block: its source, and how many of that source come before it in the block."""
+        """Return for each sample of a block its source, and the number of the source's earlier samples in the block."""
         index, block = key
         quotas = self.phases[index].quotas
         dealt = np.repeat(np.arange(len(quotas)), quotas)
@@ -218,15 +223,18 @@ class Mix:
         return source, ranks(source, quotas)
 
     def _number(self, source: int, cursor: int) -> int:
-        """The number of a source's sample `cursor` in the mix; there must be one."""
+        """Return the index in the mix of a source's sample `cursor`, which must exist."""
         index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
         phase = self.phases[index]
         block, rank = divmod(cursor - phase.before[source], phase.quotas[source])
         return phase.first + block * self.block + int(np.flatnonzero(self._block((index, block))[0] == source)[rank])
 
     def _quotas(self, step: int) -> list[int]:
-        """Samples of each source in a block, from a step on. A task's share counts samples; weights of corpora count
-        tokens: of those that a task reads, one of shorter samples gives more."""
+        """Return the samples of each source per block, from a step on.
+
+        Shares of tasks count samples. Weights of corpora count tokens within a task: a corpus with shorter samples
+        gives more of them.
+        """
         shares = corpus_shares(self.sources)
         if len(tasks := task_shares(self.sources, step)) > 1:
             for label, share in tasks.items():
@@ -242,12 +250,12 @@ class Mix:
 
 
 def task_shares(sources: Sequence[MixSource], step: int) -> dict[str, float]:
-    """Of tasks, by label, from a step on."""
+    """Return the share of each task by label, from a step on."""
     return {source.task.label: source.task.share.at(step) for source in sources}
 
 
 def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
-    """How many samples each source gives, beside others of its task."""
+    """Return the relative number of samples of each source within its task."""
     per_sample = [source.order.corpus.split(source.order.split).tokens / source.order.per_epoch for source in sources]
     weights = [source.weight for source in sources]
     shares: np.ndarray = np.array(weights, dtype=float) / per_sample
@@ -257,7 +265,7 @@ def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
 
 
 def rounded(shares: np.ndarray, number: int) -> list[int]:
-    """So many things dealt by shares; what rounding down leaves over goes to those it cut most."""
+    """Divide `number` items by shares. The remainder goes to the shares that were rounded down most."""
     exact = shares / shares.sum() * number
     dealt = np.floor(exact).astype(int)
     dealt[np.argsort(dealt - exact, kind="stable")[: number - dealt.sum()]] += 1
@@ -265,7 +273,7 @@ def rounded(shares: np.ndarray, number: int) -> list[int]:
 
 
 def ranks(source: np.ndarray, quotas: Sequence[int]) -> np.ndarray:
-    """int64: of each sample, how many of its source come before it."""
+    """Return int64: for each sample, the number of earlier samples of its source."""
     rank = np.empty(len(source), dtype=np.int64)
     rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
     return rank

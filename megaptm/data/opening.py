@@ -1,4 +1,4 @@
-"""Corpora opened as a mix, once it is known that they go together."""
+"""Open corpora as a mix, after checking that they are compatible."""
 
 from __future__ import annotations
 
@@ -48,15 +48,18 @@ def open_mix(
     lanes: int | None = None,
     last_step: int | None = None,
 ) -> Mix:
-    """Open corpora (folder or URL -> weight, in tokens) and check that they can be trained on together.
+    """Open corpora (folder or URL -> weight, in tokens), and check that they can be trained on together.
 
-    Every shard's size is compared with the manifest now; `verify="hash"` also hashes each shard when it is first
-    touched. `window` is how many shards are shuffled together: the memory of the order, and part of what it depends on.
-    `cache` is where shards from elsewhere are kept; `opened` are the corpora, where they are open. `schedule` is for
-    objectives whose shares change by step; without it those of `last_step` hold. With a `size_exponent` weights count
-    documents, and are multiplied by that power of the documents that a corpus has, at most what `size_limits` says of
-    it. After `dupe_factor` epochs the same rows come again, with the same noise. `lanes`: rows of a batch, of
-    objectives whose rows go on from batch to batch; absent: one for each corpus.
+    - Sizes of all shards are compared with the manifest. `verify="hash"` also hashes each shard when it is first
+      opened.
+    - `window`: shards that are shuffled together. It determines the memory use, and the order depends on it.
+    - `cache`: location of remote shards. `opened`: corpora that are already open.
+    - `schedule`: for objectives whose shares change by step. Without it, the shares of `last_step` apply.
+    - `size_exponent`: weights count documents, and are multiplied by this power of the corpus's number of documents,
+      which is limited by `size_limits`.
+    - `dupe_factor`: epochs after which the same sequences repeat with the same noise.
+    - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
+      corpus.
     """
     whole = objective if isinstance(objective, BaseObjective) else objective_of(objective)
     if split != "train":
@@ -91,7 +94,7 @@ def open_mix(
     dealt = deal_lanes(weights, len(weights) if lanes is None else lanes) if on_and_on else {}
     sources: list[MixSource] = []
     for task in tasks:
-        # Each task goes through the text by itself, in an order of its own.
+        # Each task reads the text in its own order.
         label = task.label if len(tasks) > 1 else ""
         options: dict[str, Any] = {"label": label, "seed": seed, "verify": verify, "window": window}
         for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
@@ -131,7 +134,7 @@ def open_mix(
 
 
 def _refuse_lanes_beside_others(tasks: tuple[Task, ...]) -> None:
-    """Rows that go on from batch to batch are those of one task: what another's row reads would come between."""
+    """Raise `UserError` if a task whose sequences continue from batch to batch is combined with other tasks."""
     if len(tasks) > 1:
         for task in tasks:
             if task.objective.unit == "lane":
@@ -142,7 +145,7 @@ def _refuse_lanes_beside_others(tasks: tuple[Task, ...]) -> None:
 
 
 def _refuse_longer(own: BaseObjective, asked: BaseObjective, corpus: str, sequence: int, document_mask: bool) -> None:
-    """What is asked of a corpus in an objective's place makes rows that fit into its own."""
+    """Raise `UserError` if the objective used for a corpus makes longer sequences than the configured one."""
     room, wanted = (one.batch(sequence, document_mask).streams for one in (asked, own))
     for prefix, length in wanted.items():
         if length > room[prefix]:
@@ -153,15 +156,15 @@ def _refuse_longer(own: BaseObjective, asked: BaseObjective, corpus: str, sequen
 
 
 def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
-    """The weight in tokens that draws documents as T5 (arXiv:1910.10683, 3.5.2) and mT5 (arXiv:2010.11934, 3.1) draw
-    examples; by the training split, so that other splits are read in the same shares."""
+    """Return the weight in tokens of T5's (arXiv:1910.10683, 3.5.2) and mT5's (arXiv:2010.11934, 3.1)
+    examples-proportional mixing of documents. The training split determines the weights of all splits."""
     held = corpus.split("train")
     documents = held.samples if limit is None else min(held.samples, limit)
     return weight * float(documents) ** exponent * held.tokens / held.samples
 
 
 def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
-    """A `UserError` where images are read and there are none, or where there are images alone and text is read."""
+    """Raise `UserError` if an objective reads images that the corpus lacks, or text and the corpus has only images."""
     for objective in objectives:
         if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
             regions = objective.blobs == (SUFFIX,)
@@ -186,7 +189,7 @@ def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
 
 
 def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
-    """What a corpus must have been built with."""
+    """Return the annotations that a corpus must have."""
     pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
     return (*dict.fromkeys((*pieces, *objective.annotations)),)
 
@@ -261,7 +264,7 @@ def _retrieved(
 
 
 def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
-    """A `UserError` where a corpus is there twice, or was made with another tokenizer than the others."""
+    """Raise `UserError` if a corpus occurs twice, or if corpora have different tokenizers."""
     _refuse_doubles(corpora)
     _refuse_mixed_tokenizers(corpora, special)
 

@@ -1,8 +1,8 @@
-"""The order of an epoch as a pure function: position -> the tokens of one sample, without reading what came before.
+"""Order of an epoch as a pure function: position -> tokens of a sample, without reading earlier samples.
 
-Shards are permuted; `window` of them at a time are opened and their documents shuffled together; the samples that start
-in a window are shuffled too, or a long document would fill a whole batch. So an epoch reads the corpus from one end to
-the other while only a window is in memory, and any position is found by two binary searches.
+Shards are permuted. `window` shards at a time are opened, and their documents are shuffled together. The samples that
+start in a window are shuffled as well, since a long document would otherwise fill a complete batch. So an epoch reads
+the corpus once while only one window is in memory, and two binary searches find any position.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ REMEDIES = {
     "phrases": "annotate.phrases, a file of them",
     "tags": "annotate.tags, a file of them",
 }
-"""What to do where a corpus lacks an annotation that is more than a switch."""
+"""Annotation -> how to build a corpus with it, for annotations that are not switches."""
 BESIDE = {"turns": "sources with `messages`"}
-"""What a switch finds nothing without."""
+"""Annotation -> requirement of its switch."""
 MOST_COUNTED = 100_000
-"""Shards whose indexes are read to count sentences, or documents of parts: a minute from a disk, longer elsewhere."""
+"""Maximum number of shards whose indexes are read to count sentences or parts: a minute from a local disk, longer from
+a remote one."""
 
 
 class OpenShards:
-    """The shards of a split, opened when touched and checked the first time."""
+    """Shards of a split. They are opened on demand and verified the first time."""
 
     def __init__(self, corpus: Corpus, split: str, verify: Verify, most_open: int):
         self.corpus = corpus
         self.table = corpus.split(split).shards
-        # A shard without documents has nothing to be found in it.
+        # Shards without documents are skipped.
         self.rows = np.flatnonzero(self.table.rows["samples"])
-        """int64 [shards]: the row of the table that says what each is."""
+        """int64 [shards]: row of each shard in the table."""
         self.verify = verify
-        # One byte a shard, shared with the loader's forked processes: each shard is hashed once, whoever comes first.
+        # One byte per shard, shared with the forked processes of the loader, so that each shard is hashed by only one
+        # of them.
         self._checked = mmap.mmap(-1, len(self.rows))
         self.get: LRUCache[int, Shard] = LRUCache(self._open, most_open)
 
@@ -57,7 +59,7 @@ class OpenShards:
         return self.table[int(self.rows[number])]
 
     def sums(self, column: str) -> np.ndarray:
-        """int64 [shards]: a column of the table."""
+        """Return int64 [shards]: a column of the table."""
         return self.table.rows[column][self.rows]
 
     def _open(self, number: int) -> Shard:
@@ -65,14 +67,14 @@ class OpenShards:
         shard = self.corpus.open_shard(self.info(number), verify)
         vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
         if self.verify != "hash":
-            shard.vocabulary = vocabulary  # its bytes may change between two reads, and nobody would know
+            shard.vocabulary = vocabulary  # without hashes, each read checks that ids are within the vocabulary
         elif not self._checked[number]:
             shard.check_ids(vocabulary)
         self._checked[number] = 1
         return shard
 
     def bring(self, numbers: np.ndarray, *, wait: bool) -> None:
-        """Have shards fetched that are elsewhere: those about to be opened, or without `wait` those that come next."""
+        """Fetch remote shards: wait for them, or without `wait` prefetch them in the background."""
         if self.corpus.mirror:
             self.corpus.bring([self.info(number) for number in numbers.tolist()], wait=wait)
 
@@ -85,44 +87,46 @@ class OpenShards:
 
 @dataclass(frozen=True)
 class Epoch:
-    """How one epoch deals the shards into windows."""
+    """Assignment of shards to windows in one epoch."""
 
     number: int
     shards: np.ndarray
-    """int64 [shards]: their order."""
+    """int64 [shards]: permutation of the shards."""
     window: int
-    """Shards of each window but the last, which may have fewer."""
+    """Shards per window. The last window may have fewer."""
     measures: np.ndarray
-    """int64 [windows + 1]: the measure (see `Order.measure`) of all windows before each."""
+    """int64 [windows + 1]: cumulative measure (see `Order.measure`) before each window."""
     samples: np.ndarray
-    """int64 [windows + 1]: samples that start before each window."""
+    """int64 [windows + 1]: number of samples that start before each window."""
 
     def __len__(self) -> int:
-        """Number of windows."""
+        """Return the number of windows."""
         return len(self.samples) - 1
 
     def shards_of(self, window: int) -> np.ndarray:
-        """int64 [shards]: the shards of a window."""
+        """Return int64 [shards]: shards of a window."""
         return self.shards[window * self.window : (window + 1) * self.window]
 
 
 @dataclass(frozen=True)
 class Window:
-    """The documents of some shards, shuffled."""
+    """Shuffled documents of some shards."""
 
     shard: np.ndarray
-    """int32 [documents]: the shard each document lives in."""
+    """int32 [documents]: shard of each document."""
     document: np.ndarray
-    """int32 [documents]: its number there."""
+    """int32 [documents]: index of each document in its shard."""
     edges: np.ndarray
-    """int64 [documents + 1]: the measure of all documents before each."""
+    """int64 [documents + 1]: cumulative measure before each document."""
     sample: np.ndarray
-    """int64 [samples]: the shuffled order of the samples that start in this window."""
+    """int64 [samples]: permutation of the samples that start in this window."""
 
 
 def check_annotated(corpus: Corpus, needed: Iterable[str], *, alone: bool = True) -> None:
-    """An error that names all that a corpus lacks, or that was looked for when it was built, and is nowhere in it;
-    `alone`: whether tasks have no other to read."""
+    """Raise `UserError` if a corpus was built without a needed annotation, or has no instance of it.
+
+    `alone`: whether no other corpora are configured that tasks could read instead.
+    """
     others = "" if alone else "name the corpora that its tasks read (`corpora`), "
     needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("found", {})
     if missing := [name for name in needed if name not in corpus.manifest.fields]:
@@ -144,10 +148,10 @@ def _remedy(lacking: Sequence[str]) -> str:
 
 
 class Order(ABC):
-    """The samples of one split of one corpus, epoch after epoch."""
+    """Order of the samples of one split of one corpus, epoch after epoch."""
 
     per_epoch: int
-    """Samples of one epoch, the same for all."""
+    """Number of samples per epoch, the same for all epochs."""
 
     def __init__(
         self,
@@ -161,8 +165,8 @@ class Order(ABC):
         window: int = WINDOW,
         label: str = "",
     ):
-        """Orders of one corpus with different labels are different. Pieces come with what is known of places in them,
-        of the kinds in `annotations`; whole documents also with the files beside them that have a suffix in `blobs`."""
+        """Different labels give different orders of a corpus. Samples include the positions of `annotations`; complete
+        documents also include their files with a suffix in `blobs`."""
         self.annotations = annotations
         self.blobs = tuple(name for name in blobs if name in corpus.manifest.fields)
         check_annotated(corpus, annotations)
@@ -171,7 +175,7 @@ class Order(ABC):
         self.seed = seed
         self.label = label
         self.window = window
-        # Two windows, because a row may begin in one and end in the next.
+        # Two windows, because a sequence may start in one and end in the next.
         self.shards = OpenShards(corpus, split, verify, most_open=2 * window)
         self.shard_measures = self._shard_measures()
         self.total = int(self.shard_measures.sum())
@@ -180,23 +184,23 @@ class Order(ABC):
 
     @abstractmethod
     def piece(self, epoch: int, position: int) -> Piece:
-        """The raw material of the sample at a position, 0 <= position < per_epoch."""
+        """Return the raw material of the sample at a position, 0 <= position < per_epoch."""
 
     @abstractmethod
     def measure(self, tokens: np.ndarray) -> np.ndarray:
-        """How much of an epoch documents of so many tokens take: places in the stream, or chunks."""
+        """Return the measure of documents by their number of tokens: positions in the stream, or chunks."""
 
     @abstractmethod
     def _shard_measures(self) -> np.ndarray:
-        """int64 [shards]: the measure of each shard."""
+        """Return int64 [shards]: measure of each shard."""
 
     @abstractmethod
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
-        """How many samples start before a point of the epoch."""
+        """Return the number of samples that start before each point of the epoch."""
 
     def _counted(self) -> np.ndarray:
-        """The same by the length of each document, which the manifest does not know: read once, when the mix is
-        opened."""
+        """Return the measure of each shard by the lengths of its documents. The lengths are not in the manifest, so all
+        indexes are read once when the mix is opened."""
         if len(self.shards) > MOST_COUNTED:
             raise UserError(
                 f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
@@ -229,7 +233,7 @@ class Order(ABC):
         )
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
-        """The window in which the sample at a position starts, and the sample's number before shuffling."""
+        """Return the window in which the sample at a position starts, and the index of the sample before shuffling."""
         samples = self._epoch(epoch).samples
         window = int(np.searchsorted(samples, position, side="right")) - 1
         first = int(samples[window])

@@ -1,5 +1,5 @@
-"""A corpus at a URL, or one whose shards are, mirrored in a folder of the cache: what describes it at once, shards
-when they are touched."""
+"""Local mirror of a corpus at a URL, or of one with shards at URLs. Metadata are fetched immediately, shards on
+demand."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from megaptm.errors import UserError
 from megaptm.storage import Cache, write_whole
 
 THREADS = 4
-"""Shards fetched at once by one process."""
+"""Shards that one process fetches at a time."""
 
 
 @dataclass(frozen=True)
 class Mirror:
-    """The local folder that stands for a corpus elsewhere."""
+    """Local folder that mirrors a remote corpus."""
 
     url: str
     folder: Path
     cache: Cache
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """Shard that lies elsewhere -> its URL."""
+    """Name of a shard that is elsewhere -> its URL."""
 
     @classmethod
     def open(cls, url: str, cache: Cache) -> Mirror:
-        """Fetch what describes the corpus: manifest, tables of shards, tokenizer."""
+        """Fetch the metadata of a corpus: manifest, shard tables, tokenizer."""
         url, address = url.rstrip("/"), storage.join(url, MANIFEST)
         if not storage.exists(address, cache.retry):
             raise NoCorpusError(f"{address} does not exist, so {url} is not a finished corpus: check the address, or")
@@ -51,11 +51,11 @@ class Mirror:
             addresses |= read_addresses(path, table, storage.join(url, name))
         mirror = replace(mirror, addresses=addresses)
         mirror.fetch_tokenizer()
-        write_whole(mirror.folder / MANIFEST, content)  # last, as where it came from
+        write_whole(mirror.folder / MANIFEST, content)  # last, like the manifest of the original
         return mirror
 
     def _fetch_whole(self, name: str, sha256: str) -> Path:
-        """See that a file that describes the corpus is here and whole: a copy that is not is fetched again."""
+        """Fetch a metadata file unless it exists. An existing file with a wrong hash is fetched again."""
         path, source = self.folder / name, storage.join(self.url, name)
         if not self.cache.fetch(source, path, sha256=sha256) and storage.hash_of(str(path)) != sha256:
             self.cache.discard(path)
@@ -63,7 +63,7 @@ class Mirror:
         return path
 
     def fetch_tokenizer(self, *, again: bool = False) -> None:
-        """Fetch the tokenizer's files; `again` also those that are here, where the fingerprint is wrong."""
+        """Fetch the tokenizer's files. `again` replaces existing ones, for a wrong fingerprint."""
         source, folder = storage.join(self.url, "tokenizer"), self.folder / "tokenizer"
         for name, size in storage.listed(source, self.cache.retry).items():
             if not name:  # some stores list the folder itself
@@ -77,11 +77,11 @@ class Mirror:
                 storage.download(storage.join(source, name), folder / name, size=size, retry=self.cache.retry)
 
     def address_of(self, name: str) -> str:
-        """Where a file of the corpus is fetched from."""
+        """Return the URL of a file of the corpus."""
         return self.addresses.get(name) or storage.join(self.url, name)
 
     def fetch(self, info: ShardInfo) -> bool:
-        """See that a shard and its index are here; whether both have just been fetched, and so hashed."""
+        """Fetch a shard and its index. Return whether both were fetched now, and thus hashed."""
         came = [
             self.cache.fetch(self.address_of(name), self.folder / name, sha256=sha256, size=size)
             for name, sha256, size in ((info.index_name, info.index_sha256, None), (info.name, info.sha256, info.size))
@@ -92,9 +92,10 @@ class Mirror:
         self.cache.discard(self.folder / info.name, self.folder / info.index_name)
 
     def fetch_many(self, infos: Iterable[ShardInfo], *, wait: bool, only_index: bool = False) -> None:
-        """Fetch several at once; without `wait` in the background, where what fails is left to who will need it."""
+        """Fetch several shards in parallel. Without `wait` this happens in the background, and errors are ignored."""
         todo, errors = deque(infos), list[BaseException]()
-        # Ahead of time one attempt is enough: a thread that went on trying would keep the file locked, and say nothing.
+        # A background fetch makes one attempt only: a thread that retries would keep the file locked without any
+        # message.
         retry = self.cache.retry if wait else replace(self.cache.retry, seconds=0.0)
         mirror = replace(self, cache=replace(self.cache, retry=retry))
 
@@ -118,6 +119,6 @@ class Mirror:
             raise errors[0]
 
     def fetch_index(self, info: ShardInfo) -> None:
-        """Only the index of a shard."""
+        """Fetch only the index of a shard."""
         name = info.index_name
         self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=info.index_sha256)

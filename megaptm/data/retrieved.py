@@ -1,9 +1,9 @@
-"""Documents that were retrieved because they are like another (UNIMO, arXiv:2012.15409, section 2.1): a file that says
-which, and their reading beside a row's own.
+"""Similar documents (UNIMO, arXiv:2012.15409, section 2.1): the file that lists them, and reading them.
 
-A safetensors file, which `megaptm corpus retrieve` writes. Of each split and kind `<split>.<kind>`, int32 [documents of
-the split, most]: numbers of documents of the same split of a corpus, the most similar first, and -1 behind them.
-Documents are numbered through all shards of a split. Its metadata say of which corpora, and how long texts are.
+The safetensors file is written by `megaptm corpus retrieve`. For each split and kind, `<split>.<kind>` is int32
+[documents of the split, maximum]: indexes of similar documents in the same split of a corpus, the most similar first,
+padded with -1. Documents are indexed across all shards of a split. The metadata contain the corpora and the maximum
+length of texts.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from megaptm.storage import AtomicFile, Cache
 METADATA = "retrieved"
 REMEDY = "make it with `megaptm corpus retrieve`"
 OPEN = 64
-"""Shards of retrieved documents that are open at once; they lie anywhere in a split."""
+"""Maximum number of open shards. Retrieved documents are scattered over a split."""
 
 
 @dataclass(frozen=True)
 class RetrievedFrom:
-    """A corpus from which documents were retrieved."""
+    """Corpus from which documents were retrieved."""
 
     id: str
-    """Its manifest's."""
+    """Id of its manifest."""
     place: str
     """Folder or URL."""
 
 
 @dataclass(frozen=True)
 class RetrievedHeader:
-    """What a file says of itself."""
+    """Metadata of a file."""
 
     corpus: str
-    """Id of the corpus whose documents they were retrieved for."""
+    """Id of the corpus whose documents were the queries."""
     longest: int
-    """Tokens that a retrieved text has, at most; what is behind was not compared."""
+    """Maximum tokens of a retrieved text that were compared and are read."""
     sources: Mapping[str, RetrievedFrom]
-    """Kind -> where they are."""
+    """Kind -> corpus of the retrieved documents."""
 
 
 class RetrievedTable:
-    """A file, whose rows are read when they are asked for."""
+    """File of similar documents. Its rows are read on demand."""
 
     def __init__(self, path: Path) -> None:
-        """A `ValueError`, `OSError` or `safetensors.SafetensorError` of what is none."""
+        """Open a file. Raises `ValueError`, `OSError` or `safetensors.SafetensorError` if it is invalid."""
         self._file: Any = safe_open(path, framework="numpy").__enter__()
         self.header = _header((self._file.metadata() or {}).get(METADATA, ""))
         self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118  # a file, which is no mapping
@@ -68,12 +68,12 @@ class RetrievedTable:
                 raise ValueError(f"{name} is no table of documents")
 
     def documents(self, split: str, kind: str) -> int | None:
-        """How many of a split it knows such of; None where it was made without."""
+        """Return the number of documents of a split in the table of a kind; None without such a table."""
         rows = self._slices.get(f"{split}.{kind}")
         return None if rows is None else int(rows.get_shape()[0])
 
     def like(self, split: str, kind: str, document: int) -> np.ndarray:
-        """int32 [n]: those that are like one."""
+        """Return int32 [n]: documents similar to `document`."""
         [row] = self._slices[f"{split}.{kind}"][document : document + 1]
         return row[row >= 0]
 
@@ -83,7 +83,7 @@ def _header(said: str) -> RetrievedHeader:
     try:
         sources = {kind: RetrievedFrom(str(one["id"]), str(one["place"])) for kind, one in known["sources"].items()}
         header = RetrievedHeader(str(known["corpus"]), int(known["longest"]), sources)
-    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # of a number that is infinite
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # OverflowError: an infinite number
         raise ValueError("it says nothing of corpora") from None
     if not {*sources} <= {*RETRIEVED} or header.longest < 1:
         raise ValueError("what it says of corpora is nothing that a file of this kind has")
@@ -92,19 +92,19 @@ def _header(said: str) -> RetrievedHeader:
 
 @lru_cache(maxsize=4)
 def retrieved_named(name: str) -> RetrievedTable:
-    """That of a file."""
+    """Return the table in a file. Cached."""
     return read_named_file("retrieved", name, RetrievedTable, kind="file of retrieved documents", remedy=REMEDY)
 
 
 def write_retrieved(tables: Mapping[str, np.ndarray], header: RetrievedHeader, path: Path) -> None:
-    """The file of tables, `<split>.<kind>`."""
+    """Write a file of tables `<split>.<kind>`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(path) as unfinished:
         unfinished.write_bytes(save(dict(tables), {METADATA: json.dumps(asdict(header))}))
 
 
 class RetrievedDocuments:
-    """Documents like those of a split of a corpus, as a task asks for them."""
+    """Similar documents for a split of a corpus, as a task requests them."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class RetrievedDocuments:
         cache: Cache | None,
         opened: Mapping[str, Corpus],
     ) -> None:
-        """`opened` are corpora that are open, by their ids; others are opened where the file says that they are."""
+        """`opened`: id -> corpus that is already open. Other corpora are opened from the location in the file."""
         self.file, self.split, self.blobs = wanted.file, split, blobs
         header = self.table.header
         if header.corpus != corpus.manifest.id:
@@ -126,10 +126,10 @@ class RetrievedDocuments:
                 f"it with `megaptm corpus retrieve {corpus.name} --out FILE`, or name the task's corpus (`corpora`)."
             )
         self.numbers = {kind: number for kind, number in wanted.numbers.items() if number and kind in header.sources}
-        """Kind -> how many are drawn."""
+        """Kind -> number of documents to sample."""
         self.shards: dict[str, OpenShards] = {}
         self.before: dict[str, np.ndarray] = {}
-        """Kind -> int64 [shards + 1]: documents before each of the shards that they are in."""
+        """Kind -> int64 [shards + 1]: number of documents before each shard."""
         for kind in self.numbers:
             source = header.sources[kind]
             theirs = opened.get(source.id) or _opened(source, self.file, kind, cache)
@@ -140,11 +140,11 @@ class RetrievedDocuments:
 
     @property
     def table(self) -> RetrievedTable:
-        """The file, which each process opens by itself."""
+        """The table. Each process opens its own."""
         return retrieved_named(self.file)
 
     def draw(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
-        """Some of those that are like a document of a number, none twice, each with its kind."""
+        """Sample documents similar to `document`, without repetition, each with its kind."""
         for kind, number in self.numbers.items():
             found = self.table.like(self.split, kind, document)
             for one in rng.permutation(found)[:number].tolist():

@@ -1,4 +1,4 @@
-"""Random generators that depend on what they are for, and on nothing else: there is no global state to save."""
+"""Random generators that depend only on their purpose, so there is no global state to save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 
 def generator(*key: int | str) -> np.random.Generator:
-    """The generator of a key such as (seed, task, epoch, sample index): same key, same draws, on any machine."""
+    """Return the generator of a key such as (seed, task, epoch, sample index). It is the same on any machine."""
     digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=16).digest()
-    # Philox takes its key as it is, a few microseconds, and keys that differ in one bit give unrelated streams.
+    # Philox uses the key directly, which takes a few microseconds, and keys that differ in one bit give independent
+    # streams.
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))

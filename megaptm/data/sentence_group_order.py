@@ -1,4 +1,4 @@
-"""Groups of sentences, and of documents' parts, in the order of `order.Order`."""
+"""Groups of sentences, or of a document's parts, in the order of `order.Order`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from megaptm.errors import UserError
 from megaptm.objectives.objective import SentenceGroup, marked
 
 OF_GROUPS = ("parts", "labels")
-"""Annotations that say what a group is, and are no marks in it."""
+"""Annotations that apply to a group as a whole, and not to positions in it."""
 
 
 class SentenceGroupOrder(Order):
-    """Chunks of consecutive sentences, counted from the index alone: one for every `length` tokens of a document."""
+    """Groups of consecutive sentences, one for every `length` tokens of a document, so that the index alone gives their
+    number."""
 
     def __init__(self, corpus: Corpus, split: str, *, length: int, pieces: str = "sentences", **options: Any):
-        """`pieces`: the annotation that says where sentences begin, or what is taken for such."""
+        """`pieces`: the annotation with the starts of sentences, or of the units used as sentences."""
         self.length, self.pieces = length, pieces
         check_annotated(corpus, (pieces, *options.get("annotations", ())))
         if pieces != "parts" and corpus.split(split).samples < 2:
@@ -52,29 +53,30 @@ class SentenceGroupOrder(Order):
         return SentenceGroup(sentences, other=other, label=label, outside=outside)
 
     def _borders(self, shard: Shard, document: int, chunk: int) -> list[int]:
-        """Of the sentences that start in the chunk's stretch of the document; each token is in exactly one chunk."""
+        """Return the bounds of the sentences that start in the group's stretch of the document. Each token is in one
+        group."""
         starts, total = self._starts(shard, document), int(shard.index[document, TOKENS])
         low, high, beyond = (np.array((0, 1, 2)) + chunk) * self.length
         first, last = np.searchsorted(starts, (low, high))
-        # A sentence longer than a stretch is cut where the next stretch begins, if no other sentence starts there.
+        # A sentence that extends past the next stretch is cut at its start, if no other sentence starts there.
         end = starts[last] if last < len(starts) and starts[last] < beyond else min(high, total)
         return [*(int(start) for start in (starts[first:last] if first < last else (low,))), int(end)]
 
     def _starts(self, shard: Shard, document: int) -> np.ndarray:
-        """Where each piece of a document begins; what stands before the first is one as well."""
+        """Return the start of each piece of a document. Tokens before the first start form a piece, too."""
         starts = shard.annotation(self.pieces, document)
         if starts.ndim == 2:
             starts = starts[:, 0]
         return starts if len(starts) and starts[0] == 0 else np.concatenate((np.zeros(1, dtype=starts.dtype), starts))
 
     def _sentence(self, shard: Shard, document: int, start: int, stop: int) -> np.ndarray:
-        """Its tokens, with marks where annotations are asked for."""
+        """Return the tokens of a sentence, marked with the requested annotations."""
         marks = [name for name in self.annotations if name not in OF_GROUPS]
         known = {name: shard.places(name, document, start, stop) for name in marks}
         return marked(shard.tokens(document, start, stop), known)
 
     def _other(self, epoch: int, window: int, number: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-        """Sentences of a random other document of the window, from a random one to its last."""
+        """Sample another document of the window, and yield its sentences from a random one to the last."""
         table = self._window((epoch, window))
         if len(table.shard) > 1:
             drawn = int(rng.integers(len(table.shard) - 1))

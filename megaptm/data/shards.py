@@ -1,10 +1,11 @@
-"""The shard: a plain tar file of documents beside an index that finds any of them in one read.
+"""Shard: a plain tar of documents, with an index that locates each of them in one read.
 
-One document is `<key>.tokens.npy` (1-D uint16 or uint32), `<key>.<annotation>.npy` for what is known of places in it
-(int32, see `ANNOTATIONS`), `<key>.<suffix>` for bytes that belong to it (`jpg`), `<key>.json` for the rest. Tokens are
-stored clean: no begin, end, cls or sep, which objectives add when a sample is loaded. Same documents, same bytes.
-Of images (`manifest.LABELS`) it is `<key>.jpg` and `<key>.cls`, the number of its label, as `webdataset` has it;
-of images with texts (`manifest.TEXTS`) `<key>.jpg` and `<key>.txt`.
+A document has the members `<key>.tokens.npy` (1-D uint16 or uint32), `<key>.<annotation>.npy` (int32, see
+`ANNOTATIONS`), `<key>.<suffix>` for files that belong to it (`jpg`), and `<key>.json` for metadata. Tokens are stored
+without special tokens, which objectives add when a sample is loaded. The same documents give the same bytes.
+
+A shard of images (`manifest.LABELS`) has `<key>.jpg` and `<key>.cls`, the label index, as in webdataset. With texts
+(`manifest.TEXTS`) it has `<key>.jpg` and `<key>.txt`.
 """
 
 from __future__ import annotations
@@ -53,24 +54,24 @@ __all__ = [
 T = TypeVar("T")
 
 Verify = Literal["none", "size", "hash"]
-"""How much of a shard to check when it is opened: nothing, its size, its size and its sha256."""
+"""Check when a shard is opened: none, its size, or its size and its sha256."""
 
-# Columns of the index for tokens: where they start in the tar, or the label that is there in their place, and how many.
-# Two for every other field follow, in the order of the manifest's `fields`: where its first number or byte is, and how
-# many rows or bytes (0, 0: none).
+# Columns of the index for tokens: offset in the tar, or the label instead, and number of tokens. Two columns follow for
+# each other field, in the order of the manifest's `fields`: offset of its data, and number of rows or bytes (0, 0 if
+# absent).
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
 RETRY = RetryPolicy()
 OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 CHECKED_AT_ONCE = 10_000
-"""Shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
+"""Maximum number of shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
 
 class ShardFile:
-    """The bytes of a shard, read from disk when they are asked for.
+    """Content of a shard, read from disk on demand.
 
-    Not mapped into memory: where a mapped file is cut short, or its disk fails, the system ends the process.
+    It is not memory-mapped, because the system kills the process if a mapped file is truncated or its disk fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +81,7 @@ class ShardFile:
         self.size = os.fstat(self._descriptor).st_size
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes [start, start + size); a `UserError` where the file has become shorter."""
+        """Read bytes [start, start + size); raise `UserError` if the file has been truncated."""
         try:
             content = os.pread(self._descriptor, size, start)
         except OSError:
@@ -98,7 +99,7 @@ class ShardFile:
 
 
 class Shard:
-    """A shard whose documents are read from disk when they are looked at."""
+    """Shard whose documents are read from disk on demand."""
 
     def __init__(self, path: Path, content: ShardFile, index: np.ndarray, dtype: np.dtype, fields: Sequence[str]):
         self.path = path
@@ -108,8 +109,8 @@ class Shard:
         self.dtype = dtype
         self.fields = tuple(fields)
         self.vocabulary: int | None = None
-        """Ids of the tokenizer, where who reads has a table of so many rows: what is beyond is then refused at each
-        read, which takes a sixth of a loader's time."""
+        """Vocabulary size. If set, each read raises `UserError` for an id outside of it, which takes a sixth of a
+        loader's time."""
 
     @classmethod
     def open(
@@ -120,8 +121,7 @@ class Shard:
         fields: Sequence[str] = ("tokens",),
         verify: Verify = "size",
     ) -> Shard:
-        """Open the shard that the manifest calls `info`, after checking it as far as `verify` says; through outages of
-        its disk."""
+        """Open a shard after the check `verify`. Temporary outages of its disk are retried."""
         return through_outages(lambda: cls._open(folder, info, dtype, fields, verify), Path(folder) / info.name)
 
     @classmethod
@@ -148,10 +148,10 @@ class Shard:
         return shard
 
     def _is_inside(self) -> bool:
-        """Whether every place in the index lies in the file."""
+        """Whether all offsets in the index are inside the file."""
         at, count = self.index[:, 0::2], self.index[:, 1::2]
         rows = np.array([self.dtype.itemsize, *(4 * ANNOTATIONS.get(name, 0) or 1 for name in self.fields[1:])])
-        # Not at + count * bytes, which may overflow.
+        # Written as a division, because at + count * bytes may overflow.
         inside = (at >= 0) & (at <= self.content.size) & (count >= 0) & (count <= (self.content.size - at) // rows)
         return bool(inside.all())
 
@@ -159,7 +159,7 @@ class Shard:
         return len(self.index)
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """Token ids [start, stop) of a document, read-only."""
+        """Return token ids [start, stop) of a document, read-only."""
         at, count = self.index[document, TOKENS_AT : TOKENS + 1].tolist()
         stop = count if stop is None else min(stop, count)
         if not 0 <= start <= stop:
@@ -171,39 +171,42 @@ class Shard:
         return tokens
 
     def check_ids(self, vocabulary: int) -> None:
-        """Look at all tokens once: for one whose hash was compared, and whose bytes are known from then on."""
+        """Check all tokens once, for a shard whose hash was verified, so that later reads need no check."""
         for document in range(len(self)):
             self._refuse_beyond(vocabulary, self.tokens(document))
 
     def _refuse_beyond(self, vocabulary: int, tokens: np.ndarray) -> None:
-        """A model would read beyond its table: an error of CUDA that ends the process, or silence."""
+        """Raise `UserError` for an id outside of the vocabulary. A model would read outside of its embedding table,
+        which is undefined or ends the process with a CUDA error."""
         if (largest := int(tokens.max(initial=0))) >= vocabulary:
             raise UserError(f"{self.path} holds id {largest:,}, beyond the {vocabulary:,} of its tokenizer: {REMEDY}")
 
     def annotation(self, name: str, document: int) -> np.ndarray:
-        """int32 [n] or [n, columns]: see `ANNOTATIONS`; no rows where the document has none."""
+        """Return an annotation: int32 [n] or [n, columns], see `ANNOTATIONS`. It has no rows if the document has
+        none."""
         columns = ANNOTATIONS[name]
         at, rows = self._place(name, document)
         numbers = np.frombuffer(self.content.read(at, 4 * rows * columns), "<i4")
         return numbers if columns == 1 else numbers.reshape(rows, columns)
 
     def blob(self, name: str, document: int) -> bytes:
-        """The bytes of a document's member `<key>.<name>`; none where it has none."""
+        """Return the bytes of a document's member `<key>.<name>`; empty if there is none."""
         at, size = self._place(name, document)
         return self.content.read(at, size)
 
     def sentences(self, document: int) -> np.ndarray:
-        """int32 [sentences]: where each sentence of a document starts; `[0]` when boundaries were not kept."""
+        """Return int32 [sentences]: start of each sentence of a document; `[0]` if they are not stored."""
         starts = self.annotation("sentences", document)
         return starts if len(starts) else np.zeros(1, dtype="<i4")
 
     def places(self, name: str, document: int, start: int, stop: int) -> np.ndarray:
-        """The rows of an annotation within [start, stop) of a document, counted from `start`; see `DocumentSlice`."""
+        """Return the rows of an annotation within [start, stop) of a document, relative to `start`; see
+        `DocumentSlice`."""
         rows = self.annotation(name, document)
         begins = rows if rows.ndim == 1 else rows[:, 0]
         first, last = np.searchsorted(begins, (start, stop))
         if name == "turns" and first and (first == last or begins[first] > start):
-            first -= 1  # the turn that goes on here
+            first -= 1  # include the turn that started earlier
         found = rows[first:last].copy()
         if name in SPANS:
             found = found[found[:, 1] <= stop]
@@ -217,11 +220,11 @@ class Shard:
         return found
 
     def _damaged(self, what: str) -> UserError:
-        """Where a part of a document is that cannot be: its hashes are right, but its writer was not."""
+        """Return the error for an offset outside of a document: hashes match, but the writer was wrong."""
         return UserError(f"{self.path} has {what} in places that its documents do not have: {REMEDY}")
 
     def _place(self, name: str, document: int) -> tuple[int, int]:
-        """Where a field of a document starts, and how much there is of it."""
+        """Return the offset of a document's field, and its number of rows or bytes."""
         if name not in self.fields:
             return 0, 0
         column = 2 * self.fields.index(name)
@@ -230,7 +233,7 @@ class Shard:
 
 
 class LabeledShard(Shard):
-    """A shard of images, whose index has their labels: any tar of such files, whoever wrote it."""
+    """Shard of images with labels in the index. The tar may be any tar of image files."""
 
     def _is_inside(self) -> bool:
         labels, files = self.index[:, TOKENS_AT], self.index[:, 2:]
@@ -247,7 +250,7 @@ class LabeledShard(Shard):
 
 
 class CaptionedShard(Shard):
-    """A shard of images, whose index has the ids of their texts: any tar of such files, whoever wrote it."""
+    """Shard of images with token ids of texts in the index. The tar may be any tar of image files."""
 
     def _is_inside(self) -> bool:
         places, ids = self.index[:, 2 : 2 * len(self.fields)], self.index[:, 2 * len(self.fields) :]
@@ -265,8 +268,7 @@ class CaptionedShard(Shard):
 
 
 def through_outages(read: Callable[[], T], path: Path) -> T:
-    """What is read of a file. A disk that does not answer is asked again for some minutes: that says nothing of what is
-    on it."""
+    """Read a file. If the disk does not respond, retry for some minutes, because the error is not about the content."""
 
     def refuse(error: Exception) -> None:
         if not _may_pass(error):
@@ -277,12 +279,12 @@ def through_outages(read: Callable[[], T], path: Path) -> T:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether it is the disk that fails, and not what is on it that is wrong."""
+    """Whether an error is a failure of the disk, and not of the content."""
     return isinstance(error, OSError) and error.errno in OUTAGES
 
 
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
-    """int64 [documents, 2 * fields]: the index of a shard, mapped into memory; of `TEXTS` with ids behind."""
+    """Return int64 [documents, 2 * fields]: memory-mapped index of a shard; with `TEXTS`, the ids follow."""
     path = Path(folder) / info.index_name
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + text_columns(dtype),)))
@@ -299,7 +301,7 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence
 
 
 def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify) -> None:
-    """Raise a `UserError` naming the shard when it is missing, truncated, or (`hash`) differs by a single bit."""
+    """Raise `UserError` if a shard is missing, truncated, or (`hash`) has a different hash."""
     if verify == "none":
         return
     files = {name: Path(folder) / name for name in info.hashes}
@@ -313,7 +315,7 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
 
 
 def size_mismatch(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
-    """What is wrong with a shard in a folder or at a URL whose files have these sizes."""
+    """Return an error message for the files of a shard with these sizes, or None."""
     for name in info.hashes:
         if name not in sizes:
             return f"{place}/{name} is missing but the manifest names it: {REMEDY}"
@@ -323,13 +325,13 @@ def size_mismatch(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str 
 
 
 def damaged(file: str) -> str:
-    """What is said of a file of a shard that is not what was written."""
+    """Return the error message for a file with a wrong hash."""
     return f"{file} is damaged (its sha256 is not the manifest's): {REMEDY}"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Shards with their manifest, in a folder; or at a URL, or with shards that are, with a folder that mirrors it."""
+    """Shards with their manifest, in a folder. For a URL, or for shards at URLs, the folder is a local mirror."""
 
     folder: Path
     manifest: Manifest
@@ -337,8 +339,10 @@ class Corpus:
 
     @classmethod
     def open(cls, place: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
-        """The corpus in a folder, or at a URL whose shards will be kept in `cache` (absent: the usual one); a
-        `UserError` where there is none, or its manifest is damaged. Shards are opened later."""
+        """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default the usual one).
+
+        Raises `UserError` if there is none, or its manifest is damaged. Shards are opened later.
+        """
         if is_remote(place):
             mirror = Mirror.open(str(place), cache or Cache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)
@@ -350,15 +354,15 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        """Where it is, as the user said it."""
+        """Folder or URL, as the user wrote it."""
         return self.mirror.url if self.mirror else str(self.folder)
 
     def address_of(self, name: str) -> str:
-        """Path or URL of one of its files."""
+        """Return the path or URL of a file."""
         return self.mirror.address_of(name) if self.mirror else join(self.folder, name)
 
     def split(self, name: str) -> Split:
-        """The shards of `train` or `validation`; a split without a single document is the user's error."""
+        """Return the shards of `train` or `validation`. Raises `UserError` for a split without documents."""
         split = self.manifest.splits.get(name)
         if split is None or not split.samples:
             share = "larger" if name == "validation" else "smaller"
@@ -370,20 +374,20 @@ class Corpus:
         return split
 
     def check(self, split: str, verify: Verify) -> None:
-        """Check every shard of a split as far as `verify` says; many, or those elsewhere, are checked when touched."""
+        """Check every shard of a split. Many shards, or remote ones, are checked when they are first opened instead."""
         if self.mirror or len(self.split(split).shards) > CHECKED_AT_ONCE:
             return
         for info in self.split(split).shards:
             check_shard(self.folder, info, verify)
 
     def open_shard(self, info: ShardInfo, verify: Verify = "size") -> Shard:
-        """Map a shard, which is fetched first if it is elsewhere; a copy in the cache that is damaged, again."""
+        """Open a shard; fetch it first if it is remote, and again if the cached copy is damaged."""
         if self.mirror is None:
             return self._open(info, verify)
         fetched = self.mirror.fetch(info)
         try:
             return self._open(info, "size" if fetched else verify)
-        except UserError:  # damaged since it came, or another process made room for its own
+        except UserError:  # damaged in the cache, or evicted by another process
             self.mirror.discard(info)
             self.mirror.fetch(info)
             return self._open(info, "size")
@@ -392,21 +396,21 @@ class Corpus:
         return Shard.open(self.folder, info, self.manifest.dtype, self.manifest.fields, verify)
 
     def indexes(self, infos: Sequence[ShardInfo]) -> Iterator[np.ndarray]:
-        """int64 [documents, columns]: the indexes of shards, without the shards."""
+        """Yield int64 [documents, columns]: index of each shard, without fetching the shards."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=True, only_index=True)
         for info in infos:
             if self.mirror:
-                self.mirror.fetch_index(info)  # nothing to do, unless the cache is smaller than all of them
+                self.mirror.fetch_index(info)  # has no effect unless the cache is too small for all indexes
             yield open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
 
     def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
-        """Fetch shards that will be opened, several at once; nothing to do where they are on this machine."""
+        """Fetch shards that will be opened, in parallel. Has no effect for local ones."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=wait)
 
     def documents(self, split: str, verify: Verify = "size") -> Iterator[np.ndarray]:
-        """The token ids of every document of a split, in the order they were written."""
+        """Yield the token ids of every document of a split, in file order."""
         for info in self.split(split).shards:
             shard = self.open_shard(info, verify)
             yield from (shard.tokens(document) for document in range(len(shard)))

@@ -1,4 +1,4 @@
-"""What a corpus says of itself before anything is trained: the baselines a model has to beat."""
+"""Statistics of a corpus: baselines that a model must exceed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 from megaptm.data.shards import Corpus, Verify
 
 COUNTED_AT_ONCE = 1 << 20
-"""Tokens."""
+"""Tokens per batch of documents."""
 
 
 def texts_of(
     corpus: Corpus, split: str, *, part: int = 0, parts: int = 1, verify: Verify = "size"
 ) -> Iterator[list[np.ndarray]]:
-    """Documents of every `parts`-th shard of a split, from shard `part` on, some at a time; each is read once: a
-    gigabyte of a disk's takes a second or two. A `UserError` names a shard that is damaged, as far as `verify` looks,
-    or has an id that its tokenizer has not: who counts looks these up in tables."""
+    """Yield the documents of every `parts`-th shard of a split, from shard `part` on, in batches. Each is read once.
+
+    A gigabyte takes a second or two from a local disk. Raises `UserError` for a shard that is damaged, as far as
+    `verify` checks, or that has an id outside of the vocabulary, because callers use ids as table indexes.
+    """
     for number, info in enumerate(corpus.split(split).shards):
         if number % parts != part:
             continue
@@ -37,8 +39,8 @@ def texts_of(
 def token_counts(
     corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1, verify: Verify = "size"
 ) -> np.ndarray:
-    """int64 [vocabulary]: how often each id comes in every `parts`-th shard of a split, from shard `part` on; a
-    `UserError` as of `texts_of`."""
+    """Return int64 [vocabulary]: count of each id in every `parts`-th shard of a split, from shard `part` on. Raises
+    like `texts_of`."""
     counts = np.zeros(vocabulary, np.int64)
     for texts in texts_of(corpus, split, part=part, parts=parts, verify=verify):
         counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
@@ -46,9 +48,10 @@ def token_counts(
 
 
 def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
-    """Nats per token of text counted by `counts`, coded by the frequencies of `model` (itself: its entropy).
+    """Return the loss of a unigram model, in nats per token of the text counted by `counts`.
 
-    One is added to each count of another text, for the ids it never saw.
+    The frequencies are those of `model`, by default `counts`, which gives the entropy. Add-one smoothing is applied to
+    the counts of another text, for ids that it lacks.
     """
     frequencies = counts if model is None else model + 1
     seen = counts > 0
@@ -57,11 +60,11 @@ def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
 
 
 def bytes_per_token(corpus: Corpus, split: str) -> float:
-    """UTF-8 bytes of text for each token of a split, of which each document has one more, that ends it."""
+    """Return UTF-8 bytes of text per token of a split. Each document has one more token, which ends it."""
     part = corpus.split(split)
     return part.bytes / (part.tokens + part.samples)
 
 
 def bits_per_byte(loss: float, bytes_each: float) -> float:
-    """A loss in nats per token as bits per byte of text, which no longer depends on the tokenizer."""
+    """Convert a loss in nats per token to bits per byte of text, which does not depend on the tokenizer."""
     return loss / math.log(2) / bytes_each

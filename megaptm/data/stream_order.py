@@ -1,4 +1,4 @@
-"""Rows cut from documents laid end to end, and rows of whole documents, in the order of `order.Order`."""
+"""Sequences cut from concatenated documents, and sequences of complete documents, in the order of `order.Order`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from megaptm.objectives.objective import DocumentSlice, RowWindow
 
 
 class StreamOrder(Order):
-    """Rows cut from an epoch's documents laid end to end, across documents and windows; the tail shorter than a row is
-    dropped."""
+    """Sequences cut from the concatenated documents of an epoch, across documents and windows. The remainder at the end
+    is dropped."""
 
     def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, **options: Any):
         self.cut = cut
@@ -33,7 +33,7 @@ class StreamOrder(Order):
         return self._row(epoch, *self._find(epoch, position))
 
     def _row(self, epoch: int, window: int, row: int) -> list[DocumentSlice]:
-        """The row of a number, before shuffling, which starts in that window."""
+        """Return the sequence with this index before shuffling, which starts in this window."""
         start = row * self.cut.stride
         stop = start + self.cut.stride + self.cut.lookahead
         edges = self._epoch(epoch).measures
@@ -45,7 +45,7 @@ class StreamOrder(Order):
         return parts
 
     def _parts(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
-        """The documents that lie between two places of a window."""
+        """Yield the slices of documents between two offsets of a window."""
         number = int(np.searchsorted(window.edges, start, side="right")) - 1
         while start < stop:
             first, after = window.edges[number : number + 2].tolist()
@@ -69,9 +69,11 @@ class StreamOrder(Order):
 
 
 class DocumentOrder(StreamOrder):
-    """Rows of whole documents: those that begin in a row's stretch of the stream. Of a share `elsewhere` of rows, drawn
-    at random, comes another document of the same window behind them, marked so; then some of those that were
-    `retrieved` for the first."""
+    """Sequences of complete documents: those that start in the sequence's stretch of the stream.
+
+    A random share `elsewhere` of sequences is followed by another document of the same window, marked `elsewhere`, and
+    then by some documents that were `retrieved` for the first.
+    """
 
     def __init__(
         self,
@@ -85,7 +87,7 @@ class DocumentOrder(StreamOrder):
         self.elsewhere, self.retrieved = elsewhere, retrieved
         super().__init__(corpus, split, **options)
         self._before = np.concatenate(([0], np.cumsum(self.shards.sums("samples"))))
-        """int64 [shards + 1]: documents before each."""
+        """int64 [shards + 1]: number of documents before each shard."""
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
         window, row = self._find(epoch, position)
@@ -105,14 +107,14 @@ class DocumentOrder(StreamOrder):
         return [*found, *([] if other is None else [replace(other, elsewhere=True)]), *like]
 
     def _like(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
-        """What was retrieved for one of a window."""
+        """Return the documents retrieved for a document of a window."""
         if self.retrieved is None:
             return []
         number = int(self._before[window.shard[own]]) + int(window.document[own])
         return [*self.retrieved.draw(number, self._generator("retrieved", epoch, position))]
 
     def _other(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
-        """Any of a window but one."""
+        """Return a random other document of the window, for a share `elsewhere` of positions; otherwise None."""
         if not self.elsewhere or len(window.document) < 2:
             return None
         rng = self._generator("elsewhere", epoch, position)
@@ -122,7 +124,7 @@ class DocumentOrder(StreamOrder):
         return self._whole(window, other + (other >= own))
 
     def documents(self, shard: int) -> Iterator[DocumentSlice]:
-        """Those of a shard, in the order of its files."""
+        """Yield the documents of a shard, in file order."""
         opened = self.shards.get(shard)
         return (self._read(opened, document) for document in range(len(opened)))
 

@@ -1,4 +1,4 @@
-"""The table of a split's shards, `train.shards.npy`: a row of fixed width each, so that a million open in no time."""
+"""Table of a split's shards, `train.shards.npy`, with rows of fixed width, so that a million shards open instantly."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ ROW = np.dtype(
         ("index_sha256", "u1", (32,)),
     ]
 )
-"""A row of the table: the number in the shard's name, and what `ShardInfo` says of the others."""
+"""Row of the table: the number in the shard's name, and the other values of `ShardInfo`."""
 MOST = 1 << 40
-"""Documents, tokens or bytes of one shard, and more than any has."""
+"""Exclusive upper bound of the documents, tokens and bytes of a shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardInfo:
-    """What the manifest says of one shard."""
+    """Description of one shard."""
 
     name: str
-    """File name in the corpus folder, `train-000000.tar`; its index is `train-000000.index.npy`."""
+    """File name in the corpus folder, `train-000000.tar`. Its index is `train-000000.index.npy`."""
     samples: int
     tokens: int
     bytes: int
-    """UTF-8 bytes of the text the tokens came from."""
+    """UTF-8 bytes of the text."""
     size: int
     """Bytes of the tar file."""
     sha256: str
@@ -56,17 +56,17 @@ class ShardInfo:
 
 
 class ShardTable(Sequence[ShardInfo]):
-    """The rows of a split, mapped into memory. A pickle of it holds its path, not its rows."""
+    """Memory-mapped rows of a split. Pickling stores the path instead of the rows."""
 
     def __init__(self, path: Path, split: str):
         self.path = path
         self.split = split
         self.rows = _mapped(path)
-        """`ROW` [shards]"""
+        """`ROW` [shards]: the rows."""
 
     @classmethod
     def open(cls, folder: Path, split: str, sha256: str) -> ShardTable:
-        """The table of a split, after its hash was compared with the manifest's and its numbers with each other."""
+        """Open the table of a split, after checking its hash and the plausibility of its numbers."""
         path = folder / table_name(split)
         try:
             with plain_file(path).open("rb") as file:
@@ -114,7 +114,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def table_of(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
-    """`ROW` [shards]: the rows that say what the given shards are."""
+    """Return `ROW` [shards]: a row for each shard."""
     rows = np.zeros(len(shards), dtype=ROW)
     for row, info in zip(rows, shards, strict=True):
         row["number"] = number = int(info.name.removesuffix(".tar").rpartition("-")[2])
@@ -127,17 +127,17 @@ def table_of(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
 
 
 def shard_name(split: str, number: int) -> str:
-    """`train-000000.tar`."""
+    """Return the file name of a shard: `train-000000.tar`."""
     return f"{split}-{number:06d}.tar"
 
 
 def index_name(shard_name: str) -> str:
-    """`train-000000.tar` -> `train-000000.index.npy`."""
+    """Return the name of a shard's index: `train-000000.tar` -> `train-000000.index.npy`."""
     return shard_name.removesuffix(".tar") + ".index.npy"
 
 
 def table_name(split: str) -> str:
-    """`train` -> `train.shards.npy`."""
+    """Return the name of a split's table: `train` -> `train.shards.npy`."""
     return f"{split}.shards.npy"
 
 
@@ -149,7 +149,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _is_sound(rows: np.ndarray) -> bool:
-    """Whether the numbers can be those of shards: so small that no sum of them overflows, and each shard named once."""
+    """Whether numbers are valid: small enough that sums cannot overflow, and each shard number unique."""
     counts = all(((rows[name] >= 0) & (rows[name] < MOST)).all() for name in ("samples", "tokens", "bytes", "size"))
     numbers = rows["number"]
     return counts and bool((numbers >= 0).all()) and len(np.unique(numbers)) == len(numbers)

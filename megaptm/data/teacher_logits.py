@@ -1,16 +1,16 @@
-"""What a teacher says of each word, kept on disk: the largest logits of each place of the samples of a run, by number.
+"""Cached teacher logits: the largest logits at each position of a run's samples, by sample number.
 
     folder/
-        config.yaml  tokenizer/         of the teacher's run
-        train-000000.safetensors ...    of so many samples each; see `write_file`
-        validation-000000.safetensors
-        manifest.json                   which teacher, how many samples, a hash of each file; written last
+      config.yaml  tokenizer/         of the teacher's run
+      train-000000.safetensors ...    of `per_file` samples each; see `write_file`
+      validation-000000.safetensors
+      manifest.json                   teacher, number of samples, hash of each file; written last
 
-What a teacher says depends on what stands around a word and, of a masked text, on what is hidden: on the sample as it
-was drawn. So it is kept by the sample's number, and beside it a hash of the sample, which is compared when it is read.
+Teacher logits depend on the context and, for a masked text, on the hidden positions: on the exact sample. So they are
+stored by sample number, with a hash of the sample that is compared when they are read.
 """
 
-# S places of a row, P places of a file that are kept, K words of each
+# S positions of a sequence, P positions with logits in a file, K tokens per position
 
 from __future__ import annotations
 
@@ -36,57 +36,57 @@ from megaptm.storage import Record, parse_json, plain_file, shown, validated, wr
 FORMAT = "megaptm-teacher-logits-1"
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
-"""The manifest of what is being written."""
+"""Manifest of an unfinished folder."""
 PER_FILE = 256
-"""Samples: of 512 places and 32 words each 25 MB."""
+"""Samples per file. With 512 positions and 32 tokens per position, a file has 25 MB."""
 MOST = 1_000_000
-"""Places of a row, words of a place, samples of a file."""
+"""Maximum of positions per sequence, tokens per position, and samples per file."""
 DTYPES = ("float16", "float32")
-"""Of logits."""
+"""Types of stored logits."""
 OPEN = 2
-"""Files that are held."""
+"""Maximum number of files in memory."""
 IDS, LOGITS = "teacher_ids", "teacher_logits"
-"""Fields of a sample, [S, K]: words of a place, and what their logits lack to the largest; zeros where none are."""
+"""Fields of a sample, [S, K]: token ids of a position, and their logits minus the largest. Zeros without logits."""
 COMMAND = "write it with `megaptm cache-logits`, and the config of the run that is to read it"
 
 
 class TeacherLogitsManifest(Record):
-    """What is in such a folder."""
+    """Manifest of a folder of cached logits."""
 
     format: str
     teacher: str
-    """What its checkpoint is known by (`run.teacher.checkpoint_id`)."""
+    """Identifier of the teacher's checkpoint (`run.teacher.checkpoint_id`)."""
     step: int
     head: str
     places: str
-    """`all` that are no padding, or those that are `asked` about."""
+    """`all` positions except padding, or only target positions (`asked`)."""
     top: int
-    """Words of each place."""
+    """Tokens per position."""
     dtype: str
     sequence: int
-    """Places of a row."""
+    """Positions per sequence."""
     vocabulary: int
     per_file: int
-    """Samples of each file but the last."""
+    """Samples per file. The last file may have fewer."""
     samples: dict[str, int]
-    """Split -> samples, from number 0 on."""
+    """Split -> number of samples, starting with sample 0."""
     files: dict[str, str]
-    """Name -> sha256."""
+    """File name -> sha256."""
 
 
 class KeptLogits(NamedTuple):
-    """Of a sample."""
+    """Cached logits of one sample."""
 
     places: np.ndarray
-    """int32 [P]: where in the row."""
+    """int32 [P]: positions in the sequence."""
     ids: np.ndarray
-    """int32 [P, K]"""
+    """int32 [P, K]: token ids."""
     logits: np.ndarray
-    """float [P, K]"""
+    """float [P, K]: logits."""
 
 
 def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:
-    """uint8 [16]: what a sample is known by."""
+    """Return uint8 [16]: hash that identifies a sample."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(sample):
         array = np.ascontiguousarray(sample[name])
@@ -100,12 +100,12 @@ def file_name(split: str, number: int) -> str:
 
 
 def file_ranges(samples: int, per_file: int) -> Iterator[range]:
-    """Numbers of the samples of each file."""
+    """Yield the sample numbers of each file."""
     return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
 
 
 def kept_step(folder: Path) -> int | None:
-    """Of which checkpoint a folder's logits are, though they may not be all there; None where it has none."""
+    """Return the checkpoint step of a folder's logits, even if it is unfinished; None without logits."""
     for path in (folder / UNFINISHED, folder / MANIFEST):
         with suppress(UserError, FileNotFoundError, NotADirectoryError):
             return read_manifest(path).step
@@ -113,7 +113,7 @@ def kept_step(folder: Path) -> int | None:
 
 
 def read_manifest(path: Path) -> TeacherLogitsManifest:
-    """That of a folder, or of what is being written there; a `UserError` where it is none."""
+    """Read the manifest of a finished or unfinished folder; raise `UserError` if it is invalid."""
     content = parse_json(plain_file(path).read_bytes(), path, remedy=COMMAND)
     manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
@@ -131,7 +131,7 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
 
 
 def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLogits]) -> None:
-    """`samples` [n, 16]: their hashes; `begins` [n + 1]: where of each the rows begin of `places` [P] and of `ids` and
+    """Write a file with `samples` [n, 16]: hashes; `begins` [n + 1]: offset of each sample in `places` [P], `ids` and
     `logits` [P, K]."""
     tensors = {
         "samples": np.stack(digests),
@@ -146,8 +146,8 @@ def file_hash(path: Path) -> str:
 
 
 def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
-    """Whether a file, which may not be there, can be read, and is of so many samples, the first of which is known by
-    this."""
+    """Whether a file exists, can be read, and has at least `samples` samples, the first of which has the hash
+    `first`."""
     try:
         found = _arrays(plain_file(path).read_bytes(), manifest)
     except OSError:
@@ -157,26 +157,26 @@ def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.n
 
 @dataclass(frozen=True)
 class TeacherLogits:
-    """Such a folder, to be read."""
+    """Finished folder of cached logits."""
 
     folder: Path
     manifest: TeacherLogitsManifest
 
     @classmethod
     def open(cls, folder: Path) -> TeacherLogits:
-        """A `UserError` where there is none."""
+        """Open a folder; raise `UserError` if it is missing or unfinished."""
         path = folder / MANIFEST
         if not path.is_file():
             raise UserError(f"distill.cached ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
         return cls(folder, read_manifest(path))
 
     def of(self, split: str) -> SplitLogits:
-        """Of `train` or `validation`."""
+        """Return the logits of `train` or `validation`."""
         return SplitLogits(self, split)
 
 
 class SplitLogits:
-    """What is kept of the samples of a split, by number."""
+    """Cached logits of a split, by sample number."""
 
     def __init__(self, whole: TeacherLogits, split: str) -> None:
         self.whole, self.split = whole, split
@@ -184,7 +184,8 @@ class SplitLogits:
         self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load, OPEN)
 
     def fields(self, number: int, sample: Mapping[str, np.ndarray]) -> Sample:
-        """`teacher_ids` and `teacher_logits` of a sample; a `UserError` where they are of another, or of none."""
+        """Return `teacher_ids` and `teacher_logits` of a sample; raise `UserError` if there are none or the sample
+        differs."""
         manifest = self.whole.manifest
         if number >= self.samples:
             raise UserError(
@@ -208,7 +209,7 @@ class SplitLogits:
         return {IDS: ids, LOGITS: logits}
 
     def _hash_now(self, name: str) -> str | None:
-        """Of a file, where the folder has been added to, for a longer run, since it was opened."""
+        """Return the current hash of a file, for a folder that was extended for a longer run since it was opened."""
         with suppress(UserError, OSError):
             now, then = read_manifest(self.whole.folder / MANIFEST), self.whole.manifest
             if now.model_copy(update={"samples": then.samples, "files": then.files}) == then:
@@ -224,7 +225,7 @@ class SplitLogits:
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         hashed = hashlib.sha256(content).hexdigest()
-        is_added_to = (self.whole.folder / UNFINISHED).is_file()  # before the manifest is read, after which it goes
+        is_added_to = (self.whole.folder / UNFINISHED).is_file()  # checked first: the writer removes it last
         if hashed != self.whole.manifest.files.get(name) and hashed != self._hash_now(name):
             if is_added_to:
                 raise UserError(
@@ -238,7 +239,7 @@ class SplitLogits:
 
 
 def _arrays(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
-    """What is in a file; None where it is not what `write_file` writes."""
+    """Return the tensors of a file; None unless `write_file` wrote them."""
     try:
         found: dict[str, np.ndarray] = load(content)
         return found if _fits(found, manifest) else None
@@ -247,10 +248,10 @@ def _arrays(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.nda
 
 
 def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
-    """Whether arrays are what `write_file` writes, and lead nowhere else."""
+    """Whether tensors have the shapes and types of `write_file`, and all indexes are in range."""
     samples, begins = found["samples"], found["begins"]
     places, ids, logits = (found[name] for name in KeptLogits._fields)
-    rows, kept = samples.shape[:1], places.shape[:1]  # an array of no axes has no length
+    rows, kept = samples.shape[:1], places.shape[:1]  # sliced, because an array without axes has no length
     shapes = (
         (samples.ndim, places.ndim) == (2, 1)
         and begins.shape == (rows[0] + 1,)
@@ -266,20 +267,20 @@ def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> b
 
 
 class TaughtMix:
-    """The samples of a mix, with what a teacher says of them."""
+    """Samples of a mix with cached teacher logits."""
 
     def __init__(self, mix: Mix, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits
         kept, own = logits.whole.manifest, mix.batch
         each = (kept.sequence, kept.top)
         self.batch = BatchSpec(own.streams, {**own.fields, IDS: Field(each, "int32"), LOGITS: Field(each, kept.dtype)})
-        """What every sample holds."""
+        """Specification of every sample."""
 
     def sample(self, number: int) -> Sample:
         sample = self.mix.sample(number)
         return sample | self.logits.fields(number, sample)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "mix":  # while it is unpickled
+        if name == "mix":  # during unpickling
             raise AttributeError(name)
         return getattr(self.mix, name)

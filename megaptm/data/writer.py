@@ -1,4 +1,4 @@
-"""Writes a shard: the same documents make the same bytes, and it is there whole or not at all."""
+"""Writer of shards. The same documents give the same bytes, and files are written atomically."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
 
 class ShardWriter:
-    """Writes one shard and its index under a temporary name, and renames both when the block ends without an error.
+    """Writer of one shard and its index. Both get their names when the block ends without an error.
 
-    >>> with ShardWriter(folder / "train-000000.tar", dtype="uint16") as writer:
-    ...     writer.add(0, tokens, {"sentences": [0, 17]}, meta={"source": "a.txt"}, text_bytes=93)
-    >>> writer.close()          # the ShardInfo for `write_manifest`
+        >>> with ShardWriter(folder / "train-000000.tar", dtype="uint16") as writer:
+        ...     writer.add(0, tokens, {"sentences": [0, 17]}, meta={"source": "a.txt"}, text_bytes=93)
+        >>> writer.close()          # the ShardInfo for `write_manifest`
 
-    `fields` are the manifest's: `tokens`, then the annotations and the suffixes of blobs that documents may have. With
-    dtype `LABELS` a document has one token, which is written as text, and is in the index.
+    `fields` are those of the manifest: `tokens`, then annotations and blob suffixes. With dtype `LABELS`, the single
+    token of a document is written as text and stored in the index.
     """
 
     def __init__(self, path: str | os.PathLike[str], dtype: Any = "uint16", fields: Sequence[str] = ("tokens",)):
@@ -43,7 +43,7 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         self._position = 0
         self.tokens = 0
-        """Tokens added so far, to decide when the next shard begins."""
+        """Tokens added so far, which determine the start of the next shard."""
         self._text_bytes = 0
         self._info: ShardInfo | None = None
         self._shard = AtomicFile(self.path)
@@ -67,7 +67,7 @@ class ShardWriter:
         meta: Mapping[str, Any] | None = None,
         text_bytes: int = 0,
     ) -> None:
-        """Append a document; `key` must be unique in the corpus, `text_bytes` is the size of its text in UTF-8."""
+        """Append a document. `key` must be unique in the corpus; `text_bytes` is the size of its text in UTF-8."""
         if unknown := (annotations.keys() | blobs.keys()) - set(self.fields[1:]):
             raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not among the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
@@ -101,13 +101,13 @@ class ShardWriter:
         return ids.astype(self.dtype)
 
     def close(self) -> ShardInfo:
-        """Finish the files and say what is in them; calling it again says it again."""
+        """Finish the files and return their description. Further calls return the same."""
         if self._info is None:
             self._write(bytes(2 * tarfile.BLOCKSIZE))
             self._file.close()
             rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
             index = npy_bytes(rows)
-            # The index goes first: a tar in place always has one.
+            # The index is renamed first, so that a tar always has an index.
             write_whole(self.path.with_name(index_name(self.path.name)), index)
             self._shard.keep()
             self._info = ShardInfo(
@@ -122,16 +122,16 @@ class ShardWriter:
         return self._info
 
     def abort(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished files."""
         self._file.close()
         self._shard.drop()
 
     def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
-        """Append an array as a member; returns where its numbers start, and its rows."""
+        """Append an array as a member; return the offset of its data and its number of rows."""
         return self._member(name, npy_bytes(array)) - array.nbytes, len(array)
 
     def _member(self, name: str, content: bytes) -> int:
-        """Append a file to the tar; returns the position just after its last byte."""
+        """Append a file to the tar; return the offset after its last byte."""
         padding = bytes(-len(content) % tarfile.BLOCKSIZE)
         self._write(tar_header(name, len(content)) + content + padding)
         return self._position - len(padding)
@@ -143,7 +143,7 @@ class ShardWriter:
 
 
 def _checked_annotation(what: str, name: str, values: Any, tokens: int) -> np.ndarray:
-    """int32 [n] or [n, columns], or a ValueError: places rise and lie in the document."""
+    """Return int32 [n] or [n, columns]; raise ValueError unless positions are ascending and inside the document."""
     columns = ANNOTATIONS.get(name)
     if columns is None:
         raise ValueError(f"{what} is none of the annotations {', '.join(ANNOTATIONS)}.")
