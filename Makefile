@@ -16,7 +16,7 @@ tests drills: export OMP_WAIT_POLICY := passive
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt bench clean
+.PHONY: help setup demo test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt site bench clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -60,6 +60,10 @@ fuzz: $(READY)  ## every file that a command reads, spoiled; SEED=0 READS=2000 C
 fmt: $(READY)  ## let the formatter and the linter repair what they can
 	@$(VENV)/ruff format .
 	@$(VENV)/ruff check --fix .
+
+site: $(READY)  ## the documentation as a site, in build/site; a broken link fails
+	@$(VENV)/uv pip install --quiet --python $(VENV)/python '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --quiet && echo 'build/site/index.html'
 
 bench: $(READY)  ## each benchmark prints a table and a ratio
 	@for file in benchmarks/*.py; do echo "== $$file" && $(VENV)/python $$file || exit 1; done
