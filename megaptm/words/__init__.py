@@ -1,1 +1,2 @@
-"""Word vectors: tables and not layers, with compiled loops; corpora, order, checkpoints and runs are everybody's."""
+"""Word vectors: embedding tables without layers, trained by compiled loops. Corpora, sample order, checkpoints and runs
+are shared with other models."""

@@ -1,6 +1,7 @@
-"""Training of word vectors: tables divided among data ranks, rows of text learned by compiled code, word after word."""
+"""Training engine of word vectors: tables are sharded over data ranks, and compiled code processes each sequence word
+by word."""
 
-# V words, U rows that a row of text touches, D width
+# V words, U table rows that a sequence updates, D width
 
 from __future__ import annotations
 
@@ -26,31 +27,31 @@ from megaptm.words.vocabulary import WordTables, counts_piece, read_counts, word
 NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 CountWords = Callable[[Exchange], np.ndarray]
-"""All ranks at once -> int64 [V]: how often each word comes in the corpora."""
+"""Function that all ranks call together -> int64 [V]: frequency of each word in the corpora."""
 
 
 DIVERGED = 4.0
-"""Times the loss of vectors that know nothing: more is past learning. Numbers may stay finite there, since products
-beyond the table of sigmoids move nothing."""
+"""Multiple of the loss of untrained vectors above which a run counts as diverged. Its values may stay finite, since
+scores beyond the sigmoid table cause no update."""
 
 
 @dataclass(frozen=True)
 class WordRow:
-    """A row of text without the words that are passed over."""
+    """Sequence of words after subsampling."""
 
     kept: np.ndarray
     borders: np.ndarray
-    """The number of the document that each word is of."""
+    """Document index of each word."""
     state: np.uint64
-    """Of the generator, from which windows and noise are drawn."""
+    """Generator state from which windows and noise are sampled."""
 
 
 class WordEngine:
-    """The tables of a family of word vectors, on this data rank's place.
+    """Training engine of word vectors on this data rank.
 
-    Each row of text is learned by itself, one word after the other, from the tables as they were when the step began;
-    then what all rows have changed is added up, in their order. So a step does the same on any number of ranks; of a
-    step with a single row the tables are changed in place, as the released code does.
+    Each sequence is processed alone, word by word, starting from the tables at the start of the step. Then the changes
+    of all sequences are added in order, so a step gives the same result on any number of ranks. A step with a single
+    sequence updates the tables in place, as the released code does.
     """
 
     def __init__(
@@ -65,9 +66,9 @@ class WordEngine:
         count_words: CountWords,
         timeout_minutes: float = 30.0,
     ) -> None:
-        """`special` are ids that are no words, `names` what all are called, for their pieces; `count_words` is asked
-        when the tables are filled, for a checkpoint has the counts."""
-        keep_freed_memory()  # of a step, whose arrays are as large in the next
+        """`special`: ids that are no words. `names`: names of all ids, for their subwords. `count_words` is called when
+        the tables are initialized; a checkpoint contains the counts."""
+        keep_freed_memory()  # the arrays of a step are as large in the next one
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)
@@ -77,7 +78,7 @@ class WordEngine:
         words = spec.vocabulary + size.buckets
         self._in = ShardedTable("input", words + spec.positions, size.width, self.exchange)
         self._positions = words if spec.positions else kernels.NOTHING
-        # Inner nodes of the tree, one less than words, take the place of words: the shape is the same.
+        # A Huffman tree has one inner node less than words; its vectors are stored in the same table.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
         self._places = tuple(np.zeros(table.rows, np.int32) for table in (self._in, self._out))
         self._bags = bags_of(names, size.ngrams, size.buckets) if size.buckets else (NONE, NONE)
@@ -86,14 +87,14 @@ class WordEngine:
         self._tables: WordTables
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss, which is that of its moves."""
+        """Change the weight of the loss, which scales the updates."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
-        """Begin with the initial vectors, after the words of the corpora are counted."""
+        """Count the words of the corpora and set the initial vectors."""
         self._know(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
-        if self.spec.positions:  # places that are all alike
+        if self.spec.positions:  # position weights start at 1
             numbers = self._in.numbers()
             self._in.flat[(numbers >= self._positions) & (numbers < self._in.rows)] = 1.0
         self._out.held[:] = 0.0
@@ -110,8 +111,8 @@ class WordEngine:
         self._out.restore(reader)
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn from this rank's rows; raises `DivergedError` on every process where the loss is not finite, or is that
-        of a run past learning."""
+        """Train on this rank's sequences. Raise DivergedError on every process if the loss is not finite or shows
+        divergence."""
         assert microbatches is not None
         rows = [*self._rows(microbatches)]
         rate = lr * next(iter(self.losses.values()))
@@ -147,7 +148,7 @@ class WordEngine:
 
     @property
     def _of_nothing(self) -> float:
-        """The loss of a question to which all answers are as likely as not, or more."""
+        """Loss of untrained vectors: that of equal probabilities for all labels, or more."""
         if self.task.output == SOFTMAX:
             return math.log(len(self._tables.words))
         most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
@@ -160,7 +161,8 @@ class WordEngine:
         places: Sequence[np.ndarray],
         rate: float,
     ) -> tuple[float, int]:
-        """Loss and number of answers of a row, which moves the tables, whole or, with places, in part."""
+        """Return loss and number of predictions of a sequence, and update the tables. `places`: row -> index in a
+        partial table."""
         found: tuple[float, int] = kernels.learn(
             *(isinstance(self.task, CBOW), *tables, row.kept, row.borders, row.state, *self._drawn()),
             *(rate, self._sigmoid, self._logarithm, self.task.sigmoid == "exact", *places),
@@ -168,14 +170,14 @@ class WordEngine:
         return found
 
     def _drawn(self) -> tuple[Any, ...]:
-        """What windows and answers are drawn by, and what words are made of."""
+        """Return the arguments of windows, labels and subwords for the compiled loops."""
         tables, task = self._tables, self.task
         negatives = 0 if task.output in (HUFFMAN, SOFTMAX) else task.negatives
         answers = (negatives, tables.accept, tables.alias, tables.points, tables.codes, tables.words)
         return task.window, task.shrink, *answers, *self._bags, self._positions
 
     def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
-        """Learn from each row alone, and then add up what they have changed; with no rate, change nothing."""
+        """Train on each sequence alone, then add up their changes. With `rate` None the tables stay unchanged."""
         touched = [self._touched(row) for row in rows]
         asked = [_union([one[side][0] for one in touched]) for side in (0, 1)]
         begun = [table.fetch(some) for table, some in zip((self._in, self._out), asked, strict=True)]
@@ -197,13 +199,14 @@ class WordEngine:
         return found
 
     def _touched(self, row: WordRow) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Of either table the rows that a row of text moves, rising, and how often: int64 [U] twice."""
+        """Return for either table the rows that a sequence updates, ascending, and the number of updates: int64 [U]
+        twice."""
         moves = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
         kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *moves)
         return [(some, one[some]) for one in moves for some in [np.flatnonzero(one)]]
 
     def _result(self, mine: list[tuple[float, int]]) -> StepResult:
-        """Of all ranks, in the order of the rows."""
+        """Return the result of all ranks, in sequence order."""
         loss, asked = self.exchange.all_gather(np.array(mine, np.float64)).reshape(-1, 2).sum(axis=0).tolist()
         ((name, weight),) = self.losses.items()
         mean = loss / max(asked, 1.0)

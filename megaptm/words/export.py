@@ -1,4 +1,4 @@
-"""Word vectors in the formats in which others are: word2vec's two, GloVe's, fastText's two and safetensors."""
+"""Export of word vectors: formats of word2vec, GloVe and fastText, and safetensors."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from megaptm.words.vocabulary import written_word
 
 
 def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
-    """A line with the number of words and the width, then a line a word: the word and its numbers, exactly."""
+    """Yield a line with number of words and width, then a line per word: the word and its exact values."""
     yield _heading(vectors)
     yield from glove_text(vectors)
 
 
 def glove_text(vectors: WordVectors) -> Iterator[bytes]:
-    """A line a word, and none before: the word and its numbers, exactly."""
+    """Yield a line per word, without a header: the word and its exact values."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
-        # The shortest digits that are read back as the same fp32.
+        # The shortest decimal that is read back as the same float32.
         yield written_word(word) + f" {' '.join(map(str, row))}\n".encode()
 
 
 def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
-    """A line with the number of words and the width, then each word, a space, its fp32 numbers, and a newline, as
-    word2vec writes with -binary 1."""
+    """Yield a line with number of words and width, then each word, a space, its float32 values and a newline, as
+    word2vec -binary 1 does."""
     yield _heading(vectors)
     for word, row in zip(vectors.words, vectors.vectors.astype("<f4"), strict=True):
         yield written_word(word) + b" " + row.tobytes() + b"\n"
 
 
 def safetensors(vectors: WordVectors) -> Iterator[bytes]:
-    """`vectors` [N, D] and `counts` [N]; the words, as a JSON list, are under `words` in the metadata."""
+    """Yield `vectors` [N, D] and `counts` [N]; the metadata field `words` holds the words as a JSON list."""
     tensors = {"vectors": np.ascontiguousarray(vectors.vectors), "counts": vectors.counts}
     yield save(tensors, metadata={"words": json.dumps([*vectors.words], ensure_ascii=False)})
 
@@ -52,13 +52,13 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
     "word2vec": word2vec_text,
     "word2vec-binary": word2vec_binary,
     "glove": glove_text,
-    "fasttext-vec": word2vec_text,  # the same lines, of the means over words' pieces
+    "fasttext-vec": word2vec_text,  # the same lines, with the means over words and subwords
     "safetensors": safetensors,
 }
 
 
 def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](vectors_of(checkpoint))
     if path.is_dir():
         raise UserError(f"{path} is a folder: name the file that is to be written.")

@@ -1,4 +1,4 @@
-"""fastText's own file: a model that `fasttext.load_model` and gensim read, tables of words and of their pieces."""
+"""fastText's binary format: tables of words and subwords that `fasttext.load_model` and gensim read."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from megaptm.words.vocabulary import read_counts, words_of, written_word
 
 MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
-"""Numbers of its enumerations."""
+"""Values of fastText's enumerations."""
 MOST = (1 << 31) - 1
-"""Of its whole numbers."""
+"""Largest value of its integers."""
 RATE_UPDATES = 100
-"""Words after which its trainer lowers the rate; nothing reads it in a model that is trained."""
+"""Words between updates of the learning rate; unused in trained models."""
 
 
 def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
-    """The file, part after part: settings, words, input rows of words and then of buckets, output rows."""
+    """Yield the parts of the file: settings, words, input rows of words and of buckets, output rows."""
     spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
     size = spec.size
     if not size.buckets:

@@ -1,4 +1,5 @@
-"""What GloVe has counted, kept in the run's folder: who goes on need not count again, on any number of ranks."""
+"""Cache of GloVe's co-occurrence counts in the run folder, so that a resumed run need not count again, on any number of
+ranks."""
 
 # P pairs, V words
 
@@ -35,32 +36,33 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Counted:
-    """Of the text, as a rank needs it."""
+    """Counts of the text for one rank."""
 
     words: np.ndarray
     """int64 [V]"""
     pairs: Mapping[str, PairCounts]
-    """Of each of `SPLITS`, those whose words this rank holds."""
+    """Pairs of this rank's words, for each of `SPLITS`."""
 
 
 @dataclass(frozen=True)
 class KeptPairs:
-    """`run/pairs`: a store as that of checkpoints, so what is there is whole, and what is damaged is known.
+    """Cache `run/pairs`, in the format of checkpoints: it is complete if present, and damage is detected.
 
-    Pairs lie in the order of their words' lanes, so that each rank's are one piece, however many ranks there are. All
-    ranks call each method at once. What cannot be read is counted again, and what cannot be kept ends no run.
+    Pairs are stored in the order of their words' lanes, so each rank's pairs are contiguous for any number of ranks.
+    All ranks call each method together. Counts that cannot be read are counted again, and a failed write does not end
+    the run.
     """
 
     run: Path
     of: Mapping[str, Any]
-    """What is counted, and of which text: of anything else nothing is read."""
+    """What is counted, and of which text. A cache with another value is not read."""
     vocabulary: int
     exchange: Exchange
     room: int
-    """Bytes that the run needs there besides, for its checkpoints, without which it is worth nothing."""
+    """Bytes to leave free for the run's checkpoints."""
 
     def read(self) -> Counted | None:
-        """None on all ranks where there is nothing that can be used."""
+        """Return the cached counts, or None on all ranks if they are missing or unusable."""
         store = Store(self.run / FOLDER)
         if any_rank(not store.steps()):
             return None
@@ -71,10 +73,10 @@ class KeptPairs:
             return None
 
     def write(self, counted: Counted) -> None:
-        """Keep it, in the place of what is there; a warning where there is no room."""
+        """Replace the cache; log a warning if there is not enough space."""
         rank, ranks = self.exchange.rank, self.exchange.ranks
         pairs = self.exchange.all_gather(np.array([len(counted.pairs[split].keys) for split in SPLITS]))
-        # Who was given up for dead and lives on must not write what this job writes.
+        # Writers of a job that was presumed dead must not write into this job's files.
         store = Store(self.run / FOLDER, keep=1, fence=lambda: True, token=broadcast_object(secrets.token_hex(8)))
         size = 16 * int(pairs.sum())
         pieces = [*self._pieces(counted, pairs)]
@@ -97,7 +99,7 @@ class KeptPairs:
             log.warning("%s: %s", self.run / FOLDER, what)
 
     def _pieces(self, counted: Counted, pairs: np.ndarray) -> Iterator[TensorPiece]:
-        """`pairs`: int64 [ranks, splits], how many each rank has."""
+        """Yield the checkpoint tensors. `pairs`: int64 [ranks, splits], number of pairs of each rank."""
         first, last = lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
         for split, of_ranks in zip(SPLITS, pairs.T, strict=True):
             held = counted.pairs[split]
@@ -122,8 +124,8 @@ class KeptPairs:
         )
 
     def _read_split(self, found: Checkpoint, split: str) -> PairCounts:
-        """Those of this rank's lanes; a `UserError` where they are no pairs: compiled code looks words up in tables by
-        them, and asks no more."""
+        """Return the pairs of this rank's lanes. Raise UserError if they are invalid: compiled code uses them as
+        unchecked indices."""
         reader, (first, last) = found.reader, lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
         strange = UserError(f"{found.folder}: its {split} pairs are none.")
         lanes = reader.read(f"{split}/lanes").numpy()

@@ -1,7 +1,7 @@
-"""The hot loops of word vectors, compiled by numba: what the C code of word2vec does word by word, in the same order.
+"""Inner loops of word vectors, compiled by numba; they process words in the same order as word2vec's C code.
 
-Letters: V words, D width, T tokens of a row, P the longest path in a Huffman tree. All that is drawn follows from one
-number, the row's, so that what a row will touch can be walked through before it is learned.
+Letters: V words, D width, T tokens of a sequence, P length of the longest path in a Huffman tree. All random values
+follow from one seed per sequence, so the rows that a sequence will update can be found in advance.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from megaptm.words.prefetch import prefetch
 
 NOTHING = -1
 LIMIT = 6.0
-"""Beyond it the released code, and gensim, make no update."""
+"""Scores beyond it cause no update, as in the released code and gensim."""
 ENTRIES = 1000
 SCALE = int(ENTRIES / LIMIT / 2)
-"""83: both truncate it, and so never read the table's ends."""
+"""83: both implementations truncate it, and so never read the ends of the table."""
 
-# Sums may be taken in another order, which lets them be vectors; NaNs and infinities stay what they are.
+# Allows sums in another order, for vectorization; NaN and infinities keep their meaning.
 FAST = {"reassoc", "contract", "nsz"}
 
 
 def tables() -> tuple[np.ndarray, np.ndarray]:
-    """float32 [1000] twice: the sigmoid at the lower end of each interval of ±6, and its logarithm."""
+    """Return float32 [1000] twice: the sigmoid at the lower end of each interval of ±6, and its logarithm."""
     at = (np.arange(ENTRIES) / ENTRIES * 2 - 1) * LIMIT
     return (1 / (1 + np.exp(-at))).astype(np.float32), -np.log1p(np.exp(-at)).astype(np.float32)
 
 
 @compiled()
 def _next(state):
-    """splitmix64: 64 random bits, and the state after them."""
+    """Return the next state and 64 random bits (splitmix64)."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
     mixed = state
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -42,7 +42,8 @@ def _next(state):
 
 @compiled()
 def fill_uniform(table_RD, rows, seed, most):
-    """Row r of the table := U(-most, most), a function of the seed and of its number in the whole, `rows[r]`."""
+    """Fill table rows with U(-most, most), a function of the seed and of each row's index in the full table,
+    `rows[r]`."""
     for r in range(table_RD.shape[0]):
         state = np.uint64(seed) ^ (np.uint64(rows[r] + 1) * np.uint64(0xD1342543DE82EF95))
         for d in range(table_RD.shape[1]):
@@ -52,9 +53,10 @@ def fill_uniform(table_RD, rows, seed, most):
 
 @compiled()
 def keep(tokens, documents, thresholds, seed, kept, borders):
-    """The words of a row that are not passed over, and their documents; returns how many, and the state after them.
+    """Write the words of a sequence that survive subsampling, and their documents; return their number and the next
+    state.
 
-    A word stays where 32 random bits are below its threshold; one that is always passed over draws nothing.
+    A word is kept if 32 random bits are below its threshold. Words that are never kept use no random bits.
     """
     state, count = np.uint64(seed), 0
     for t in range(tokens.shape[0]):
@@ -72,7 +74,8 @@ def keep(tokens, documents, thresholds, seed, kept, borders):
 
 @compiled()
 def _window(borders, count, i, window, shrink, state):
-    """First and last + 1 place of the window around place i, cut at the borders of its document."""
+    """Return first and last + 1 position of the window around position i, limited to its document, and the next
+    state."""
     reach = window
     if shrink:
         state, bits = _next(state)
@@ -87,13 +90,14 @@ def _window(borders, count, i, window, shrink, state):
 
 @compiled()
 def _noise(word, negatives, accept, alias, rows, labels, state):
-    """`rows` := the word, then words drawn by the alias method; one that is the word itself is left out, as in C."""
+    """Write the word and its negative samples (alias method) to `rows`; a sample equal to the word is dropped, as in
+    the C code."""
     rows[0], labels[0], n = word, 1.0, 1
     size = np.uint64(accept.shape[0])
     for _ in range(negatives):
         state, bits = _next(state)
         drawn = np.int64((bits >> np.uint64(32)) * size >> np.uint64(32))
-        # A product, not a branch: of draws nobody can guess which way they go, and a wrong guess costs ten of them.
+        # A product instead of a branch: the outcome is unpredictable, and a misprediction costs as much as ten samples.
         drawn += (np.int64(alias[drawn]) - drawn) * np.int64((bits & np.uint64(0xFFFFFFFF)) >= accept[drawn])
         if drawn != word:
             rows[n], labels[n] = drawn, 0.0
@@ -105,11 +109,11 @@ def _noise(word, negatives, accept, alias, rows, labels, state):
 def _noise_ahead(
     kept, i, first, questions, outward, negatives, accept, alias, out_RD, out_places, rows, labels, counts, state
 ):
-    """`_noise` of all questions of a window, before the first is asked: `rows` and `labels` [Q, N], of each so many as
-    `counts` [Q] says; returns the state after them. The answer is the word at place i, or, `outward`, each around it.
+    """Run `_noise` for all predictions of a window in advance: `rows` and `labels` [Q, N], with `counts` [Q] entries
+    each. Return the next state. The label is the word at position i, or with `outward` each word around it.
 
-    All begin to come from memory at once. One question after the other would wait for its rows longer than it computes:
-    tables are larger than caches, and no processor foresees what is drawn.
+    All rows are prefetched together. Otherwise each prediction would wait for memory longer than it computes: tables
+    exceed caches, and random rows are not predictable for the processor.
     """
     for q in range(questions):
         j = first + q
@@ -124,7 +128,7 @@ def _noise_ahead(
 
 @compiled()
 def _path(word, points, codes, rows, labels):
-    """`rows` := the inner nodes from the root of the tree to the word; a turn of 0 is a yes."""
+    """Write the inner nodes from the root of the Huffman tree to the word; label 1 stands for turn 0."""
     n = 0
     while n < points.shape[1] and points[word, n] >= 0:
         rows[n], labels[n] = points[word, n], 1.0 - codes[word, n]
@@ -134,7 +138,7 @@ def _path(word, points, codes, rows, labels):
 
 @compiled()
 def _all(word, words, rows, labels):
-    """`rows` := all words."""
+    """Write all words to `rows`."""
     for t in range(words.shape[0]):
         rows[t], labels[t] = words[t], 1.0 if words[t] == word else 0.0
     return words.shape[0]
@@ -142,8 +146,8 @@ def _all(word, words, rows, labels):
 
 @compiled(fastmath=FAST)
 def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
-    """Ask a hidden vector which of n rows it is, by a softmax over them: all move at once, and its own move is left in
-    `error`. Returns the loss. `scores` [n] is room to work in."""
+    """Predict one of n rows from a hidden vector by a softmax; update all rows at once and add the hidden vector's
+    update to `error`. Return the loss. `scores` [n] is scratch space."""
     most, told = np.float32(-np.inf), np.float32(0.0)
     for t in range(n):
         score = np.float32(0.0)
@@ -169,8 +173,8 @@ def _ask_all(hidden, out_RD, rows, labels, n, rate, scores, error):
 
 @compiled(fastmath=FAST)
 def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error):
-    """Ask a hidden vector for n answers, one after the other, each moving its row; the hidden vector's own move is left
-    in `error`. Returns the loss: minus the sum of the logarithms of what each answer was given."""
+    """Predict n binary labels from a hidden vector, one after the other, each updating its row; add the hidden vector's
+    update to `error`. Return the loss: minus the sum of log probabilities of the labels."""
     loss = 0.0
     for t in range(n):
         row = rows[t]
@@ -201,7 +205,7 @@ def _ask(hidden, out_RD, rows, labels, n, rate, sigmoid, logarithm, exact, error
 
 @compiled(fastmath=FAST)
 def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
-    """Add the rows of a word, its own and those of its pieces, to a hidden vector; returns how many they are."""
+    """Add the rows of a word and its subwords to a hidden vector; return their number."""
     if starts.shape[0] == 0:
         at = in_places[word] if in_places.shape[0] > 0 else word
         for d in range(hidden.shape[0]):
@@ -216,7 +220,7 @@ def _add_rows_of(in_RD, word, starts, pieces, in_places, hidden):
 
 @compiled(fastmath=FAST)
 def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
-    """Add what a hidden vector should move by to each row that it is the mean of."""
+    """Add the update of a hidden vector to each row of which it is the mean."""
     if starts.shape[0] == 0:
         at = in_places[word] if in_places.shape[0] > 0 else word
         for d in range(error.shape[0]):
@@ -230,13 +234,14 @@ def _move_rows_of(in_RD, word, starts, pieces, in_places, error):
 
 @compiled()
 def _place(away, window):
-    """Of 2 x window places, that of a word so far from the middle."""
+    """Return the index among 2 x window positions of a word at this offset from the middle."""
     return away + window if away < 0 else away + window - 1
 
 
 @compiled(fastmath=FAST)
 def _add_weighed(in_RD, word, starts, pieces, in_places, at, part, hidden):
-    """As `_add_rows_of`, times the numbers of the word's place, the row `at`; `part` := the sum without them."""
+    """Add a word's rows as `_add_rows_of` does, multiplied by the weights of its window position, row `at`. Write the
+    unweighted sum to `part`."""
     part[:] = 0.0
     count = _add_rows_of(in_RD, word, starts, pieces, in_places, part)
     for d in range(hidden.shape[0]):
@@ -246,10 +251,10 @@ def _add_weighed(in_RD, word, starts, pieces, in_places, at, part, hidden):
 
 @compiled(fastmath=FAST)
 def _move_weighed(in_RD, word, starts, pieces, in_places, at, part, share, error, room):
-    """As `_move_rows_of`, of a word that `_add_weighed` has added, and of its place.
+    """Apply the update of a word that `_add_weighed` added, and of its window position.
 
-    A word's rows move by the whole error, as in all of CBOW; its place by the gradient, which has the mean's `share`:
-    each window moves it.
+    Rows of the word get the full error, as always in CBOW. The position weights get their gradient, scaled by the
+    mean's `share`, because every window updates them.
     """
     for d in range(error.shape[0]):
         room[d] = in_RD[at, d] * error[d]
@@ -284,15 +289,15 @@ def learn(
     in_places,
     out_places,
 ):
-    """Learn from a row's words, place by place; returns loss and number of answers.
+    """Train on the words of a sequence, position by position; return loss and number of predictions.
 
-    `negatives` 0: by a softmax over `words`, or with none along the tree. `starts` [V + 1] and `pieces`: the rows of
-    each word and its pieces; empty: a word has one row, its own. `positions`: of CBOW, the row from which on places of
-    the window have theirs; -1: they have none. `in_places` and `out_places`: where rows lie in tables that hold only
-    those that are touched; empty: the tables are whole.
+    - `negatives`: 0 means a softmax over `words`, or the Huffman tree if that is empty.
+    - `starts` [V + 1], `pieces`: rows of each word and its subwords; empty: one row per word.
+    - `positions`: for CBOW, first row of position weights; -1: none.
+    - `in_places`, `out_places`: row -> index in partial tables of updated rows; empty: full tables.
 
-    In skip-gram each word around says the one in the middle, as in the C code of word2vec and in gensim; where words
-    have pieces the one in the middle says each around it, as in fastText.
+    In skip-gram each context word predicts the middle word, as in word2vec's C code and gensim. With subwords the
+    middle word predicts each context word, as in fastText.
     """
     width, count = in_RD.shape[1], kept.shape[0]
     placed, bags, weighed = in_places.shape[0] > 0, starts.shape[0] > 0, positions >= 0
@@ -314,7 +319,7 @@ def learn(
             state = _noise_ahead(kept, i, first, 1 if cbow else last - first - 1, outward, negatives, *drawn)
         q = -1
         for j in range(first, last):
-            # Of CBOW a window is one question, of skip-gram each word around is one.
+            # CBOW has one prediction per window, skip-gram one per context word.
             if (cbow and j != first) or (not cbow and j == i):
                 continue
             q = q + 1 if ahead else 0
@@ -389,7 +394,7 @@ def touch(
     in_moves,
     out_moves,
 ):
-    """Count how often `learn` will move each row, int64 [rows] of either table. It draws what that draws."""
+    """Count how often `learn` will update each row, int64 [rows] of either table, with the same random values."""
     count, bags = kept.shape[0], starts.shape[0] > 0
     rows = np.empty(max(negatives + 1, points.shape[1], words.shape[0]), np.int64)
     labels = np.empty(rows.shape[0], np.float32)
@@ -425,12 +430,11 @@ def touch(
 
 @compiled()
 def add_rows(table_RD, rows, moves, changes_UD, rate):
-    """Add a change to each of some rows, one after the other; a row that comes again gets a share of each.
+    """Add changes to rows one after the other; several changes of one row are scaled down.
 
-    `moves` [U]: of how many updates each change is made. Few small ones, each of which leaves most of the way to go,
-    may be added up. Where each change went all the way by itself their sum would overshoot, and grow from step to step:
-    what then counts is their mean. So of m changes each counts 1 / (1 + (m - 1) s), where s, at most 1, is the rate
-    times the updates of one.
+    `moves` [U]: number of updates in each change. A few small changes can be summed. If each change alone converged,
+    their sum would overshoot and grow from step to step; then their mean is right. Of m changes each is scaled by 1 /
+    (1 + (m - 1) s), where s, at most 1, is the rate times the mean number of updates per change.
     """
     times, made = np.zeros(table_RD.shape[0], np.int64), np.zeros(table_RD.shape[0], np.int64)
     for u in range(rows.shape[0]):

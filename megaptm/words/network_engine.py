@@ -1,4 +1,4 @@
-"""Training of the first networks, NNLM and C&W: plain torch, the whole of it on each data rank."""
+"""Training engine of NNLM and C&W networks: plain torch, replicated on data ranks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from megaptm.words.networks import build_network
 from megaptm.words.vocabulary import COUNTS, read_counts, words_of
 
 WINDOWS = 4096
-"""Passed at once."""
+"""Windows per forward pass."""
 
 
 class NetworkEngine:
-    """A network, whole on each data rank; each passes the windows of its rows, and their gradients are summed.
+    """Network replicated on each data rank. Each rank processes the windows of its sequences, and gradients are summed.
 
-    The weights move by the gradient of the mean over all windows of a step.
+    The weights follow the gradient of the mean over all windows of a step.
     """
 
     def __init__(self, spec: WordSpec, config: Config, corpora: RunCorpora, *, timeout_minutes: float = 30.0) -> None:
@@ -42,20 +42,20 @@ class NetworkEngine:
         self._outside = outside_of(corpora.tokenizer.special)
         self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
         self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
-        """Ids of words, the most frequent first; and those of the step's dictionary."""
+        """Word ids, most frequent first; and those of the step's dictionary."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss, from the next step on."""
+        """Change the weight of the loss, starting with the next step."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def fill(self) -> None:
-        """Begin with the initial weights, after the words of the corpora are counted."""
+        """Count the words of the corpora and set the initial weights."""
         counts = self.corpora.word_counts(self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _summed)
         self._know(counts, step=0)
         self.network.fill(self.config.train.seed, self.spec.family.initial)
 
     def pieces(self) -> Iterator[TensorPiece]:
-        """All have the same, so each rank writes some rows."""
+        """Yield this rank's share of the rows; all ranks have the same values."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
         for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
             first, last = (
@@ -73,8 +73,8 @@ class NetworkEngine:
                 parameter.copy_(reader.read(f"weight/{name}"))
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn from this rank's rows; raises `DivergedError` on every process, before a weight has moved, where a
-        number is not finite."""
+        """Train on this rank's sequences. Raise DivergedError on every process, before any update, if a value is not
+        finite."""
         assert microbatches is not None
         self._at(step)
         asked = [self._asked(batch) for batch in microbatches]
@@ -110,12 +110,12 @@ class NetworkEngine:
         self._at(max(step - 1, 0))
 
     def _at(self, step: int) -> None:
-        """The dictionary of a step."""
+        """Set the dictionary of a step."""
         words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
     def _asked(self, batch: dict[str, Tensor]) -> dict[str, AskedWindows]:
-        """Loss -> what it asks about."""
+        """Return loss -> windows and labels."""
         batch = {name: value.to(device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
             return {"lm": next_words(batch, self.spec, self._outside)}
@@ -124,13 +124,13 @@ class NetworkEngine:
         return asked | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.tags else {})
 
     def _numbers(self, asked: list[dict[str, AskedWindows]]) -> dict[str, float]:
-        """Loss -> windows of all ranks."""
+        """Return loss -> number of windows of all ranks."""
         mine = [float(sum(len(one[name][1]) for one in asked)) for name in self.losses]
         return dict(zip(self.losses, self._total(mine), strict=True))
 
     def _sums(self, asked: list[dict[str, AskedWindows]], scales: Mapping[str, float] | None) -> dict[str, float]:
-        """Summed losses of this rank's windows; with `scales` their gradients, times these, are added to the
-        weights'."""
+        """Return the summed losses of this rank's windows. With `scales`, add their gradients times these to the
+        weights' gradients."""
         totals = dict.fromkeys(self.losses, 0.0)
         for name, (windows, answers) in ((name, one) for batch in asked for name, one in batch.items()):
             for some, theirs in zip(windows.split(WINDOWS), answers.split(WINDOWS), strict=True):
@@ -141,7 +141,7 @@ class NetworkEngine:
         return totals
 
     def _gradients(self) -> list[Tensor]:
-        """Of all ranks, summed."""
+        """Return the gradients summed over ranks."""
         found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.network.parameters()]
         if self.ranks.data_size > 1:
             flat = torch.cat([one.flatten() for one in found])
@@ -153,7 +153,7 @@ class NetworkEngine:
 
     @torch.no_grad()
     def _move(self, gradients: list[Tensor], norm: float, lr: float) -> None:
-        """Against the gradient, clipped, and what weights decay by."""
+        """Update the weights by the clipped gradient and weight decay."""
         optimizer = self.config.optimizer
         clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
         for parameter, gradient in zip(self.network.parameters(), gradients, strict=True):
@@ -162,7 +162,7 @@ class NetworkEngine:
             parameter.add_(gradient, alpha=-lr * clipped)
 
     def _total(self, numbers: list[float]) -> list[float]:
-        """Of all ranks."""
+        """Return the sums over all ranks."""
         if self.ranks.data_size == 1:
             return numbers
         sums = torch.tensor(numbers, dtype=torch.float64, device=device())

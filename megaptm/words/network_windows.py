@@ -1,6 +1,6 @@
-"""Windows of a row of text, and what is asked of each; places outside the document hold the token before a text."""
+"""Windows of a sequence and their labels. Positions outside the document hold the begin token."""
 
-# B rows, S tokens of a row, N windows, W words of a window
+# B sequences, S tokens of a sequence, N windows, W words of a window
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.objectives.vocabulary import SpecialTokens
 
 AskedWindows = tuple[Tensor, Tensor]
-"""Windows int64 [N, W], and of each the word behind it, or one that is put into its middle: int64 [N]."""
+"""Windows int64 [N, W], and for each the next word, or a replacement of its middle word: int64 [N]."""
 
 
 def outside_of(special: SpecialTokens) -> int:
-    """The token before a text."""
+    """Return the token that stands outside a document."""
     outside = next((id_ for id_ in (special.begin, special.pad, special.end) if id_ is not None), None)
     if outside is None:
         raise UserError(
@@ -28,7 +28,7 @@ def outside_of(special: SpecialTokens) -> int:
 
 
 def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> AskedWindows:
-    """Of rows of `causal-lm`: up to each place the words that say the one behind it."""
+    """Return windows and next words of `causal-lm` sequences."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
     asked = labels_BS != IGNORED
@@ -38,9 +38,10 @@ def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> AskedW
 def judged_windows(
     batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int
 ) -> AskedWindows:
-    """Of rows of `window-ranking`: around each word of the dictionary, int64 ids, its window, and another word of it.
+    """Return the windows around words of the dictionary (int64 ids), and another word of it for each, for
+    `window-ranking` sequences.
 
-    What is not in the dictionary is `unknown`.
+    Words that are not in the dictionary become `unknown`.
     """
     asked = torch.isin(batch["tokens"], dictionary)
     tokens_BS = torch.where(asked, batch["tokens"], unknown)
@@ -50,7 +51,7 @@ def judged_windows(
 
 
 def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> AskedWindows:
-    """Of the same rows: around each word those within reach, and its tag."""
+    """Return the windows around each word and its tag, for the same sequences."""
     tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
     reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
     windows_BSW = _windows(tokens_BS, _documents(batch), reach, reach, outside)
@@ -58,12 +59,12 @@ def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unk
 
 
 def _documents(batch: dict[str, Tensor]) -> Tensor:
-    """[B, S]: one for all where borders are not told."""
+    """Return document ids [B, S]; all 0 if the batch has none."""
     return batch["document_ids"] if "document_ids" in batch else torch.zeros_like(batch["tokens"])
 
 
 def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, outside: int) -> Tensor:
-    """int64 [B, S, before + 1 + after]: the words around each place, itself among them."""
+    """Return windows int64 [B, S, before + 1 + after] around each position, itself included."""
 
     def padded(rows_BS: Tensor, fill: int) -> Tensor:
         sides = [rows_BS.new_full((len(rows_BS), number), fill) for number in (before, after)]

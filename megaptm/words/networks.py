@@ -1,4 +1,4 @@
-"""The networks of the first neural language models: a window of vectors, one hidden layer, one question."""
+"""Networks of the first neural language models: vectors of a window, one hidden layer, one output."""
 
 # N windows, W words of a window, D width, H hidden units, V words
 
@@ -15,11 +15,11 @@ from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.losses.token import TokenLoss
 
 WindowLoss = Callable[[Tensor, Tensor], Tensor]
-"""Windows [N, W] and what is asked of each, [N] -> the sum over them."""
+"""Function from windows [N, W] and labels [N] to their summed loss."""
 
 
 class Network(nn.Module):
-    """Vectors of words, and hidden units that read those of a window end to end."""
+    """Word vectors, and a hidden layer over the concatenated vectors of a window."""
 
     def __init__(self, spec: WordSpec) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Network(nn.Module):
         self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
 
     def fill(self, seed: int, most: float) -> None:
-        """Numbers between minus and plus `bound`, a function of the seed and the name; biases begin at zero."""
+        """Set uniform values between minus and plus `bound`, a function of the seed and the name; biases are 0."""
         for name, parameter in self.named_parameters():
             with torch.no_grad():
                 if parameter.ndim == 1:
@@ -39,18 +39,18 @@ class Network(nn.Module):
                 parameter.copy_(torch.from_numpy(drawn * (2 * bound) - bound))
 
     def bound(self, name: str, inputs: int) -> float:
-        """How far the numbers of a map of so many inputs begin from zero, those of the vectors by their width."""
+        """Return the bound of the initial values of a parameter with so many inputs; for vectors, their width."""
         return float(inputs**-0.5)
 
     def read(self, windows_NW: Tensor) -> Tensor:
-        """[N, W D]"""
+        """Return [N, W D]."""
         return F.embedding(windows_NW, self.vectors).flatten(1)
 
 
 class NextWord(Network):
-    """Bengio et al., 2003, equation 1: y = b + W x + U tanh(d + H x), and its softmax; W where maps are direct.
+    """NNLM (Bengio et al., 2003, equation 1): softmax of y = b + W x + U tanh(d + H x); W only with direct connections.
 
-    U and W are one matrix on [tanh(d + H x); x].
+    U and W are stored as one matrix on [tanh(d + H x); x].
     """
 
     def __init__(self, spec: WordSpec) -> None:
@@ -62,16 +62,16 @@ class NextWord(Network):
 
     @property
     def losses(self) -> Mapping[str, WindowLoss]:
-        """By the names that the objective gives them."""
+        """Loss functions by the objective's names."""
         return {"lm": self.loss}
 
     def loss(self, windows_NW: Tensor, labels_N: Tensor) -> Tensor:
-        """Summed cross-entropy."""
+        """Return the summed cross-entropy."""
         loss: Tensor = self.project(self._features(windows_NW), self.output, self.bias, labels_N)
         return loss
 
     def logits(self, windows_NW: Tensor) -> Tensor:
-        """[N, V]"""
+        """Return [N, V]."""
         return F.linear(self._features(windows_NW), self.output, self.bias)
 
     def _features(self, windows_NW: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ class NextWord(Network):
 
 
 class Ranking(Network):
-    """Collobert & Weston, 2008, section 4: a window's number should be one more than that of the same window with
-    another word in its middle."""
+    """C&W (Collobert & Weston, 2008, section 4): the score of a window should exceed that of the same window with
+    another middle word by 1."""
 
     def __init__(self, spec: WordSpec) -> None:
         super().__init__(spec)
@@ -92,41 +92,43 @@ class Ranking(Network):
 
     @property
     def losses(self) -> Mapping[str, WindowLoss]:
-        """By the names that the objective gives them."""
+        """Loss functions by the objective's names."""
         return {"ranking": self.loss} | ({"tags": self.tag_loss} if self.tagger else {})
 
     def bound(self, name: str, inputs: int) -> float:
-        """arXiv:1103.0398, 4.1: a variance of one over the root of the inputs, of which the vectors have one. Smaller
-        ones would begin where hard tanh is a line, and learn how often words come and no more. Behind the largest of
-        many numbers, which are large, as small as usual: else all hidden units would begin at their ends. What
-        distances add weighs as much as words do."""
+        """Return the bound of initial values: a variance of one over the root of the inputs, 1 for the vectors
+        (arXiv:1103.0398, 4.1).
+
+        With smaller values hard tanh would be linear, and the network would learn only word frequencies. Layers after a
+        maximum over many values, which is large, get the usual smaller bound, or all hidden units would saturate.
+        Distance vectors have the same scale as words.
+        """
         if name in ("vectors", "tagger.distances"):
             return 1.0
         return float(inputs ** (-0.5 if name.startswith("tagger") else -0.25))
 
     def scores(self, windows_NW: Tensor) -> Tensor:
-        """[N]"""
+        """Return [N]."""
         assert self.inner is not None
         scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.read(windows_NW))))
         return scores_N1.squeeze(1)
 
     def loss(self, windows_NW: Tensor, others_N: Tensor) -> Tensor:
-        """Summed hinge of each window and the same with another word."""
+        """Return the summed hinge loss of each window against the same with another middle word."""
         wrong_NW = windows_NW.clone()
         wrong_NW[:, self.middle] = others_N
         return F.relu(1 - self.scores(windows_NW) + self.scores(wrong_NW)).sum()
 
     def tag_loss(self, windows_NW: Tensor, tags_N: Tensor) -> Tensor:
-        """Summed cross-entropy of the tags of the words in the middle."""
+        """Return the summed cross-entropy of the tags of middle words."""
         assert self.tagger is not None
         logits_NC = self.tagger(F.embedding(windows_NW, self.vectors))
         return F.cross_entropy(logits_NC, tags_N, reduction="sum")
 
 
 class TagNetwork(nn.Module):
-    """Collobert & Weston, 2008, sections 3.2 and 3.3: filters over the words around one, to which each distance from it
-    adds its own numbers; of each filter the largest number over all places; and from these, by a hidden layer, the
-    word's tag."""
+    """Tagger (Collobert & Weston, 2008, sections 3.2 and 3.3): convolution over the words around one, with a vector per
+    distance, max pooling over positions, a hidden layer, and the word's tag."""
 
     def __init__(self, spec: WordSpec) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ class TagNetwork(nn.Module):
         self.output = nn.Linear(hidden, 1 + spec.tags)
 
     def forward(self, x_NWD: Tensor) -> Tensor:
-        """[N, 1 + labels], of a window that is as much wider than the distances as a filter needs."""
+        """Return [N, 1 + labels]. The window must be wider than the distances by a filter's width - 1."""
         read_NPX = x_NWD.unfold(1, TAG_FILTER, 1).transpose(2, 3).flatten(2)
         largest_NH = (self.filters(read_NPX) + self.distances).amax(1)
         logits_NC: Tensor = self.output(F.hardtanh(self.inner(largest_NH)))
@@ -145,5 +147,5 @@ class TagNetwork(nn.Module):
 
 
 def build_network(spec: WordSpec) -> NextWord | Ranking:
-    """Without weights: `fill` gives them."""
+    """Build the network without weights; `fill` sets them."""
     return NextWord(spec) if spec.family.model == "next-word" else Ranking(spec)

@@ -1,4 +1,4 @@
-"""Training of GloVe: pairs are counted before the first step, and learned where both their rows are."""
+"""Training engine of GloVe: pairs are counted before the first step, and trained on the rank that holds both rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from megaptm.words.vocabulary import counts_piece, words_to_learn
 
 
 class PairEngine:
-    """The tables of GloVe on this data rank's place: words that are told of, and the contexts that tell of them.
+    """Word and context tables of GloVe on this data rank.
 
-    A row has its number's sums of squares beside it, so a checkpoint has them, too. A rank learns the pairs of its own
-    words; contexts go round. A step does the same on any number of ranks, to the last bit, and each pair is learned
-    from what all before it have left.
+    Each row includes the AdaGrad sums of its values, so checkpoints contain them. A rank trains the pairs of its words,
+    while contexts rotate between ranks. A step gives the same bits on any number of ranks, and each pair uses the
+    result of all pairs before it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PairEngine:
         timeout_minutes: float = 30.0,
         run: Path | None = None,
     ) -> None:
-        """What is counted is kept in the folder `run`, where there is one."""
+        """`run`: folder for the cache of counts; None: no cache."""
         task = config.built_objective
         assert isinstance(task, GloVe)
         self.spec, self.config, self.task, self.corpora, self.run = spec, config, task, corpora, run
@@ -58,15 +58,15 @@ class PairEngine:
         self.pairs: PairTable
         self.held_out: PairTable
         self._share = 1.0
-        """Of the words that are learned from as many are held out."""
+        """Tokens of the validation split per token of the training split."""
 
     def weigh(self, weights: Mapping[str, float]) -> None:
-        """Change the weight of the loss, which moves nothing: AdaGrad divides by it."""
+        """Change the weight of the loss. It does not affect updates: AdaGrad is invariant to it."""
         self.losses = {name: weights[name] for name in self.losses}
 
     def count(self) -> None:
-        """Words, and the pairs of those that take part, unless that was done before: sums are exact, so they are the
-        same. All ranks at once."""
+        """Count words and the pairs of words that take part, unless they are cached. Sums are exact, so both give the
+        same. All ranks call this together."""
         kept = None
         if self.run is not None:
             tables = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
@@ -78,7 +78,7 @@ class PairEngine:
             if kept is not None:
                 kept.write(counted)
         self.counts = counted.words
-        # As often as they would come in as much text as is learned from: else each would be off by the same.
+        # Scaled to as much text as the training split, or all predictions would be off by the same amount.
         self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
         self.pairs, self.held_out = (
             self._table(split, counted.pairs[split], share)
@@ -93,7 +93,7 @@ class PairEngine:
             )
 
     def _counted_of(self) -> dict[str, Any]:
-        """All that says what is counted."""
+        """Return everything on which the counts depend."""
         task = self.task
         return {
             "text": [*self.corpora.ids.values()],
@@ -117,7 +117,7 @@ class PairEngine:
         )
 
     def fill(self) -> None:
-        """Begin with the initial vectors."""
+        """Set the initial vectors."""
         numbers = self.spec.size.width + 1
         for table in (self._words, self._contexts):
             seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
@@ -135,13 +135,13 @@ class PairEngine:
         self._contexts.restore(reader)
 
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
-        """Learn the pairs of a step; raises `DivergedError` on every process where the loss is not finite, or is that
-        of a run past learning."""
+        """Train on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
+        divergence."""
         pairs = self.pairs.of_step(step)
         result = self._through([pairs], lr, x_max=self.task.x_max)
         of_nothing = self._of_nothing(pairs)
         (mean,) = result.losses.values()
-        # Of pairs that all come once there is nothing to know, and vectors are never quite zeros: hence the one.
+        # If all pairs occur once, the loss of zero vectors is 0, and real vectors are never exactly zero: hence the 1.
         if not mean < DIVERGED * (1 + of_nothing):
             raise DivergedError(
                 f"step {step + 1} has a loss of {mean:.4g}, where vectors that know nothing have "
@@ -150,14 +150,14 @@ class PairEngine:
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
-        """Of some steps' worth of the pairs of held-out text, each weighed by how often it came there: one that came
-        once says little, whatever it comes to in more text."""
+        """Return the loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair that
+        occurs once there is little evidence, whatever its scaled count."""
         assert microbatches is not None
         steps = [self.held_out.of_step(number) for number in microbatches]
         return self._through(steps, 0.0, x_max=self.task.x_max / self._share)
 
     def _through(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
-        """All rounds: what is off of each pair, squared and weighed, in the mean."""
+        """Run all rounds; return the mean weighted squared error of the pairs."""
         losses, task = np.zeros(LANES), self.task
         lanes, first = self._words.held.shape[1], self._words.first_lane
         bias_rate = task.bias_rate * rate / self.config.optimizer.lr
@@ -176,14 +176,14 @@ class PairEngine:
         return StepResult({name: mean}, weight * mean, None, {name: int(found[-1])})
 
     def _of_nothing(self, pairs: Pairs) -> float:
-        """The loss of vectors and biases that are zeros, over the pairs of all ranks."""
+        """Return the loss of zero vectors and biases, over the pairs of all ranks."""
         weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
         mine = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
         loss, asked = self.exchange.all_gather(np.array(mine)).sum(axis=0).tolist()
         return float(loss / max(asked, 1.0))
 
     def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
-        """Its pairs, each as often as `share` of its counts."""
+        """Return the table of a split's pairs, with counts divided by `share`."""
         pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
         if not pairs:
             raise UserError(

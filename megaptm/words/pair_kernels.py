@@ -1,4 +1,4 @@
-"""The hot loop of GloVe, compiled by numba: what its released code does pair by pair, in the same order."""
+"""Inner loop of GloVe, compiled by numba; it processes pairs in the same order as the released code."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from megaptm.words.compiled import compiled
 from megaptm.words.kernels import FAST
 
 CLIP = 100.0
-"""The released code cuts each number of a gradient here."""
+"""Bound of each gradient element, as in the released code."""
 
 
 @compiled(fastmath=FAST)
 def learn_pairs(
     word_RN, context_RN, words, contexts, counts, lanes, first, round_, x_max, alpha, rate, bias_rate, losses
 ):
-    """Learn from pairs of words and their counts, one after the other, as the released code does.
+    """Train on pairs and their counts, one after the other, as the released code does.
 
-    A row is a vector, its bias, and for each of these numbers the sum of the squares of how far it was to move: N is
-    2 (D + 1). `lanes`: those of `first` on are held, in a `RotatingTable` after so many rounds. To `losses`, float64
-    [lanes of all], what each pair is off is added, to the word's lane: so the sum does not depend on who has which
-    lane. A rate of zero moves nothing.
+    A row holds a vector, its bias, and the AdaGrad sum of each of these values: N is 2 (D + 1). `lanes`: number of
+    lanes held, from `first` on, in a `RotatingTable` after `round_` rounds. The loss of each pair is added to `losses`,
+    float64 [all lanes], in the word's lane, so the sum does not depend on which rank holds a lane. A rate of 0 updates
+    nothing.
     """
     width, every = word_RN.shape[1] // 2 - 1, losses.shape[0]
     sums = width + 1
@@ -40,12 +40,12 @@ def learn_pairs(
         if rate == 0.0:
             continue
         for d in range(width):
-            # Neither is changed before both have moved.
+            # Both updates are computed before either is applied.
             of_word = min(max(weighed * context_RN[c, d], -CLIP), CLIP) * rate
             of_context = min(max(weighed * word_RN[w, d], -CLIP), CLIP) * rate
             word_RN[w, d] -= of_word / math.sqrt(word_RN[w, sums + d])
             context_RN[c, d] -= of_context / math.sqrt(context_RN[c, sums + d])
-            # The square root is that of the sum before.
+            # The square root uses the sum before this update.
             word_RN[w, sums + d] += of_word * of_word
             context_RN[c, sums + d] += of_context * of_context
         of_bias = weighed * bias_rate

@@ -1,4 +1,4 @@
-"""How often words come near each other: counted once, exactly, by all ranks; and the order in which a run reads it."""
+"""Co-occurrence counts of words, computed exactly by all ranks, and the order in which a run trains on them."""
 
 # T tokens, P pairs, V words
 
@@ -16,16 +16,16 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.words.sharded_table import Exchange, lane_owners
 
 CorpusTexts = Iterable[tuple[float, Iterator[Sequence[np.ndarray]]]]
-"""Of each corpus the share that its counts have, and this rank's part of it: some documents at a time."""
+"""For each corpus the weight of its counts, and this rank's documents in batches."""
 
 
 COUNTED_AT_ONCE = 1 << 18
-"""Words: with windows of ten, five million pairs."""
+"""Words per counting pass: with windows of ten, five million pairs."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Some pairs that a rank learns, round after round: see `RotatingTable`."""
+    """Pairs that a rank trains on, by rounds: see `RotatingTable`."""
 
     words: np.ndarray
     """int64 [P]"""
@@ -34,15 +34,15 @@ class Pairs:
     counts: np.ndarray
     """float64 [P]"""
     rounds: np.ndarray
-    """int64 [LANES + 1]: where the pairs of each round begin."""
+    """int64 [LANES + 1]: index of the first pair of each round."""
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """Sums of counts by pair, in units of which each count is a whole number: no order of adding changes them."""
+    """Counts by pair, in units that make every count an integer, so that sums do not depend on the order."""
 
     keys: np.ndarray
-    """int64 [P], rising: word x V + context"""
+    """int64 [P], ascending: word x V + context"""
     counts: np.ndarray
     """int64 [P]"""
 
@@ -59,7 +59,7 @@ NO_PAIRS = PairCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class PairSum:
-    """A growing sum of counts."""
+    """Accumulated sum of counts."""
 
     def __init__(self) -> None:
         self._held, self._waiting, self._number = NO_PAIRS, [NO_PAIRS], 0
@@ -67,7 +67,7 @@ class PairSum:
     def add(self, counted: PairCounts) -> None:
         self._waiting += [counted]
         self._number += len(counted.keys)
-        # Only once there is as much again to be put in: each pair is then moved a few times in all.
+        # Merged only when the new counts are as many as the old ones, so each pair is moved only a few times.
         if self._number >= len(self._held.keys):
             self.total()
 
@@ -78,12 +78,13 @@ class PairSum:
 
 
 def unit_of(task: GloVe) -> int:
-    """Into so many parts a count of 1 is divided, that 1/d of it is a whole number of them."""
+    """Return the units per count of 1, such that each 1/distance is an integer number of units."""
     return math.lcm(*range(1, task.window + 1)) if task.distance_weighting else 1
 
 
 def near(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> PairCounts:
-    """Counts of the pairs in some documents; words that take no part, bool [V], leave no gap."""
+    """Return the pair counts of some documents. Words that do not take part (`takes_part`, bool [V]) are removed
+    without a gap."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
     tokens = np.concatenate([NO_PAIRS.keys, *texts]).astype(np.int64)
     stay = takes_part[tokens]
@@ -94,7 +95,7 @@ def near(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> Pa
 
 
 def _near(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task: GloVe) -> PairCounts:
-    """Of the first `COUNTED_AT_ONCE` words with those behind them."""
+    """Return the pairs of the first `COUNTED_AT_ONCE` words with the words after them."""
     unit, found = unit_of(task), [NO_PAIRS]
     for distance in range(1, task.window + 1):
         behind = slice(distance, distance + COUNTED_AT_ONCE)
@@ -109,7 +110,7 @@ def _near(tokens: np.ndarray, documents: np.ndarray, vocabulary: int, task: GloV
 
 
 def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchange: Exchange) -> PairCounts:
-    """Of all ranks' texts the pairs whose words this rank holds; all ranks count at once."""
+    """Return the pair counts of all ranks' texts, for words of this rank. All ranks call this together."""
     owners, whole = lane_owners(exchange.ranks), PairSum()
     for share, some in texts:
         held = PairSum()
@@ -121,14 +122,14 @@ def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchang
             for keys, counts in zip(*both, strict=True):
                 held.add(PairCounts(keys, counts))
         sums = held.total()
-        # What many ranks have counted is rounded once, so that their number does not show.
+        # Counts of all ranks are rounded once, after summing, so that the result does not depend on their number.
         shared = sums.counts if share == 1.0 else np.rint(sums.counts * share).astype(np.int64)
         whole.add(PairCounts(sums.keys[shared > 0], shared[shared > 0]))
     return whole.total()
 
 
 def _in_step(some: Iterator[Sequence[np.ndarray]], exchange: Exchange) -> Iterator[Sequence[np.ndarray]]:
-    """Until all ranks are through with theirs: who is earlier has no more documents."""
+    """Yield documents until all ranks have finished; ranks that finish earlier yield empty batches."""
     while True:
         documents = next(some, None)
         if not exchange.all_gather(np.array([documents is not None])).any():
@@ -138,33 +139,32 @@ def _in_step(some: Iterator[Sequence[np.ndarray]], exchange: Exchange) -> Iterat
 
 @dataclass
 class PairTable:
-    """The pairs that a rank holds, and which of them each step reads: a function of the seed and the step, whoever
-    holds them.
+    """Pairs of a rank, and their assignment to steps: a function of seed and step, independent of the number of ranks.
 
-    An epoch is all pairs once. Each draws a number, which says in which step of the epoch it is read, and when: so a
-    step has nearly as many pairs as another.
+    An epoch contains each pair once. A random number of each pair determines its step and its order within the step, so
+    steps have nearly equally many pairs.
     """
 
     held: PairCounts
     vocabulary: int
     unit: float
-    """A count is so many of the units of `held`."""
+    """Units of `held` per count."""
     seed: tuple[int | str, ...]
     pairs: int
-    """Of all ranks."""
+    """Number of pairs of all ranks."""
     per_step: int
-    """Pairs of a step, of all ranks."""
+    """Pairs per step, over all ranks."""
     _epoch: int = field(default=-1, init=False)
     _order: np.ndarray = field(init=False)
     _steps: np.ndarray = field(init=False)
 
     @property
     def steps(self) -> int:
-        """Of an epoch."""
+        """Steps of an epoch."""
         return max(1, round(self.pairs / self.per_step))
 
     def of_step(self, step: int) -> Pairs:
-        """What this rank learns in step 0, 1, 2 ...: by rounds, and in each in the order that was drawn."""
+        """Return this rank's pairs of a step, by rounds, in random order within each."""
         epoch, at = divmod(step, self.steps)
         if epoch != self._epoch:
             self._deal(epoch)
@@ -174,7 +174,7 @@ class PairTable:
         return Pairs(words, contexts, self.held.counts[chosen] / self.unit, rounds)
 
     def _deal(self, epoch: int) -> None:
-        """The order of an epoch: by step, by round, by what each pair has drawn."""
+        """Compute the order of an epoch: by step, round, and random number."""
         keys = self.held.keys
         with np.errstate(over="ignore"):
             drawn = _mixed(keys.astype(np.uint64) ^ generator(*self.seed, epoch).integers(1 << 64, dtype=np.uint64))
@@ -185,12 +185,12 @@ class PairTable:
 
 
 def _rounds(words: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """int64 [P]: in which round the lanes of each pair are together."""
+    """Return int64 [P]: the round in which the lanes of each pair meet."""
     return (contexts - words) % LANES
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """uint64 [P]: 64 random bits of each number, by the last steps of splitmix64."""
+    """Return uint64 [P]: 64 random bits for each number, by the last steps of splitmix64."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return numbers ^ (numbers >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Rows of a table that begin to come from memory before they are read."""
+"""Prefetching of table rows from memory."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numba.extending import intrinsic
 from megaptm.words.compiled import compiled
 
 LINE = 16
-"""Of float32, what comes from memory at once on most processors: 64 bytes."""
+"""float32 values of a cache line: 64 bytes on most processors."""
 TO_WRITE, TO_ALL_CACHES, DATA = 1, 3, 1
-"""Of LLVM's `llvm.prefetch`."""
+"""Arguments of LLVM's `llvm.prefetch`."""
 
 
 @intrinsic
 def _prefetch(context: Any, table_RD: Any, row: Any, at: Any) -> Any:
-    """What compiled code calls: LLVM's instruction, which numba has no name for. It never fails, whatever the place."""
+    """Emit LLVM's prefetch instruction, which numba does not offer. It never fails, whatever the address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = signature.args[0]
@@ -36,6 +36,6 @@ def _prefetch(context: Any, table_RD: Any, row: Any, at: Any) -> Any:
 
 @compiled()
 def prefetch(table_RD, row):  # type: ignore[no-untyped-def]
-    """Begin to bring a row near; goes on at once."""
+    """Prefetch a row; return immediately."""
     for d in range(0, table_RD.shape[1], LINE):
         _prefetch(table_RD, row, d)  # type: ignore[call-arg]  # numba hands in the first

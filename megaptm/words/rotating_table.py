@@ -1,4 +1,4 @@
-"""A table whose lanes go from rank to rank, so that each rank meets all of them and no two the same at once."""
+"""Table whose lanes rotate between ranks: each rank gets every lane, and no lane is on two ranks at once."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from megaptm.words.sharded_table import ShardedTable
 
 
 class RotatingTable(ShardedTable):
-    """After n calls of `rotate` the rank with lanes [a, b) of another table has lanes [a + n, b + n) of this one.
+    """Table whose lanes move by one rank-to-rank position per `rotate`.
 
-    So lane a of the one and lane a + n of the other are together in the same round whatever the number of ranks, and
-    what is done to such pairs of lanes in one round is independent of each other: rounds, one after the other, give the
-    bits that one process gives. (Gemulla et al., KDD 2011, `Large-scale matrix factorization with distributed
-    stochastic gradient descent`.) One lane a round travels: as much as the table, in a whole pass.
+    After n calls the rank with lanes [a, b) of another table holds lanes [a + n, b + n) of this one. Lane a of the one
+    and lane a + n of the other meet in the same round for any number of ranks. Pairs of lanes in one round are
+    independent, so the result is bitwise that of one process (Gemulla et al., KDD 2011, `Large-scale matrix
+    factorization with distributed stochastic gradient descent`). One lane is sent per round, the full table in all
+    rounds.
     """
 
     def rotate(self, round_: int) -> None:
-        """All ranks at once, after rounds 0, 1 ... `LANES` - 1: then all are back."""
+        """Rotate after round `round_`, 0 to `LANES` - 1; after the last one all lanes are back. All ranks call this
+        together."""
         lanes = self.held.shape[1]
         slot = round_ % lanes
         self.held[:, slot] = self.exchange.pass_on(self.held[:, slot])
         if round_ == LANES - 1:
-            # Where ranks hold lanes that do not divide all, the first is not in the first slot.
+            # If the number of held lanes does not divide LANES, the first one ends in another slot.
             self.held[:] = np.roll(self.held, -(LANES % lanes), axis=1)

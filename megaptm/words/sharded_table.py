@@ -1,6 +1,6 @@
-"""A table of vectors, its rows dealt to the data ranks: rows are fetched, and what is to be added to them is sent."""
+"""Embedding table sharded over data ranks by rows: rows are fetched, and changes are sent to their owner."""
 
-# R rows held here, U rows asked for, D width
+# R rows held here, U requested rows, D width
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from megaptm.words.kernels import add_rows, fill_uniform
 
 @dataclass(frozen=True)
 class Exchange:
-    """Messages among data ranks, in host memory."""
+    """Communication between data ranks, in host memory."""
 
     rank: int
     ranks: int
     group: dist.ProcessGroup | None
-    """Absent for one rank alone."""
+    """None for a single rank."""
 
     @classmethod
     def open(cls, ranks: Ranks, timeout_minutes: float) -> Exchange:
-        """Tables are in host memory, on machines with GPUs, too."""
+        """Open the group. It uses gloo even with GPUs, because tables are in host memory."""
         if ranks.data_size == 1:
             return cls(0, 1, None)
         group = dist.group.WORLD
@@ -39,15 +39,16 @@ class Exchange:
         return cls(ranks.data, ranks.data_size, group)
 
     def all_to_all(self, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What each rank has for this one, of what each has for each: arrays [n, ...] of one shape but n."""
+        """Return what each rank sends to this one, given what this one sends to each: arrays [n, ...] of equal shape
+        except n."""
         if self.group is None:
             return [*parts]
         got, theirs = self.swap(np.concatenate(parts), [len(part) for part in parts])
         return np.split(got, np.cumsum(theirs)[:-1])
 
     def swap(self, sent: np.ndarray, mine: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
-        """The same of one array [n, ...], the first `mine[0]` of which are for rank 0: what all have for this rank, in
-        their order, and how many each. Large arrays are copied no more than once on the way."""
+        """Exchange one array [n, ...], whose first `mine[0]` elements are for rank 0 and so on. Return the received
+        elements in rank order, and their number per rank. Large arrays are copied at most once."""
         if self.group is None:
             return sent, mine
         theirs = torch.empty(self.ranks, dtype=torch.int64)
@@ -57,7 +58,7 @@ class Exchange:
         return got.numpy(), theirs.tolist()
 
     def pass_on(self, numbers: np.ndarray) -> np.ndarray:
-        """What the rank behind this one has for it, of what each has for the rank before: arrays of one shape."""
+        """Send an array to the previous rank and return that of the next rank, of equal shape."""
         if self.group is None:
             return numbers
         sent, got = torch.from_numpy(np.ascontiguousarray(numbers)), torch.empty(numbers.shape)
@@ -68,12 +69,12 @@ class Exchange:
         return got.numpy()
 
     def total(self, numbers: np.ndarray) -> np.ndarray:
-        """The sum of all ranks' arrays of one shape, in their order."""
+        """Return the sum of all ranks' arrays of one shape, in rank order."""
         found: np.ndarray = self.all_gather(numbers).sum(axis=0)
         return found
 
     def all_gather(self, numbers: np.ndarray) -> np.ndarray:
-        """[ranks, ...]: an array of each rank, all of one shape."""
+        """Return [ranks, ...]: the arrays of all ranks, of one shape."""
         if self.group is None:
             return numbers[None]
         mine = torch.from_numpy(np.ascontiguousarray(numbers))
@@ -84,60 +85,61 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RowChange:
-    """What a row of text has changed of a table."""
+    """Changes of a sequence to a table."""
 
     rows: np.ndarray
-    """int64 [U], rising"""
+    """int64 [U], ascending"""
     moves: np.ndarray
-    """int64 [U]: of how many updates each change is made."""
+    """int64 [U]: number of updates in each change."""
     values: np.ndarray
     """float32 [U, D]"""
 
 
 def lane_edges(ranks: int) -> np.ndarray:
-    """int64 [ranks + 1]: the first lane of each rank, and the number of all."""
+    """Return int64 [ranks + 1]: the first lane of each rank, then the number of lanes."""
     return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
 
 
 def lane_owners(ranks: int) -> np.ndarray:
-    """int64 [LANES]: the rank that has each lane."""
+    """Return int64 [LANES]: the rank that holds each lane."""
     return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
 
 
 class ShardedTable:
-    """fp32 rows; row v is that of lane v % `LANES`, and each rank has consecutive lanes."""
+    """float32 rows. Row v belongs to lane v % `LANES`, and each rank holds consecutive lanes."""
 
     def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
         self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
         self._edges, self._owner = lane_edges(exchange.ranks), lane_owners(exchange.ranks)
         groups, lanes = -(-rows // LANES), int(self._edges[exchange.rank + 1] - self._edges[exchange.rank])
         self.shape = (groups, LANES, width)
-        """Of the whole: row v is at [v // LANES, v % LANES]."""
+        """Shape of the full table: row v is at [v // LANES, v % LANES]."""
         self.held = np.zeros((groups, lanes, width), np.float32)
 
     @property
     def first_lane(self) -> int:
-        """Of those that are held."""
+        """First lane held here."""
         return int(self._edges[self.exchange.rank])
 
     @cached_property
     def flat(self) -> np.ndarray:
-        """float32 [R, D]: what is held; of one rank alone, row v of the table is row v."""
+        """float32 [R, D]: the held rows; on a single rank, row v of the table is row v."""
         return self.held.reshape(-1, self.width)
 
     def numbers(self) -> np.ndarray:
-        """int64 [R]: which row of the whole each is."""
+        """Return int64 [R]: index in the full table of each held row."""
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
     def fill(self, seed: int, most: float) -> None:
-        """U(-most, most), whatever the number of ranks; nothing in rows beyond the last."""
+        """Set U(-most, most) for any number of ranks; rows after the last stay 0."""
         numbers = self.numbers()
         fill_uniform(self.flat, numbers, seed, most)
         self.flat[numbers >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
-        """float32 [U, D]: a copy of some rows, from the ranks that hold them; `rows` rise. All ranks ask at once."""
+        """Return float32 [U, D]: copies of some rows from the ranks that hold them; `rows` ascend. All ranks call this
+        together."""
         order, numbers = self._dealt(rows)
         asked, theirs = self.exchange.swap(rows[order], numbers)
         got, _ = self.exchange.swap(self.flat[self._places(asked)], theirs)
@@ -148,29 +150,29 @@ class ShardedTable:
         return found
 
     def add(self, changes: Sequence[RowChange], rate: float) -> None:
-        """Add what rows of text have changed, one after the other: first those of rank 0, then those of rank 1.
+        """Add the changes of sequences one after the other, first those of rank 0, then of rank 1 and so on.
 
-        All ranks do it at once. So a row is the sum of the same numbers in the same order, whoever holds it and whoever
-        made them: see `kernels.add_rows`.
+        All ranks call this together. A row is the sum of the same values in the same order for any number of ranks: see
+        `kernels.add_rows`.
         """
         parts = ([getattr(change, name) for change in changes] for name in ("rows", "moves", "values"))
         joined = [some[0] if len(changes) == 1 else np.concatenate(some) for some in parts]
-        # Stable, so that of each rank's rows those of the first change come first.
+        # Stable, so that each rank's rows stay in the order of their changes.
         order, numbers = self._dealt(joined[0])
         rows, moves, values = (self.exchange.swap(part[order], numbers)[0] for part in joined)
         add_rows(self.flat, self._places(rows), moves, values, rate)
 
     def piece(self) -> TensorPiece:
-        """What a checkpoint has of it from this rank."""
+        """Return this rank's part of the table for a checkpoint."""
         at = (0, self.first_lane, 0)
         return TensorPiece(f"weight/{self.name}", self.shape, at, self.held.shape, torch.from_numpy(self.held))
 
     def restore(self, reader: TensorReader) -> None:
-        """From a checkpoint of any number of ranks."""
+        """Read from a checkpoint of any number of ranks."""
         self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
     def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
-        """An order by who holds them, and how many each does."""
+        """Return an order by owner, and the number of rows per owner."""
         if self.exchange.ranks == 1:
             return slice(None), [len(rows)]
         owner = self._owner[rows % LANES]
@@ -178,5 +180,5 @@ class ShardedTable:
         return np.argsort(owner, kind="stable"), numbers
 
     def _places(self, rows: np.ndarray) -> np.ndarray:
-        """int64: where rows of this rank are in `flat`."""
+        """Return int64: indices in `flat` of rows that this rank holds."""
         return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane

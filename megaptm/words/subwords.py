@@ -1,6 +1,6 @@
-"""Pieces of words, and the rows that they share: those of fastText, whose files are read with them."""
+"""Subwords (character n-grams) of words and their rows, compatible with fastText's files."""
 
-# V words, R rows that they and their pieces have, all in all
+# V words, R rows of words and subwords in total
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import numpy as np
 from megaptm.words.compiled import compiled
 
 LINE_END = "</s>"
-"""fastText's word for the end of a line, which has no pieces."""
+"""fastText's token for the end of a line, which has no subwords."""
 
 
 @compiled()
 def _pieces(text, starts, shortest, longest, buckets, found, ends):
-    """Fill `found` with the buckets of each text's pieces, in fastText's order, and `ends` with where each text's end;
-    with no room in `found` nothing is written, and how many there are is returned."""
+    """Fill `found` with the buckets of each text's subwords in fastText's order, and `ends` with the end index of each
+    text. With an empty `found`, only `ends` is written. Return the number of subwords."""
     count = 0
     for word in range(starts.shape[0] - 1):
         first, last = starts[word], starts[word + 1]
         for i in range(first, last):
-            if (text[i] & 0xC0) == 0x80:  # within a character of several bytes
+            if (text[i] & 0xC0) == 0x80:  # continuation byte of a UTF-8 character
                 continue
             value, j, characters = np.uint32(2166136261), i, 0
             while j < last and characters < longest:
                 while True:
-                    # FNV-1a of bytes that the released code takes for signed ones.
+                    # FNV-1a over bytes that the released code treats as signed.
                     value = np.uint32((value ^ np.uint32(np.int8(text[j]))) * np.uint32(16777619))
                     j += 1
                     if j >= last or (text[j] & 0xC0) != 0x80:
                         break
                 characters += 1
-                # A border by itself is no piece.
+                # A border character alone is not a subword.
                 if characters >= shortest and not (characters == 1 and (i == first or j == last)):
                     if found.shape[0] > 0:
                         found[count] = value % np.uint32(buckets)
@@ -43,9 +43,9 @@ def _pieces(text, starts, shortest, longest, buckets, found, ends):
 
 
 def pieces_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [V + 1] and int64 [R]: where each word's pieces begin, and their buckets.
+    """Return int64 [V + 1] and int64 [R]: the start index of each word's subwords, and their buckets.
 
-    A piece is `ngrams` characters of `<word>`, the word whole with its borders among them where it is not too long.
+    A subword is `ngrams` characters of `<word>`; the whole word with its borders is one too if it is short enough.
     """
     texts = [b"" if word == LINE_END else f"<{word}>".encode() for word in words]
     text = np.frombuffer(b"".join(texts), np.uint8)
@@ -57,8 +57,8 @@ def pieces_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tu
 
 
 def bags_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [V + 1] and int64 [R]: where each word's rows begin, and these: its own, then those of its pieces, which
-    are behind the rows of all words."""
+    """Return int64 [V + 1] and int64 [R]: the start index of each word's rows, and the rows: its own, then those of its
+    subwords, which follow the rows of all words."""
     starts, found = pieces_of(words, ngrams, buckets)
     numbers = np.arange(len(words))
     return starts + np.arange(len(starts)), np.insert(found + len(words), starts[:-1], numbers)

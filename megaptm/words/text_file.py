@@ -1,4 +1,4 @@
-"""Word vectors from a text file, for models that begin with them."""
+"""Initial word vectors from a text file."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from megaptm.storage import plain_file
 
 KEY = "model.vectors"
 LONGEST_LINE = 1 << 20
-"""Characters: of a file without lines, such as one that is packed, no more is read."""
+"""Longest line in characters: stops at files without lines, such as compressed ones."""
 
 
 def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
-    """The table with the vectors of a file in the rows of the words that it has. A line is a word and its numbers, with
-    spaces between (GloVe); a first line of two numbers says how many there are (word2vec)."""
+    """Return the table with vectors of a file in the rows of its words.
+
+    A line is a word and its values, separated by spaces (GloVe). An optional first line has the number of words and the
+    width (word2vec).
+    """
     rows, width, found = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
     table_VD = table_VD.clone()
     try:
@@ -34,7 +37,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
                         f"{KEY}: line {number} of {path} has {len(numbers)} numbers, the table {width}: give a text "
                         "file of vectors as wide as model.embedding."
                     )
-                # A word may have spaces in it, as a few of GloVe's do.
+                # A word may contain spaces, as a few of GloVe's do.
                 word = " ".join([word, *numbers[:-width]])
                 if (row := rows.get(word)) is not None:
                     table_VD[row], found = _numbers(numbers[-width:], number, path), found + 1
@@ -46,7 +49,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
 
 
 def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
-    """From 1 on."""
+    """Yield numbered lines, starting at 1."""
     for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
         if len(line) == LONGEST_LINE:
             raise UserError(f"{KEY}: line {number} of {path} is no word and its numbers: give a text file of vectors.")
@@ -54,7 +57,7 @@ def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
 
 
 def _are_numbers(words: Sequence[str]) -> bool:
-    """Whether there are any, and none is a word."""
+    """Whether there is at least one word and all are numbers."""
     try:
         return bool([float(word) for word in words])
     except ValueError:

@@ -1,4 +1,4 @@
-"""Trained word vectors: what is near a word, and what is to a third as a second is to a first."""
+"""Trained word vectors: nearest words and analogies."""
 
 # N words, D width
 
@@ -23,12 +23,12 @@ from megaptm.words.subwords import pieces_of
 from megaptm.words.vocabulary import read_counts, words_of
 
 LOOKED_THROUGH = 20_000
-"""Words, for one that is spelled like a word that has no vector."""
+"""Words to search for a spelling suggestion when a word has no vector."""
 
 
 @dataclass(frozen=True, eq=False)
 class WordPieces:
-    """Rows of pieces of words."""
+    """Rows of subwords."""
 
     ngrams: tuple[int, int]
     vectors: np.ndarray
@@ -37,28 +37,29 @@ class WordPieces:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """Words, the most frequent first, with their vectors."""
+    """Words, most frequent first, and their vectors."""
 
     words: Sequence[str]
     counts: np.ndarray
-    """int64 [N]: how often each came in the text."""
+    """int64 [N]: frequency of each word in the text."""
     vectors: np.ndarray
     """float32 [N, D]"""
     pieces: WordPieces | None = None
-    """Of fastText: what words without a vector of their own are made of."""
+    """Subwords (fastText), for words without a vector of their own."""
 
     @cached_property
     def number(self) -> dict[str, int]:
-        """Word -> its row."""
+        """Word -> row."""
         return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """float32 [N, D]: the vectors, each of length 1; those of zeros stay so."""
+        """float32 [N, D]: vectors normalized to length 1; zero vectors stay zero."""
         return self.vectors / np.maximum(np.linalg.norm(self.vectors, axis=1, keepdims=True), 1e-12)
 
     def vector(self, word: str) -> np.ndarray:
-        """float32 [D]; of a word that has none the mean of its pieces', where there are such; else a `UserError`."""
+        """Return float32 [D]; for an unknown word the mean of its subwords' vectors. Raise UserError if there are
+        none."""
         if word not in self.number and self.pieces is not None:
             _, buckets = pieces_of([word], self.pieces.ngrams, len(self.pieces.vectors))
             if len(buckets):
@@ -66,16 +67,16 @@ class WordVectors:
         return self.vectors[self._row(word)]
 
     def nearest(self, word: str, number: int = 10) -> list[tuple[str, float]]:
-        """The words whose directions are nearest to a word's, with the cosine between them."""
+        """Return the words with the most similar vectors, with their cosine similarity."""
         return self._near(_direction(self.vector(word)), [word], number)
 
     def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
-        """What is to `third` as `second` is to `first`: near to second - first + third (arXiv:1301.3781, section 4)."""
+        """Return the words nearest to second - first + third (arXiv:1301.3781, section 4)."""
         one, two, three = (_direction(self.vector(word)) for word in (first, second, third))
         return self._near(_direction(two - one + three), [first, second, third], number)
 
     def accuracy(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
-        """How many analogies of four words are answered by their fourth, and how many are of words that are known."""
+        """Return how many analogies of four words are solved, and how many have only known words."""
         known = [question for question in questions if all(word in self.number for word in question)]
         right = sum(fourth in dict(self.analogy(one, two, three)) for one, two, three, fourth in known)
         return right, len(known)
@@ -103,7 +104,7 @@ def _direction(vector: np.ndarray) -> np.ndarray:
 
 
 def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
-    """Analogies, four words a line; lines that begin with `:` are headings, as in questions-words.txt."""
+    """Read analogies, four words per line; lines that start with `:` are headings, as in questions-words.txt."""
     found = []
     try:
         text = path.read_text(encoding="utf-8")
@@ -122,13 +123,13 @@ def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
 
 
 def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
-    """The word vectors of a run; `step` is the checkpoint to take, the newest by default."""
+    """Load the word vectors of a run; `step`: the checkpoint, by default the newest."""
     return vectors_of(open_checkpoint(run, step=step))
 
 
 def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
-    """Of the words that took part in its training; of GloVe the sum of what each is as a word and as a context, as
-    published (section 4.2)."""
+    """Return the vectors of the words that took part in training. For GloVe, the sum of word and context vectors
+    (section 4.2 of the paper)."""
     spec = word_spec_of(checkpoint)
     task = checkpoint.config.built_objective
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
@@ -143,7 +144,7 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     table = whole_table(checkpoint, "input")
     if not spec.size.buckets:
         return WordVectors(words, counts[ids], table[ids])
-    # Over the very rows that a word has there: those of all words come first.
+    # Uses the word's own rows; rows of all words come before those of subwords.
     starts, pieces = pieces_of(words, spec.size.ngrams, spec.size.buckets)
     rows, behind = table[ids], table[spec.vocabulary :]
     sums = np.add.reduceat(np.vstack([behind[pieces], np.zeros((1, rows.shape[1]))]), starts[:-1])
@@ -153,7 +154,8 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
 
 
 def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
-    """float32 [V, D]: a table of a checkpoint as rows, whoever held them; of GloVe with what else a row has."""
+    """Return float32 [V, D]: a table of a checkpoint in row order, for any number of ranks. GloVe's rows include
+    AdaGrad sums."""
     table = checkpoint.weights()[name].numpy()
     spec = word_spec_of(checkpoint)
     rows = spec.vocabulary + (spec.size.buckets if name == "input" else 0)
@@ -161,7 +163,7 @@ def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
 
 
 def word_spec_of(checkpoint: RunCheckpoint) -> WordSpec:
-    """A `UserError` where a run is not one of word vectors."""
+    """Return the spec of a run of word vectors. Raise UserError for other runs."""
     spec = resolve(checkpoint.config)
     if not isinstance(spec, WordSpec):
         raise UserError(

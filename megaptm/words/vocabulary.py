@@ -1,6 +1,6 @@
-"""What word vectors know of a corpus before they learn: how often each word comes, and what follows from it."""
+"""Statistics of a corpus for word vectors: word frequencies, and the tables derived from them."""
 
-# V words, P the longest path in a Huffman tree
+# V words, P length of the longest path in a Huffman tree
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import HUFFMAN, SOFTMAX, WordWindows
 
 COUNTS = "counts"
-"""The tensor of a checkpoint that says how often each word came in the corpus."""
+"""Checkpoint tensor with the frequency of each word in the corpus."""
 
 ALWAYS = 1 << 32
 
 
 def counts_piece(counts: np.ndarray) -> TensorPiece:
-    """How a checkpoint holds them, which one rank writes."""
+    """Return the checkpoint piece of the counts, which one rank writes."""
     return TensorPiece(COUNTS, counts.shape, (0,), counts.shape, torch.from_numpy(counts))
 
 
 def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
-    """int64 [V] of a checkpoint; a `UserError` where they are none: compiled code looks words up in what follows from
-    them, and asks no more."""
+    """Return int64 [V] of a checkpoint. Raise UserError if they are invalid: compiled code uses derived tables as
+    unchecked indices."""
     found = reader.read(COUNTS)
     if found.dtype != torch.int64 or tuple(found.shape) != (vocabulary,) or bool((found < 0).any()):
         raise UserError(
@@ -43,23 +43,24 @@ def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class WordTables:
-    """What the compiled code reads beside the vectors."""
+    """Tables for the compiled code, besides vectors."""
 
     thresholds: np.ndarray
-    """uint64 [V]: a word stays where 32 random bits are below it; 0: never, 2^32: always."""
+    """uint64 [V]: a word is kept if 32 random bits are below it; 0: never, 2^32: always."""
     accept: np.ndarray
-    """uint32 [V] and int32 [V] (`alias`): the table of the alias method, by which noise is drawn; empty without."""
+    """uint32 [V] and int32 [V] (`alias`): alias table of the noise distribution; empty without noise."""
     alias: np.ndarray
     points: np.ndarray
-    """int64 [V, P]: inner nodes from the root to each word, then -1; of no width without a tree."""
+    """int64 [V, P]: inner nodes from the root to each word, padded with -1; P is 0 without a tree."""
     codes: np.ndarray
-    """float32 [V, P]: the turn that is taken at each."""
+    """float32 [V, P]: turn at each node."""
     words: np.ndarray
-    """int64 [N]: all that a softmax tells a word from; empty without."""
+    """int64 [N]: words of the softmax; empty without a softmax."""
 
 
 def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -> WordTables:
-    """The tables of a task; words with one of the `special` ids, or of fewer than its `min_count`, take no part."""
+    """Return the tables of an objective. `special` ids, and words with fewer than `min_count` occurrences, do not take
+    part."""
     counted = counts.astype(np.int64).copy()
     counted[[*special]] = 0
     counted[counted < task.min_count] = 0
@@ -72,7 +73,7 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
 
 
 def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
-    """int64 [N]: ids that are words and come often enough, the most frequent first."""
+    """Return int64 [N]: ids of words with at least `min_count` occurrences, most frequent first."""
     often = counts.copy()
     often[sorted(special)] = 0
     order = np.argsort(-often, kind="stable")
@@ -80,7 +81,8 @@ def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.n
 
 
 def written_word(word: str) -> bytes:
-    """In UTF-8; a `UserError` where files that separate words by spaces, line ends and zeros cannot say it."""
+    """Return the word in UTF-8. Raise UserError if it contains a separator of such files: spaces, line ends, zero
+    bytes."""
     if not word or re.search(r"[\s\0]", word):
         raise UserError(
             f"the word {word!r} cannot be told from others in a file of this format: take --format safetensors, or a "
@@ -90,7 +92,7 @@ def written_word(word: str) -> bytes:
 
 
 def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:
-    """int64 [N]: as `words_of`; a `UserError` where there are too few to be told from one another."""
+    """Return `words_of` as int64 [N]. Raise UserError if there are fewer than two."""
     words = words_of(counts, special, task.min_count)
     if len(words) < 2:
         raise UserError(
@@ -101,9 +103,10 @@ def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], t
 
 
 def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
-    """uint64 [V]: chances to stay, (sqrt(f / t) + 1) t / f of a word that is a share f of the text, in 2^-32.
+    """Return uint64 [V]: probabilities of keeping a word of relative frequency f, (sqrt(f / t) + 1) t / f, in units of
+    2^-32.
 
-    So the released code has it; the paper says sqrt(t / f).
+    This is the formula of the released code; the paper has sqrt(t / f).
     """
     if not subsample:
         return np.where(counts > 0, ALWAYS, 0).astype(np.uint64)
@@ -114,9 +117,10 @@ def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
 
 
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """uint32 [V] and int32 [V]: draw a place; it is taken where 32 bits are below the first, else the second is.
+    """Return uint32 [V] and int32 [V]: sample an index uniformly; keep it if 32 bits are below the first table, else
+    take the second.
 
-    Walker's method, by Vose's two stacks: a draw takes the same time whatever the number of words.
+    Walker's method with Vose's construction: sampling takes constant time.
     """
     size = len(weights)
     accept, alias = np.full(size, ALWAYS - 1, np.uint32), np.arange(size, dtype=np.int32)
@@ -140,14 +144,14 @@ class _Node:
     place: int
 
     def __lt__(self, other: _Node) -> bool:
-        # By the count alone: gensim decides ties by where its heap has them, and codes are to be the same.
+        # Compares only counts: gensim leaves the order of ties to its heap, and codes must be equal.
         return self.count < other.count
 
 
 def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int64 and float32 [V, P]: the path of each word that is counted, from the root down, and the turns on it.
+    """Return int64 and float32 [V, P]: path of each counted word from the root, and its turns.
 
-    Nodes are numbered in the order in which they are made, the rarest first; of two the rarer is turn 0.
+    Nodes are numbered in the order of their creation, rarest first; of two nodes the rarer one is turn 0.
     """
     words = np.flatnonzero(counts)
     heap = [_Node(count, place) for place, count in enumerate(counts[words].tolist())]
