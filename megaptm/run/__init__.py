@@ -1,4 +1,4 @@
-"""What a run is on disk, for every process and command that reads it: folder, rank, corpora, checkpoint.
+"""Data of a run on disk, for every process and command that reads it: folder, rank, corpora, checkpoint.
 
-No torch, but in `checkpoint`, which reads weights.
+Only `checkpoint`, which reads weights, imports torch.
 """

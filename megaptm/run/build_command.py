@@ -1,4 +1,4 @@
-"""The command that builds a corpus which a run asks for and which is not there."""
+"""Command that builds a missing corpus for a run."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ SOURCES = {
     "labels": ("PAIRS.jsonl", "parts: [FIRST, SECOND], keep: [label]"),
     "parts": ("PAIRS.jsonl", "parts: [FIRST, SECOND]"),
 }
-"""Annotation -> a source that has it, of no plain text: its path, and its settings."""
+"""Annotation -> example source that provides it and is not plain text: path, and settings."""
 VALUES = {"labels": "[LABEL, LABEL]", "phrases": "PHRASES.txt", "tags": "TAGS.tsv"}
-"""Annotation that is no switch -> what stands for its value."""
+"""Annotation that is not a switch -> placeholder for its value."""
 PUBLISHED_DETECTOR = (2048, 1601)
-"""Whose files `megaptm corpus images` takes unless told of another."""
+"""Detector (features, classes) whose files `megaptm corpus images` accepts by default."""
 
 
 def specials_option(family: Family | WordFamily) -> list[str]:
-    """The special tokens of the family, where its kind of tokenizer has others unless told."""
+    """Return the option for the family's special tokens, if they are not the default of its kind of tokenizer."""
     return [f"tokenizer.specials={family.specials}"] if family.specials else []
 
 
 def build_command(place: str, config: Config) -> str:
-    """What builds a corpus of the mix: with the family's kind of tokenizer, that of the mix's first corpus, or that of
-    the weights that the run begins with; with all that the tasks ask about which read it; of what is in the folder,
-    where that is text and no corpus."""
+    """Return the command that builds a corpus of the mix.
+
+    The tokenizer is that of the mix's first corpus, else that of the initial weights, else of the family's kind.
+    Annotations are those that the tasks need. If the folder contains text, it is the source.
+    """
     folder = Path(place)
     text, out = (place, f"corpora/{folder.name}") if folder.is_dir() and any(folder.iterdir()) else (None, place)
     return shlex.join(["megaptm", *build_words(place, config, text=text, out=out)])
 
 
 def build_words(place: str, config: Config, *, text: str | None, out: str, tokenizer: str | None = None) -> list[str]:
-    """The words behind `megaptm` that build such a corpus of `text` to `out`; `tokenizer` is the folder of one that is
-    there."""
+    """Return the arguments of `megaptm` that build such a corpus from `text` in `out`. `tokenizer` is the folder of an
+    existing one."""
     family = resolve(config).family
     if isinstance(family, Family) and family.reads_images and not family.has_tokens:
         return ["corpus", "images", text or "FOLDER_OF_LABELS", f"out={out}"]
@@ -57,12 +59,12 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
     tokenizer = tokenizer or _tokenizer_of_weights(config)
     if isinstance(family, Family) and family.reads_images:
         told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-        # The family's kind and special tokens are those that such a corpus is built with anyway.
+        # These are the defaults for such a corpus.
         told = [word for word in told if not word.startswith(("tokenizer.kind=", "tokenizer.specials="))]
         return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", *told]
     if isinstance(family, Family) and family.reads_regions and _with_regions(place, config):
         told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]
-        told = [word for word in told if word != "tokenizer.kind=wordpiece"]  # such a corpus has it anyway
+        told = [word for word in told if word != "tokenizer.kind=wordpiece"]  # the default for such a corpus
         detector = resolve_model(config).size.detector
         told += [] if detector in (None, PUBLISHED_DETECTOR) else [f"detector={[*detector]}"]
         return ["corpus", "images", text or "FOLDER_OF_PAIRS", f"out={out}", "texts=true", "regions=true", *told]
@@ -74,24 +76,27 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
 
 
 def _tokenizer_of_weights(config: Config) -> str | None:
-    """Of the run, where one was imported or begun, or of `train.init_from`: other tokens would be refused."""
+    """Return the tokenizer folder of the run or of `train.init_from`, because weights cannot be used with another
+    tokenizer."""
     runs = (config.run, *([config.train.init_from] if config.train.init_from else []))
     return next((str(path) for run in runs if (path := Path(run) / "tokenizer").is_dir()), None)
 
 
 def _tasks(place: str, config: Config) -> list[Task]:
-    """Those that read a corpus."""
+    """Return the tasks that read a corpus."""
     return [task for task in tasks_of(config.built_objective) if place in (task.corpora or [place])]
 
 
 def _with_regions(place: str, config: Config) -> bool:
-    """Whether a task that reads it asks about images: UNIMO reads texts alone, too."""
+    """Whether a task that reads the corpus needs images. UNIMO reads texts without images, too."""
     return any(task.objective.blobs for task in _tasks(place, config))
 
 
 def _needed(place: str, config: Config) -> list[str]:
-    """Annotations that the tasks ask about which read a corpus. Where there are more, one that another task can be
-    asked of without them may be such."""
+    """Return the annotations that a corpus needs for its tasks.
+
+    With several corpora, annotations are omitted for tasks that fall back to another objective without them.
+    """
     tasks = _tasks(place, config)
     alone = len(config.data.mix) == 1
     asked = (task.objective if alone else task.objective.of_corpus(()) for task in tasks)
@@ -100,7 +105,8 @@ def _needed(place: str, config: Config) -> list[str]:
 
 def _kind_of_tokenizer(config: Config) -> list[str]:
     family, model = resolve(config).family, config.model
-    # What a config of a smaller model does not say is filled with the published number: its text may not have so many.
+    # Without an explicit value, a custom model has the published vocabulary size, which is too large for a small
+    # corpus.
     said = model.size != "custom" or model.vocabulary != family.vocabulary
     return [
         f"tokenizer.kind={family.tokenizer}",

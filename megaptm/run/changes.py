@@ -26,18 +26,19 @@ ALLOWED = f"Keys that may change on resume: {', '.join(keys_with(OnResume.YES))}
 
 
 PACED = ("inverse", "halving")
-"""Ways to fall whose `decay_steps` is a pace and no end: another one would be another schedule from the beginning."""
+"""Decay functions whose `decay_steps` is a rate instead of an end. Changing it would change the schedule from the
+start."""
 
 
 @dataclass(frozen=True)
 class RefusedChange:
-    """A key whose new value is refused."""
+    """Key whose new value is rejected."""
 
     key: str
     before: Any
     now: Any
     note: str = ""
-    """What of the key may change."""
+    """Note about allowed changes of the key."""
 
     def __str__(self) -> str:
         return f"{self.key} is {self.now}, and was {self.before}{self.note}"
@@ -45,17 +46,17 @@ class RefusedChange:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Result of the comparison: what forbids to continue the run, and what its journal notes."""
+    """Result of the comparison: rejected changes, and events for the journal."""
 
     run: str
     changes: tuple[RefusedChange, ...] = ()
     choice: tuple[str, ...] = ()
-    """Sentences about a learning rate that would jump, with the keys that decide it."""
+    """Messages about a jump of the learning rate, with the keys that resolve it."""
     events: tuple[Event, ...] = field(default=())
 
     @property
     def faults(self) -> list[str]:
-        """A sentence for each change, and one for the learning rate."""
+        """Messages for the changes and for the learning rate."""
         faults = [
             f"{change.key} is {change.now} but the run in {self.run} was begun with {change.before}: leave the key out "
             f"to continue the run{change.note}, or choose another run=FOLDER (`megaptm config keys` says which keys "
@@ -65,7 +66,7 @@ class Resumption:
         return [*faults, *([" ".join(self.choice)] if self.choice else [])]
 
     def refuse(self) -> None:
-        """Raise a `UserError` that names every refused key."""
+        """Raise `UserError` with every rejected key."""
         if len(self.changes) == 1:
             raise UserError(self.faults[0])
         if self.changes:
@@ -116,7 +117,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
             case OnResume.NEXT_PHASE if config.train.after == begun.train.steps:
                 continue
             case OnResume.MOVED if key.startswith("distill."):
-                if old and new:  # compared by a hash when the checkpoint is loaded
+                if old and new:  # compared by hash when the checkpoint is loaded
                     continue
             case OnResume.MOVED:
                 note = " (a corpus that was moved is known by the id in its manifest)"
@@ -125,7 +126,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
                     continue
                 note = f" (shares and weights from step {done} on may change)"
             case OnResume.LATER if key.startswith("train.skip."):
-                if new:  # the run goes back to a checkpoint before it
+                if new:  # the run goes back to an earlier checkpoint
                     continue
                 note = " (entries may be added)"
             case OnResume.LATER if key == "optimizer.restarts":
@@ -133,7 +134,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
                     continue
                 note = f" (steps from {done} on may change)"
             case OnResume.LATER if key == "optimizer.decay_steps" and config.optimizer.decay not in PACED:
-                continue  # by what it does to the rate: see `_chosen`
+                continue  # judged by its effect on the learning rate, see `_chosen`
             case _:
                 pass
         yield RefusedChange(key, old, new, note)
@@ -148,12 +149,12 @@ def _schedule(config: Config) -> tuple[int, int | None, list[int]]:
 
 
 def _chosen(begun: Config, config: Config, done: int) -> bool:
-    """Whether the config says by a key of its own how the rate of a run of another length goes on."""
+    """Whether the config sets a key that determines the learning rate of a run with another length."""
     if done in config.optimizer.restarts:
         return True
     if (end := config.optimizer.decay_steps) is None or end == begun.optimizer.decay_steps:
         return False
-    # Until a step is made with it, a choice may be made anew.
+    # A choice may be changed until a step was made with it.
     is_anew = any(
         event["kind"] == ScheduleEvent.kind and event.get("step") == done for event in read_events(Path(config.run))
     )
@@ -177,18 +178,18 @@ def _shown(value: Any) -> str:
 
 
 def _moved(begun: Config, config: Config) -> dict[str, str]:
-    """Return old path -> new path of corpora and files of the run that lie elsewhere, by hashes of their content."""
+    """Return old path -> new path of moved corpora and files of the run, identified by hashes of their content."""
     moved = moved_corpora(Path(config.run), begun, config.data.mix, cache_of(config))
     old, new = files_of(begun.objective), files_of(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
         hashes = _strings(newest_state(Path(config.run)).get("files"))
-        with suppress(OSError, UserError):  # a file that cannot be read is told elsewhere
+        with suppress(OSError, UserError):  # an unreadable file is reported by other code
             moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
     return moved
 
 
 def moved_corpora(run: Path, begun: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
-    """Return old path -> path in `mix` of each corpus of `begun` that is in `mix` under a new path, by its id."""
+    """Return old path -> path in `mix` of each corpus of `begun` that has a new path in `mix`, identified by id."""
     new = [path for path in mix if path not in begun.data.mix]
     if not new:
         return {}
@@ -198,18 +199,18 @@ def moved_corpora(run: Path, begun: Config, mix: Iterable[str], cache: Cache) ->
 
 
 def _corpus_id(path: str, cache: Cache) -> str | None:
-    with suppress(UserError):  # a corpus that cannot be opened is told elsewhere
+    with suppress(UserError):  # a corpus that cannot be opened is reported by other code
         return Corpus.open(path, cache).manifest.id
     return None
 
 
 def _strings(value: Any) -> dict[str, str]:
-    """Return the entries of a checkpoint's state whose values are strings; the state may be anybody's."""
+    """Return the string-valued entries of a checkpoint's state, which is untrusted."""
     return {key: one for key, one in value.items() if isinstance(one, str)} if isinstance(value, dict) else {}
 
 
 def relocated(config: Config, moved: Mapping[str, str]) -> Config:
-    """Return the config with new paths in the place of old ones, wherever it names corpora and files of tasks."""
+    """Return the config with new paths instead of old ones for corpora and files of tasks."""
     if not moved:
         return config
     data = config.data
@@ -224,15 +225,16 @@ def relocated(config: Config, moved: Mapping[str, str]) -> Config:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are equal; the order of keys counts, because samples are dealt to corpora and tasks by it."""
+    """Whether two values are equal, including the order of keys, which affects the assignment of samples to corpora and
+    tasks."""
     return one == other and (not isinstance(one, dict) or [*one] == [*other])
 
 
 def flat(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """`{"train": {"steps": 3}}` as `{"train.steps": 3}`."""
+    """Flatten nested tables: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        # Corpora have dots in their names, and an objective is one thing: each is compared as a whole.
+        # Names of corpora contain dots, and an objective is compared as a unit, so neither is flattened.
         if isinstance(value, dict) and key not in ("mix", "objective"):
             leaves |= flat(value, f"{above}{key}.")
         else:

@@ -1,4 +1,4 @@
-"""A run as it was saved: config, whole weights, tokenizer. For whoever reads a run without training it."""
+"""Saved run: config, complete weights, tokenizer. For readers that do not train."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFIX = "weight/"
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """One checkpoint of a run, verified."""
+    """Verified checkpoint of a run."""
 
     run: Path
     config: Config
@@ -37,15 +37,16 @@ class RunCheckpoint:
 
     @property
     def tokenizer(self) -> Path:
-        """Folder of the tokenizer the run was trained with."""
+        """Folder of the run's tokenizer."""
         return self.run / "tokenizer"
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Whole parameters by their global names, fp32, each read when it is asked for."""
+        """Return fp32 parameters by global name. Each is read on access."""
         return _Weights(self.checkpoint.reader)
 
     def mean_weights(self, number: int) -> Mapping[str, Tensor]:
-        """The mean of this checkpoint's and of those of the `number` - 1 before it, as the Transformer is measured."""
+        """Return the mean weights of this checkpoint and the `number` - 1 before it, as in the evaluation of the
+        Transformer."""
         store = Store(self.run)
         steps = [step for step in store.steps() if step <= self.step][:number]
         if len(steps) < number:
@@ -77,7 +78,7 @@ class _Weights(Mapping[str, Tensor]):
 
 
 class _Mean(Mapping[str, Tensor]):
-    """Element by element, of several with the same names."""
+    """Element-wise mean of several mappings with the same names."""
 
     def __init__(self, all_weights: Sequence[Mapping[str, Tensor]]) -> None:
         self._all = all_weights
@@ -97,7 +98,7 @@ class _Mean(Mapping[str, Tensor]):
 
 
 def open_checkpoint(run: str | Path, *, step: int | None = None) -> RunCheckpoint:
-    """The checkpoint of `step`; absent, the newest one that is undamaged."""
+    """Open the checkpoint of `step`, or by default the newest one that is undamaged."""
     run = Path(run)
     require_run(run)
     store = Store(run)

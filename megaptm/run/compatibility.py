@@ -1,4 +1,4 @@
-"""May a checkpoint be continued: is it of this model, this tokenizer and this text?"""
+"""Check that a checkpoint can be continued: same model, tokenizer and text."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str, Any]:
-    """What must be the same for a checkpoint to be continued: the model's shape, and its tokenizer's fingerprint (None:
-    of an import without a tokenizer, which takes that of its corpus)."""
+    """Return what must be equal for a checkpoint to be continued: model shape and tokenizer fingerprint.
+
+    The fingerprint is None for an import without a tokenizer, which takes the tokenizer of its corpus.
+    """
     if isinstance(spec, WordSpec):
-        # As JSON gives it back: a list, and nothing where there are no pieces of words.
+        # In the form that JSON returns: a list, and None without subword n-grams.
         ngrams = [*spec.size.ngrams] if spec.size.buckets else None
-        # Absent where there are none, as in all runs before there could be some: rows of padding look like them.
+        # None without positions, for compatibility with older runs, which lack the key.
         more = {"ngrams": ngrams, "vocabulary": spec.vocabulary, "positions": spec.positions or None}
         model = {"family": spec.name, **asdict(spec.size), **more}
         return {"model": model, "tokenizer": tokenizer}
@@ -40,7 +42,7 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
                 for name, block in spec.family.stacks.items()
                 if block.share
             },
-            # What is absent is the family's, as it was in all runs before it could be another's.
+            # None if equal to the family's value, for compatibility with older runs, which could have no other.
             "pixel_mean": None if spec.pixels.mean == spec.family.pixel_mean else [*spec.pixels.mean],
             "pixel_std": None if spec.pixels.std == spec.family.pixel_std else [*spec.pixels.std],
         },
@@ -49,7 +51,7 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
 
 
 def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
-    """Raise a `UserError` if the checkpoint is of another model, or was trained with another tokenizer."""
+    """Raise `UserError` if the checkpoint has another model or tokenizer."""
     model = state_of(checkpoint, "model")
     others = [
         f"its {name} is {shown(model.get(name))}, the config's is {value}"
@@ -70,16 +72,16 @@ def refuse_another(checkpoint: Checkpoint, wanted: dict[str, Any]) -> None:
 
 
 def _said(value: Any) -> Any:
-    """As JSON has it, a list for a tuple; what says nothing, {} or [] or None, may be absent, inside others too."""
+    """Return a value as JSON stores it: tuples as lists, and empty values as None, recursively."""
     if isinstance(value, Mapping):
         return {name: one for name, given in value.items() if (one := _said(given)) is not None} or None
     return [_said(one) for one in value] or None if isinstance(value, list | tuple) else value or None
 
 
 def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> None:
-    """Raise a `UserError` if a corpus was built again since: its samples are not those that were counted so far.
+    """Raise `UserError` if a corpus was rebuilt, because its samples differ from those already read.
 
-    `corpora`: path -> id of the manifest. A corpus may have been moved, to a path that the checkpoint does not know.
+    `corpora`: path -> id of the manifest. A corpus may have been moved to a path that the checkpoint does not have.
     """
     recorded = state_of(checkpoint, "corpora")
     moved = {identity for path, identity in corpora.items() if path not in recorded}
@@ -92,7 +94,7 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 
 
 def objective_files(config: Config) -> dict[str, str]:
-    """Hash the files that options of tasks name (similar words, meanings, retrieved documents): `masked-lm.similar` ->
+    """Return the sha256 of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
     sha256."""
     return {name: content_hash(path) for name, path in files_of(config.objective).items()}
 
@@ -104,7 +106,7 @@ def content_hash(path: str) -> str:
 
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None:
-    """A `UserError` where such a file is another since: samples would not be those of a run that was never stopped."""
+    """Raise `UserError` if such a file has changed, because samples would differ from those of an uninterrupted run."""
     for name, known in state_of(checkpoint, "files").items():
         if files.get(name) != known:
             raise UserError(
@@ -114,13 +116,15 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str]) -> None
 
 
 OF_LOGITS = ", of logits kept with "
-"""Stands in what a teacher is known by before how its logits were kept."""
+"""Separator in a teacher's identifier, before the settings of its cached logits."""
 
 
 def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
-    """A `UserError` where the student's teacher is not the one that it has heard; one that was imported has heard
-    none. Of a teacher whose logits are kept both end with how (`OF_LOGITS`), as checkpoints once did not: a loss over
-    more words, or with more digits, is another."""
+    """Raise `UserError` if the student's teacher has changed. An imported student has no teacher yet.
+
+    With cached logits, identifiers end with their settings (`OF_LOGITS`), because these change the loss. Older
+    checkpoints lack the settings.
+    """
     (before, _, kept_then), (now, _, kept_now) = (
         (said or "").partition(OF_LOGITS) for said in (checkpoint.state.get("teacher"), teacher)
     )
@@ -139,11 +143,12 @@ def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
 
 
 def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
-    """Step of a checkpoint -> the key of `train.skip` whose batches it was not trained without, or was without others.
+    """Return checkpoint step -> key of `train.skip` that the checkpoint's training did not apply, or applied
+    differently.
 
-    A `UserError` where no other checkpoint is left to go back to.
+    Raises `UserError` if no other checkpoint is left to go back to.
     """
-    from megaptm.checkpoint.store import Checkpoint  # loads torch
+    from megaptm.checkpoint.store import Checkpoint  # imports torch
 
     others = {}
     for step in (steps := store.steps()):
@@ -162,7 +167,7 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
     train = state_of(checkpoint, "config").get("train")
     found = train.get("skip") if isinstance(train, dict) else None
-    # Of what is no mapping of steps nothing was passed over.
+    # An invalid value counts as no skipped batches.
     passed = (
         {int(step): batches for step, batches in found.items() if step.isdecimal()} if isinstance(found, dict) else {}
     )
@@ -170,14 +175,14 @@ def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[
 
 
 def layout_of(checkpoint: Checkpoint) -> dict[str, int]:
-    """The layout that wrote it, as far as it says: it is shown, and nothing depends on it."""
+    """Return the layout that wrote a checkpoint, as far as it is recorded. It is only displayed."""
     config = checkpoint.state.get("config")
     layout = config.get("layout") if isinstance(config, dict) else None
     return {name: size for name, size in layout.items() if isinstance(size, int)} if isinstance(layout, dict) else {}
 
 
 def state_of(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """A part of the state that the trainer wrote; empty where there is none."""
+    """Return part of the trainer's state in a checkpoint; empty if absent."""
     found = checkpoint.state.get(name, {})
     if not isinstance(found, dict):
         raise UserError(f"{checkpoint.folder}: its state has {shown(found)} for {name}: take another checkpoint.")

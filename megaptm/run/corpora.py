@@ -1,4 +1,5 @@
-"""The corpora of a run, opened and compared with its model and with each other. No torch: the launcher asks, too."""
+"""Corpora of a run: open them, and compare them with the model and each other. Does not import torch, because the
+launcher uses it, too."""
 
 from __future__ import annotations
 
@@ -24,17 +25,17 @@ from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
 BY_FREQUENCY = "words"
-"""The kind of tokenizers whose ids are in the order of frequency."""
+"""Kind of tokenizer whose ids are sorted by frequency."""
 
 
 Sums = Callable[[np.ndarray], np.ndarray]
-"""The sum of all ranks' arrays, of this rank's."""
+"""All-reduce function: array of this rank -> sum over all ranks."""
 
 
 class RunCorpora:
-    """The corpora of a run, each opened once: that reads and hashes its tables of shards, at a URL through the network.
+    """Corpora of a run. Each is opened once, which reads and hashes its shard tables, for a URL over the network.
 
-    The tokenizer of the first must be the one it was made with, and fit the model.
+    The tokenizer of the first corpus must have its recorded fingerprint and fit the model.
     """
 
     def __init__(self, config: Config) -> None:
@@ -46,14 +47,15 @@ class RunCorpora:
         for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
-                # Another objective would be asked of each of them.
+                # Every corpus would be read with another objective.
                 check_annotated(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int, over_ranks: Sums) -> np.ndarray:
-        """int64 [vocabulary]: how often each id comes in the training text, of which each rank counts a part.
+        """Return int64 [vocabulary]: count of each id in the training text. Each rank counts a part.
 
-        Of several corpora by shares: rounded when all is counted, so that the number of ranks does not show.
+        Counts of several corpora are combined by their shares, and rounded only after summing over ranks, so that they
+        do not depend on the number of ranks.
         """
         verify = self.config.data.verify
         counts = over_ranks(
@@ -69,25 +71,25 @@ class RunCorpora:
         return found
 
     def texts(self, split: str, part: int, parts: int) -> Iterator[tuple[float, Iterator[list[np.ndarray]]]]:
-        """Of each corpus its share, and a part of a split's documents."""
+        """Yield for each corpus its share, and a part of the documents of a split."""
         for place, share in self._shares().items():
             corpus, verify = self._corpora[place], self.config.data.verify
             yield share, texts_of(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
-        """Of all corpora, each by its share."""
+        """Return the number of tokens of all corpora, weighted by their shares."""
         return sum(share * self._corpora[place].split(split).tokens for place, share in self._shares().items())
 
     def _shares(self) -> dict[str, float]:
-        """What is counted of each corpus counts so much, as they are read; that which is read most often, 1."""
+        """Return the relative number of epochs of each corpus; 1 for the corpus that is repeated most."""
         often = {
             place: self.config.data.mix[place] / corpus.split("train").tokens for place, corpus in self._corpora.items()
         }
         return {place: each / max(often.values()) for place, each in often.items()}
 
     def check(self) -> None:
-        """A `UserError` where corpora do not go together, have no such splits, or shards of another size than they say;
-        `mix` finds these, too."""
+        """Raise `UserError` if corpora are incompatible, lack a split, or have shards of the wrong size. `mix` checks
+        the same."""
         self.config.built_objective.check(self.tokenizer.special, self.config.data.sequence)
         check_together(self._corpora, self.tokenizer.special)
         for corpus in self._corpora.values():
@@ -100,7 +102,7 @@ class RunCorpora:
         return {place: corpus.manifest.id for place, corpus in self._corpora.items()}
 
     def mix(self, split: str) -> Mix:
-        """Of `train` or `validation`."""
+        """Return the mix of `train` or `validation`."""
         data = self.config.data
         return open_mix(
             data.mix,
@@ -122,8 +124,8 @@ class RunCorpora:
 
 
 def open_corpus(place: str, config: Config) -> Corpus:
-    """One of the mix; where there is none, an error with the command that builds it, or, if the run has read it, with
-    the key that says where it was moved."""
+    """Open a corpus of the mix. If there is none, the error gives the command that builds it or, if the run has already
+    read it, the key for its new path."""
     try:
         return Corpus.open(place, cache_of(config))
     except NoCorpusError as error:
@@ -137,7 +139,8 @@ def open_corpus(place: str, config: Config) -> Corpus:
 
 
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
-    """Where a tokenizer lacks a token that the family's own has, name that kind; of others objectives tell."""
+    """If the tokenizer lacks a special token that the family's kind has, raise `UserError` with that kind. Objectives
+    report other missing tokens."""
     family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
     for task in tasks_of(config.built_objective):
@@ -148,7 +151,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def check_corpora(config: Config) -> None:
-    """Raise now what would otherwise be raised when all processes have started, or at the first validation."""
+    """Raise errors early that would otherwise occur after all processes have started, or at the first validation."""
     corpora = RunCorpora(config)
     if config.distill is not None:
         from megaptm.run.teacher import check_teacher
@@ -158,7 +161,7 @@ def check_corpora(config: Config) -> None:
         from megaptm.run.initial import check_initial
 
         check_initial(config, corpora.tokenizer)
-    if config.built_objective.unit == "pairs":  # how many there are is known once the text is counted
+    if config.built_objective.unit == "pairs":  # the number of pairs is only known after counting
         corpora.check()
         return
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
@@ -168,7 +171,7 @@ def check_corpora(config: Config) -> None:
 
 
 def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
-    """A `UserError` where a teacher's logits are read, and the first sample of a split or its last has none."""
+    """Raise `UserError` if cached teacher logits are read and lack the first or last sample of a split."""
     if config.distill is None or config.distill.cached is None:
         return
     from megaptm.data.teacher_logits import TaughtMix
@@ -183,7 +186,7 @@ def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
-    """With a number of `data.epochs` the steps must not outlast the text."""
+    """Raise `UserError` if the steps need more text than `data.epochs` allows."""
     epochs, train = config.data.epochs, config.train
     if epochs is not None and train.steps > (most := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         raise UserError(
@@ -194,14 +197,14 @@ def check_epochs(config: Config, mix: Mix) -> None:
 
 
 def cache_of(config: Config) -> Cache:
-    """Where shards of corpora at URLs are kept, and how long their servers are waited for."""
+    """Return the cache of remote shards, with the patience for their servers."""
     data = config.data
     folder = Path(data.cache).expanduser() if data.cache else default_folder()
     return Cache(folder, data.cache_bytes, RetryPolicy(seconds=data.patience))
 
 
 def corpus_vocabulary(config: Config) -> int | None:
-    """Ids of the tokenizer of the mix's first corpus; None where that is not there, yet."""
+    """Return the vocabulary size of the mix's first corpus; None if the corpus does not exist yet."""
     place, cache = next(iter(config.data.mix)), cache_of(config)
     if not exists(join(place, MANIFEST), cache.retry):
         return None
@@ -209,7 +212,7 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
-    """The model must have a row for each id of the tokenizer of the corpus at `place`."""
+    """Raise `UserError` if the vocabulary of the corpus at `place` is larger than the model's."""
     spec = resolve(config)
     if isinstance(spec, ModelSpec) and spec.size.cutoffs and tokenizer.kind != BY_FREQUENCY:
         raise UserError(
@@ -226,7 +229,7 @@ def check_vocabulary(config: Config, tokenizer: Tokenizer, place: str) -> None:
 
 
 def tokenizer_of(corpus: Corpus) -> Tokenizer:
-    """The tokenizer in a corpus, which must be the one that the corpus was made with."""
+    """Return the tokenizer in a corpus, after checking that it has the recorded fingerprint."""
     path, wanted = corpus.folder / "tokenizer", corpus.manifest.tokenizer["fingerprint"]
     if corpus.mirror and _fingerprint(path) != wanted:
         corpus.mirror.fetch_tokenizer(again=True)

@@ -1,4 +1,5 @@
-"""The run folder before the first process starts: made, or found and allowed to continue. No torch."""
+"""Prepare the run folder before processes start: create it, or check that the run may continue. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -46,34 +47,34 @@ from megaptm.track.journal import FILE as METRICS
 
 CONFIG = "config.yaml"
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, SUBMITTED, "tokenizer", EVENTS, METRICS)
-"""Folders and files of a run of which none may be a link. The folder of checkpoints may be one, to a larger disk."""
+"""Folders and files of a run that must not be links. The folder of checkpoints may be a link to a larger disk."""
 HUGGING_FACE = "config.json"
-"""What the folder of a model of theirs has in its place."""
+"""File that a Hugging Face model folder has instead."""
 WAIT_SECONDS = 600.0
-"""For rank 0 to prepare the folder: it may wait for a lock, and for what lies on a slow disk."""
+"""Maximum wait for rank 0 to prepare the folder, which may involve a lock or a slow disk."""
 LONGEST_PAUSE = 2.0
-"""Between two looks of a rank that waits for it: a thousand ranks look at one file."""
+"""Maximum seconds between polls by waiting ranks, since a thousand ranks may poll one file."""
 WRITTEN = "MEGAPTM_CONFIG"
-"""By which a launcher tells its ranks the hash of the config that it wrote."""
+"""Variable with the hash of the launcher's config, for its ranks."""
 
 
 def require_run(run: Path) -> None:
-    """Raise a `UserError` where a folder is not that of a run."""
+    """Raise `UserError` if a folder is not a run folder."""
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
 
 
 def read_config(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
-    """The config that a command names: a YAML file, or the folder of a run that was begun; or what such a file says."""
+    """Read the config of a command: a YAML file, the folder of a run, or the content of such a file."""
     read = absolute_paths(_with_vocabulary(_written(config, overrides)).load())
     trust_typed_uri(overrides, read.track.uri)
     return read
 
 
 def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
-    """The config that a command names, as far as it can be read, with all its mistakes."""
+    """Read as much as possible of a command's config, with all its errors."""
     written = _written(path, overrides)
-    with contextlib.suppress(UserError):  # a corpus that cannot be opened is not the config's mistake
+    with contextlib.suppress(UserError):  # a corpus that cannot be opened is not an error of the config
         written = _with_vocabulary(written)
     found = written.draft()
     if found.config is None:
@@ -90,14 +91,14 @@ def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> Unchec
             raise UserError(
                 f"{path} is a model in Hugging Face's format, and no run: begin one with it (`megaptm import hf`)."
             )
-        # A folder may have been moved since; it is the run wherever it lies.
+        # The folder may have been moved; its current path is the run.
         overrides = [f"run={json.dumps(str(path), ensure_ascii=False)}", *overrides]
         return _with_moved_corpora(path, UncheckedConfig.read_run(path / CONFIG, overrides))
     return UncheckedConfig.read(path, overrides)
 
 
 def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
-    """Let tasks and limits follow a corpus to the path that an override of `data.mix` names."""
+    """Apply the new path of a corpus in an override of `data.mix` to tasks and limits as well."""
     begun, data = UncheckedConfig.read_run(run / CONFIG), written.values.get("data")
     if not isinstance(data, dict) or data == begun.values.get("data") or not trained(run):
         return written
@@ -118,7 +119,7 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
 
 
 def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
-    """A `model.vocabulary` that nobody gives is that of the corpora, once there are some."""
+    """Fill in `model.vocabulary` from the corpora if it is not set and they exist."""
     if written.sets("model.vocabulary") or (config := written.draft().config) is None:
         return written
     vocabulary = corpus_vocabulary(config)
@@ -126,8 +127,10 @@ def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
 
 
 def absolute_paths(config: Config) -> Config:
-    """The config with its folders and files absolute, its teacher's step, and the warm-up that its run was begun with:
-    the run is continued from wherever the next command is typed."""
+    """Return the config with absolute paths, the steps of other runs, and the warm-up with which the run was started.
+
+    So the run can be continued from any directory.
+    """
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
     cache = config.data.cache and _absolute(config.data.cache)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
@@ -138,7 +141,7 @@ def absolute_paths(config: Config) -> Config:
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
         teacher, step = _absolute(config.distill.teacher), config.distill.step
-        # A teacher that is trained on is not another teacher in the midst of a run.
+        # A teacher that is trained further must not change in the middle of a run.
         if step is None and (begun := _begun(Path(config.run))) is not None and begun.distill is not None:
             step = begun.distill.step
         cached = config.distill.cached and _absolute(config.distill.cached)
@@ -161,8 +164,8 @@ def absolute_paths(config: Config) -> Config:
 
 
 def _begun(run: Path) -> Config | None:
-    """What a run was begun with that goes on."""
-    with contextlib.suppress(UserError):  # of a damaged folder `prepare` tells
+    """Return the initial config of a run that has a checkpoint, or None."""
+    with contextlib.suppress(UserError):  # `prepare` reports a damaged folder
         if (run / CONFIG).is_file() and trained(run):
             return load_run(run / CONFIG)
     return None
@@ -170,7 +173,7 @@ def _begun(run: Path) -> Config | None:
 
 @contextlib.contextmanager
 def only_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
-    """While it is entered no other command starts the run: it is refused before it has written anything there."""
+    """Lock out other commands that start the run. They are rejected before they write to the folder."""
     check_phase(config)
     run = Path(config.run)
     with ExitStack() as held:
@@ -190,13 +193,13 @@ def _folder_errors_told(run: Path) -> Iterator[None]:
 
 
 def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
-    """Make the run folder and write the config into it; refuse to continue what was begun with another one."""
+    """Create the run folder and write the config; raise `UserError` if the run was started with an incompatible one."""
     run = Path(config.run)
     check_phase(config)
     for name in OWN_NAMES:
         refuse_link(run / name)
     if config.track.enabled and config.track.uri is None:
-        default_uri(run)  # raises where there can be none
+        default_uri(run)  # raises if there can be no default
     if (run / SCRIPT).exists():
         refuse_queued(run)
     with _folder_errors_told(run), RunLock(run, attempt=attempt):
@@ -211,13 +214,13 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
 
 
 def environment_of(config: Config) -> dict[str, str]:
-    """What the ranks of a launcher know its config by."""
+    """Return the variables by which ranks identify the launcher's config."""
     typed = os.environ.get(TYPED_URI)
     return {WRITTEN: hashlib.sha256(dump(config).encode()).hexdigest(), **({TYPED_URI: typed} if typed else {})}
 
 
 def refuse_other_config(run: Path) -> None:
-    """Raise where another command has written its config since: until rank 0 has the lock, one that starts may."""
+    """Raise `UserError` if another command has written its config since. This is possible until rank 0 has the lock."""
     wanted = os.environ.get(WRITTEN)
     written = (run / CONFIG).read_bytes() if (run / CONFIG).exists() else b""
     if wanted and hashlib.sha256(written).hexdigest() != wanted:
@@ -228,7 +231,7 @@ def refuse_other_config(run: Path) -> None:
 
 
 def check_phase(config: Config) -> None:
-    """Raise where a phase that continues another is to begin before that one's end."""
+    """Raise `UserError` if a phase would start before the end of the phase that it continues."""
     if (done := last_saved(Path(config.run))) < config.train.after:
         raise UserError(
             f"train.after ({config.train.after:,}): the run in {config.run} has {done:,} steps; train the phase before "
@@ -237,28 +240,29 @@ def check_phase(config: Config) -> None:
 
 
 def no_folder(run: Path, error: OSError) -> str:
-    """What is said where no folder can be made or written to."""
-    if run.is_dir():  # what is in it may be weeks of work
+    """Return the message for a folder that cannot be created or written to."""
+    if run.is_dir():  # it may contain valuable checkpoints
         return f"run ({run}) cannot be written to ({error.strerror}): mend that, or choose another run=FOLDER."
     return f"run ({run}) cannot be a folder ({why_no_place(error, run)}): choose another run=FOLDER."
 
 
 def note_launch(run: Path) -> None:
-    """Write down by which command, where and when a job of the run began."""
+    """Write command, host and time of a job's launch to the journal."""
     with Events(run) as events:
         host, pid = socket.gethostname(), os.getpid()
         events.write(LaunchEvent(command=sys.argv, version=__version__, host=host, pid=pid))
 
 
 def discard_unused(run: Path) -> None:
-    """Remove a run folder in which a mistake let no step happen, unless another job has taken it since."""
+    """Remove the folder of a run that failed before its first step, unless another job uses it."""
     with contextlib.suppress(UserError), RunLock(run):
         if not any(event["kind"] in (FirstStepEvent.kind, CheckpointEvent.kind) for event in read_events(run)):
             shutil.rmtree(run)
 
 
 def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Path:
-    """Under torchrun or srun rank 0 prepares; the others wait until they see their own config in the folder."""
+    """Wait until the folder contains this command's config. Under torchrun or srun, rank 0 prepares it and the others
+    wait."""
     path, wanted = Path(config.run) / CONFIG, dump(config)
     deadline, pause = time.monotonic() + seconds, 0.1
     while time.monotonic() < deadline:
@@ -273,7 +277,7 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 
 
 def trained(run: Path) -> bool:
-    """Whether there is anything to continue: until the first checkpoint everything may still be corrected."""
+    """Whether there is a checkpoint to continue from. Before the first one, all settings may still change."""
     return last_saved(run) > 0
 
 

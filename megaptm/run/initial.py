@@ -1,4 +1,4 @@
-"""The run whose weights another one begins with (`train.init_from`): found, and compared. No torch."""
+"""Run that provides the initial weights (`train.init_from`): locate and check it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from megaptm.tokenizers import Tokenizer
 
 
 def initial_run(config: Config) -> OtherRun | None:
-    """What a run begins with; None where that is nothing."""
+    """Return the run that provides the initial weights, or None."""
     if config.train.init_from is None:
         return None
     return OtherRun("train.init_from", Path(config.train.init_from), "train.init_step", config.train.init_step)
 
 
 def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
-    """A `UserError` where a run that has not begun cannot begin with `train.init_from`: there is no checkpoint of it,
-    it is of another model, or reads other tokens than those of `tokenizer`, which is None where no corpus has one."""
+    """Raise `UserError` if a new run cannot start from `train.init_from`.
+
+    Reasons: it has no checkpoint, its model differs, or its tokenizer differs from `tokenizer`, which is None if no
+    corpus has one.
+    """
     if (initial := initial_run(config)) is None or last_saved(Path(config.run)) > 0:
         return
     initial.check()

@@ -1,4 +1,4 @@
-"""A run that a config names beside its own, as that of a teacher: what is asked of it before it is read. No torch."""
+"""Second run that a config names, such as a teacher: checks before it is read. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from megaptm.tokenizers import load as load_tokenizer
 
 @dataclass(frozen=True)
 class OtherRun:
-    """A run, and the keys of a config that name it and one of its checkpoints."""
+    """Run, and the config keys that name it and its checkpoint."""
 
     key: str
     folder: Path
@@ -26,8 +26,8 @@ class OtherRun:
     step: int | None
 
     def check(self, *, learned: Path | None = None) -> None:
-        """A `UserError` where there is no such run, or no such checkpoint of it: of `learned`, a run that has learned
-        from this one, there was."""
+        """Raise `UserError` if the run or its checkpoint does not exist. `learned` is a run that has already used it,
+        so that it must have existed."""
         if not (self.folder / CONFIG).is_file():
             self._refuse_lost("is not the folder of a run", learned)
             raise UserError(
@@ -56,17 +56,18 @@ class OtherRun:
 
     @property
     def config(self) -> Config:
-        """That it was trained with."""
+        """Config of the run."""
         return load_run(self.folder / CONFIG)
 
     def differs(self, spec: ModelSpec) -> tuple[str, str, str] | None:
-        """What of the run's model is otherwise than of this one, if anything: a number's name, and both."""
+        """Return the first difference between the run's model and `spec`: name, value of `spec`, value of the run. None
+        if equal."""
         wanted, theirs = (compatibility(one, "")["model"] for one in (spec, resolve(self.config)))
         differing = [name for name in wanted if theirs.get(name) != wanted[name]]
         return next(((name, shown(wanted[name]), shown(theirs.get(name))) for name in differing), None)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """A `UserError` where the run reads other tokens."""
+        """Raise `UserError` if the run has another tokenizer."""
         if load_tokenizer(self.folder / "tokenizer").fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{self.key} ({self.folder}) was trained with another tokenizer than that of the corpora in data.mix: "
@@ -75,7 +76,7 @@ class OtherRun:
 
     @property
     def chosen(self) -> int:
-        """The step of the checkpoint that is meant, of a run that was checked."""
+        """Step of the selected checkpoint, of a run that was checked."""
         step = newest_step(self.folder) if self.step is None else self.step
         assert step is not None, "`check` has refused it"
         return step

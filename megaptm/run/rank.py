@@ -1,4 +1,4 @@
-"""Which process of the run this one is, as torchrun, srun or our own launcher says. No torch."""
+"""Rank of this process, from the variables of torchrun, srun or our launcher. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from megaptm.errors import UserError, integer_of
 from megaptm.schedulers.slurm.environment import variables_of_ranks
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
-"""Variable of rank 0: the number of a listening socket that its launcher opened. So the port is nobody else's in the
-seconds until rank 0 has loaded torch."""
+"""Variable of rank 0: descriptor of a listening socket that the launcher opened. It reserves the port until rank 0 has
+loaded torch."""
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The place of one process among those of the run."""
+    """Rank of a process, and the size of the run."""
 
     rank: int
     world: int
     local_rank: int
-    """Number on its own machine; picks the GPU."""
+    """Index on its machine, which selects the GPU."""
     listener: int | None = None
-    """Of rank 0: the socket at which all meet, already listening (`LISTENER`); absent: it opens one at MASTER_PORT."""
+    """Rank 0: descriptor of the listening socket for rendezvous (`LISTENER`). If None, rank 0 opens one at
+    MASTER_PORT."""
 
 
 def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEnvironment | None:
-    """The place this process was given, or None where nobody started it as one of several.
+    """Return the rank of this process, or None if it was not started as one of several.
 
-    Under srun the five variables that `torch.distributed` reads are derived from Slurm's and written to `environ`.
+    Under srun, the five variables of `torch.distributed` are derived from Slurm's and written to `environ`.
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
-        # Counted by step: a batch script itself has SLURM_PROCID=0 and the job's SLURM_NTASKS, and is nobody's worker.
+        # Uses variables of the step: a batch script itself has SLURM_PROCID=0 and the job's SLURM_NTASKS, but is no
+        # rank.
         if "SLURM_PROCID" not in environ or integer_of(environ, "SLURM_STEP_NUM_TASKS", 1) == 1:
             return None
         environ.update({name: value for name, value in variables_of_ranks(environ).items() if name not in environ})
@@ -42,8 +44,8 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
         raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")
     world = integer_of(environ, "WORLD_SIZE")
     rank = integer_of(environ, "RANK", most=max(0, world - 1))
-    integer_of(environ, "MASTER_PORT", most=65_535)  # which torch reads
-    listener = environ.pop(LISTENER, None)  # is of this process alone
+    integer_of(environ, "MASTER_PORT", most=65_535)  # validated here, used by torch
+    listener = environ.pop(LISTENER, None)  # must not be inherited
     return RankEnvironment(
         rank=rank,
         world=world,
@@ -53,7 +55,7 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
 
 
 def check_processes(place: RankEnvironment, layout: Layout) -> None:
-    """Refuse a number of processes that is not the layout's."""
+    """Raise `UserError` if the number of processes does not match the layout."""
     if place.world == layout.processes:
         return
     word = "more" if place.world > layout.processes else "fewer"

@@ -1,4 +1,4 @@
-"""A run that was submitted to Slurm: the config that a job carries, and the jobs that are not over."""
+"""Submission of a run to Slurm: the config of a job, and the jobs in the queue."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from megaptm.schedulers.slurm.command import ask
 from megaptm.storage import write_whole
 
 SCRIPT = "job.sh"
-"""In the run folder: what was submitted; by its path the run's jobs are known."""
+"""Script in the run folder that was submitted. Its path identifies the jobs of the run."""
 FOLDER = "submitted"
-"""In the run folder: the config of each submission, named by its content, which no later command writes over."""
+"""Folder in the run folder with the config of each submission. Files are named by content, so that none is
+overwritten."""
 
 
 def submitted_config(config: Config) -> Path:
-    """The file with the config that a job carries."""
+    """Return the file with the config of a job."""
     return Path(config.run) / FOLDER / f"{_digest(dump(config).encode())}.yaml"
 
 
 def write_submission(config: Config, script: str) -> None:
-    """Put the config and the script of a submission into the run folder."""
+    """Write the config and the script of a submission to the run folder."""
     path = submitted_config(config)
     path.parent.mkdir(exist_ok=True)
     write_whole(path, dump(config).encode())
@@ -31,7 +32,7 @@ def write_submission(config: Config, script: str) -> None:
 
 
 def check_submitted(path: Path) -> None:
-    """Raise where the config that a job carries is not the one that it was submitted with."""
+    """Raise `UserError` if the config of a job was changed after its submission."""
     if path.parent.name == FOLDER and path.is_file() and _digest(path.read_bytes()) != path.stem:
         raise UserError(
             f"{path} is not the config that this job was submitted with: somebody changed it; submit the run again."
@@ -39,8 +40,8 @@ def check_submitted(path: Path) -> None:
 
 
 def refuse_queued(run: Path) -> None:
-    """Raise while a job of a run that was submitted waits or runs, unless this process belongs to one: it carries
-    another config."""
+    """Raise `UserError` while a submitted job of the run is pending or running, since it has another config. A process
+    of such a job is accepted."""
     jobs = queued(run)
     if not jobs or os.environ.get("SLURM_JOB_ID") in jobs:
         return
@@ -52,9 +53,9 @@ def refuse_queued(run: Path) -> None:
 
 
 def queued(run: Path) -> dict[str, str]:
-    """Job -> PENDING, RUNNING ..., of those that were submitted by the run's script and are not over.
+    """Return job id -> state (PENDING, RUNNING ...) of the queued jobs with the run's script.
 
-    Empty where Slurm does not answer: what a job trains it carries along, whatever happens meanwhile.
+    Empty if Slurm does not respond. This is safe, because each job has its own copy of the config.
     """
     script = run / SCRIPT
     try:

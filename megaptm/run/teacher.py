@@ -1,4 +1,4 @@
-"""The run that a student's teacher is of: found, and compared with what the config says of it. No torch."""
+"""Run of a student's teacher: locate it, and compare it with the config. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from megaptm.tokenizers import Tokenizer
 
 
 def teacher_run(config: Config) -> OtherRun:
-    """Of a config that names one."""
+    """Return the teacher's run of a config with distillation."""
     assert config.distill is not None
     return OtherRun("distill.teacher", Path(config.distill.teacher), "distill.step", config.distill.step)
 
 
 def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
-    """A `UserError` where the run of `distill.teacher` has no checkpoint, is of another model than `distill.model`, or
-    reads other tokens than the corpora have."""
+    """Raise `UserError` if the run of `distill.teacher` has no checkpoint, another model than `distill.model`, or
+    another tokenizer than the corpora."""
     if config.distill is None:
         return
     distillation = distillation_of(config)
@@ -35,7 +35,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     if config.distill.cached is not None:
         kept = teacher_logits(config)
         _check_kept(config, kept, distillation)
-        if not needs_weights(config):  # its run may be gone
+        if not needs_weights(config):  # the teacher's run may have been removed
             run = OtherRun("distill.cached", kept.folder, "distill.step", config.distill.step)
     if differing := run.differs(distillation.teacher):
         name, ours, theirs = differing
@@ -53,30 +53,30 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def needs_weights(config: Config) -> bool:
-    """Whether anything is done with the teacher's weights: it is run, or the student begins as a slice of it."""
+    """Whether the teacher's weights are needed: to run it, or to initialize the student from some of its layers."""
     return config.distill is not None and (config.distill.cached is None or bool(config.distill.initial_layers))
 
 
 def teacher_logits(config: Config) -> TeacherLogits:
-    """What is kept of the teacher's (`distill.cached`); a `UserError` where there is nothing."""
+    """Return the cached logits of the teacher (`distill.cached`); raise `UserError` if there are none."""
     assert config.distill is not None
     assert config.distill.cached is not None
     return TeacherLogits.open(Path(config.distill.cached))
 
 
 def prefix_of(spec: ModelSpec, head: str) -> str:
-    """Of the stream that a head reads."""
+    """Return the prefix of the stream that a head reads."""
     return spec.family.prefixes[spec.readings(head)[0].stack]
 
 
 def places_of(config: Config, spec: ModelSpec, head: str) -> int:
-    """Of a row of that stream, as the run's objective makes it."""
+    """Return the number of positions in a sequence of that stream, as the run's objective makes it."""
     batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
     return batch.streams[prefix_of(spec, head)]
 
 
 def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation) -> None:
-    """A `UserError` where what is kept is of another teacher, of other places, or of fewer samples than are read."""
+    """Raise `UserError` if cached logits have another teacher, other positions, or fewer samples than the run reads."""
     said, manifest = config.distill, kept.manifest
     assert said is not None
     if said.step is not None and said.step != manifest.step:
@@ -114,8 +114,8 @@ def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation)
 
 
 def teacher_id(config: Config) -> str:
-    """What the teacher is known by, a hash of its checkpoint's files, wherever its run lies, and how much is kept of
-    what it says."""
+    """Return the identifier of the teacher: a hash of its checkpoint, which does not depend on its location, and the
+    settings of cached logits."""
     assert config.distill is not None
     if config.distill.cached is not None:
         manifest = teacher_logits(config).manifest
@@ -124,8 +124,8 @@ def teacher_id(config: Config) -> str:
 
 
 def checkpoint_id(run: OtherRun) -> str:
-    """A hash of the files of a run's checkpoint."""
-    from megaptm.checkpoint.store import Store  # loads torch
+    """Return a hash of the files of a run's checkpoint."""
+    from megaptm.checkpoint.store import Store  # imports torch
 
     files = Store(run.folder).load(run.chosen).files
     return hashlib.sha256("".join(sorted(file.sha256 for file in files)).encode()).hexdigest()

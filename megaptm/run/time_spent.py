@@ -1,4 +1,4 @@
-"""Where the time of a run went. The parts add up to the wall time, across all its jobs. No torch."""
+"""Breakdown of a run's time. The parts add up to the wall time across all jobs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class TimeSpent:
     """Seconds of a run, from the first launch to the end of the last job."""
 
     productive: float = 0.0
-    """Steps that count."""
+    """Steps that were not repeated."""
     lost: float = 0.0
-    """Steps done again later, because the job ended before they were saved; and standing still because a rank hung."""
+    """Steps that were repeated because the job ended before they were saved, and time until a hang was detected."""
     data: float = 0.0
-    """Waiting for the loader."""
+    """Waiting for the data loader."""
     validation: float = 0.0
     checkpoint: float = 0.0
     startup: float = 0.0
     """From the command to the first step: processes, imports, loading."""
     other: float = 0.0
-    """Leaving, and whatever nobody measured: in a job that was killed, also its last unreported steps."""
+    """Shutdown and unmeasured time. For a killed job this includes its last steps without a record."""
     away: float = 0.0
     """Between two jobs."""
 
@@ -44,18 +44,18 @@ class TimeSpent:
 
 @dataclass
 class JobTime:
-    """One command, from its launch to its end."""
+    """One job, from launch to end."""
 
     begin: float
     ready: float | None = None
-    """When the first step could begin."""
+    """Time at which the first step could start; None if it never could."""
     start: int = 0
-    """Step it began after."""
+    """Step after which the job started."""
     end: float = 0.0
     exit: dict[str, Any] | None = None
-    """The event written on leaving; a killed job has none."""
+    """Exit event; None for a killed job."""
     hung: float = 0.0
-    """Seconds for which it stood still, until it was ended."""
+    """Seconds of the hang that ended the job."""
     records: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -63,9 +63,9 @@ PARTS = ("productive", "data", "validation", "checkpoint")
 
 
 def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[JobTime]:
-    """The jobs of a run, in order, from its two journals."""
+    """Return the jobs of a run, in order, from its two journals."""
     found: list[JobTime] = []
-    # No part of a job, however long after it the model is measured, or the next job is prepared.
+    # Events that do not belong to a job: later evaluations, and preparation of the next job.
     between = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, MovedEvent.kind)
     for event in (event for event in events if event["kind"] not in between):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
@@ -90,13 +90,13 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
 
 
 def time_spent(found: list[JobTime]) -> TimeSpent:
-    """The whole, from the jobs."""
+    """Return the total over all jobs."""
     total = TimeSpent()
     for job, following in zip(found, [*found[1:], None], strict=True):
         spent = _measured(job)
         for name, seconds in spent.items():
             setattr(total, name, getattr(total, name) + seconds)
-        # Journals of older versions have times that go back where the system clock was set back.
+        # Journals of older versions contain times that decrease after the system clock was set back.
         startup = max(0.0, (job.end if job.ready is None else job.ready) - job.begin)
         total.startup += startup
         other = max(0.0, job.end - job.begin - startup - sum(spent.values()))
@@ -112,7 +112,7 @@ def time_spent(found: list[JobTime]) -> TimeSpent:
 
 
 def _measured(job: JobTime) -> dict[str, float]:
-    """Seconds by part: what the job said on leaving, or the sum of what it had reported by then."""
+    """Return seconds by part, from the exit event or else summed from the records."""
     if job.exit is not None:
         return {name: float(job.exit.get(name) or 0.0) for name in PARTS}
     spent = dict.fromkeys(PARTS, 0.0)
@@ -125,14 +125,14 @@ def _measured(job: JobTime) -> dict[str, float]:
 
 
 def _steps(job: JobTime) -> list[tuple[int, dict[str, Any]]]:
-    """The records of steps, each with the number of steps it stands for."""
+    """Return the records of steps, each with the number of steps that it covers."""
     records = [record for record in job.records if "step_seconds" in record]
     before = [job.start, *(record["step"] for record in records)]
     return [(max(0, record["step"] - last), record) for last, record in zip(before, records, strict=False)]
 
 
 def _after(job: JobTime, step: int) -> float:
-    """Productive seconds of the job's steps after `step`."""
+    """Return productive seconds of the job's steps after `step`."""
     seconds = 0.0
     for steps, record in _steps(job):
         late = min(steps, record["step"] - step)
