@@ -1,1 +1,1 @@
-"""What keeps a run alive and honest: its journal of events, its lock, and the way it is asked to stop."""
+"""Resilience of a run: journal of events, lock, graceful stop, hang detection."""

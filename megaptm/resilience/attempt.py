@@ -1,4 +1,4 @@
-"""Which start of a run came later, as a scheduler or launcher says: it fences off one that was lost sight of."""
+"""Order of the starts of a run, from the scheduler or launcher. It fences off an earlier start that is unreachable."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pydantic import TypeAdapter
 from megaptm.errors import UserError, integer_of, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
-"""By which a launcher tells the processes that it starts, on whatever machine, which start they are."""
+"""Variable with the attempt, for the processes that a launcher starts on any machine."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of one job. The next one of a chain is started only when this one is taken for ended."""
+    """One start of one job. The next start of a chain happens only when this one is considered ended."""
 
     chain: str
-    """The same in all jobs that were submitted to follow each other; a job by itself is a chain."""
+    """Identifier shared by all jobs submitted to follow each other. A single job is a chain."""
     job: int
     restart: int
     start: int = 0
-    """Counted by a launcher that starts a run several times within a job."""
+    """Counter of a launcher that starts a run several times within a job."""
 
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
-        """That of this process: as its launcher says, or Slurm; None where neither does."""
+        """Return the attempt of this process, from its launcher or Slurm; None without either."""
         if told := environ.get(VARIABLE):
             try:
                 attempt = cls.from_json(json.loads(told))
@@ -50,7 +50,7 @@ class Attempt:
 
     @classmethod
     def from_json(cls, found: Any) -> Attempt | None:
-        """What a file has of it; None where that is something else, whoever wrote it."""
+        """Parse an attempt from untrusted JSON; None if it is invalid."""
         try:
             return _adapter().validate_json(json.dumps(found), strict=True)
         except (ValueError, RecursionError):
@@ -60,15 +60,15 @@ class Attempt:
         return asdict(self)
 
     def next_start(self) -> Attempt:
-        """Of the same launcher."""
+        """Return the next attempt of the same launcher."""
         return replace(self, start=self.start + 1)
 
     def environment(self) -> dict[str, str]:
-        """What makes it the attempt `here` in another process."""
+        """Return the variables from which `here` reads this attempt in another process."""
         return {VARIABLE: json.dumps(self.to_json())}
 
     def follows(self, other: Attempt | None) -> bool:
-        """Whether the other one is over, whatever of it may still run on a node that nobody can reach."""
+        """Whether this attempt replaces `other`, even if processes of it still run on an unreachable node."""
         return other is not None and self.chain == other.chain and self._order > other._order
 
     @property

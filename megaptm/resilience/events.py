@@ -1,4 +1,4 @@
-"""The run's journal, `run/events.jsonl`: one line for everything that happens to a run, whoever writes it."""
+"""Journal of a run, `run/events.jsonl`: one line per event, from any process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILE = "events.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A line of the journal: `time` (seconds since 1970), `kind` and the fields of one of the classes below.
+    """Line of the journal: `time` (seconds since 1970), `kind`, and the fields of one of the classes below.
 
-    Whoever writes makes an instance, so that a kind or a field that nobody declared does not pass the type checker.
+    Events are instances of these classes, so that the type checker rejects undeclared kinds and fields.
     """
 
     kind: ClassVar[str]
@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchEvent(Event, kind="launch"):
-    """The command started."""
+    """A command started."""
 
     command: Sequence[str]
     version: str
@@ -43,17 +43,17 @@ class LaunchEvent(Event, kind="launch"):
 
 @dataclass(frozen=True, kw_only=True)
 class ImportEvent(Event, kind="import"):
-    """The run was made from a model of another library, its step 0."""
+    """The run was created from another library's model, as step 0."""
 
     source: str
     parameters: int
     fresh: Sequence[str] = ()
-    """Heads that the model came without."""
+    """Heads that the model lacked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartEvent(Event, kind="start"):
-    """Training begins at step 0."""
+    """Training starts at step 0."""
 
     parameters: int
     layout: Mapping[str, Any]
@@ -73,7 +73,7 @@ class ResumeEvent(Event, kind="resume"):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStepEvent(Event, kind="first-step"):
-    """The first step since the start or resume is done, `seconds` after the command started, where that is known."""
+    """The first step after a start or resume is done, `seconds` after the command started, if known."""
 
     step: int
     seconds: float | None
@@ -81,7 +81,7 @@ class FirstStepEvent(Event, kind="first-step"):
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEvent(Event, kind="epoch"):
-    """A corpus begins to be read again: its second epoch is number 2."""
+    """A corpus starts another epoch. Its second epoch has number 2."""
 
     step: int
     corpus: str
@@ -90,7 +90,7 @@ class EpochEvent(Event, kind="epoch"):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveEvent(Event, kind="objective"):
-    """The config asks for other shares of tasks or weights of losses than before, for steps after `step`."""
+    """The config has other shares of tasks, or weights of losses, than before, for steps after `step`."""
 
     step: int
     before: str | Mapping[str, Any]
@@ -99,7 +99,7 @@ class ObjectiveEvent(Event, kind="objective"):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleEvent(Event, kind="schedule"):
-    """The config gives the steps after `step` another learning rate than the config before: keys and rates of both."""
+    """The config changes the learning rate of steps after `step`. Records keys and rates before and after."""
 
     step: int
     before: Mapping[str, Any]
@@ -110,7 +110,7 @@ class ScheduleEvent(Event, kind="schedule"):
 
 @dataclass(frozen=True, kw_only=True)
 class MovedEvent(Event, kind="moved"):
-    """A corpus, or a file of a task, of the same content is read from another path."""
+    """A corpus, or a file of a task, with the same content is read from another path."""
 
     step: int
     before: str
@@ -119,7 +119,7 @@ class MovedEvent(Event, kind="moved"):
 
 @dataclass(frozen=True, kw_only=True)
 class WeighingEvent(Event, kind="weighing"):
-    """A step is the first with other shares of tasks, or weights of losses; those that are other ones."""
+    """First step with other shares of tasks or weights of losses; records those that changed."""
 
     step: int
     shares: Mapping[str, float]
@@ -128,7 +128,7 @@ class WeighingEvent(Event, kind="weighing"):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointEvent(Event, kind="checkpoint"):
-    """A checkpoint is committed, `seconds` after the end of its step, whether training waited or not."""
+    """A checkpoint is committed, `seconds` after the end of its step, whether or not training waited."""
 
     step: int
     bytes: int
@@ -137,7 +137,7 @@ class CheckpointEvent(Event, kind="checkpoint"):
 
 @dataclass(frozen=True, kw_only=True)
 class NotSavedEvent(Event, kind="not-saved"):
-    """The storage failed while the checkpoint of a step was written, which is given up; training goes on."""
+    """Writing the checkpoint of a step failed. It is discarded, and training continues."""
 
     step: int
     problem: str
@@ -145,7 +145,7 @@ class NotSavedEvent(Event, kind="not-saved"):
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
-    """A checkpoint does not match its hashes and is passed over; it lies in `kept`."""
+    """A checkpoint does not match its hashes and is skipped. It was moved to `kept`."""
 
     step: int
     problem: str
@@ -154,7 +154,7 @@ class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
-    """A checkpoint had read text that `train.skip` now passes over; it lies in `kept`, and the run goes back."""
+    """A checkpoint was trained on text that `train.skip` now skips. It was moved to `kept`, and the run goes back."""
 
     step: int
     kept: str
@@ -169,7 +169,7 @@ class StopSignalEvent(Event, kind="stop-signal"):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLostEvent(Event, kind="worker-lost"):
-    """A worker process ended before its time: with an exit code, or minus the number of a signal."""
+    """A worker process exited unexpectedly, with an exit code or minus the number of a signal."""
 
     rank: int
     code: int
@@ -178,7 +178,8 @@ class WorkerLostEvent(Event, kind="worker-lost"):
 
 @dataclass(frozen=True, kw_only=True)
 class HangEvent(Event, kind="hang"):
-    """The run stood still for `seconds` because of one rank, and was ended; its last words are a Python stack."""
+    """The run made no progress for `seconds` because of one rank, and was ended. Records the Python stack of that
+    rank."""
 
     rank: int
     phase: str
@@ -190,14 +191,14 @@ class HangEvent(Event, kind="hang"):
 
 @dataclass(frozen=True, kw_only=True)
 class InterruptEvent(Event, kind="interrupt"):
-    """Somebody pressed Ctrl-C twice: the run was left at once, without saving, as they wished."""
+    """The user pressed Ctrl-C twice, so the run exited immediately without saving."""
 
     signal: str = "SIGINT"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLostEvent(Event, kind="node-lost"):
-    """A machine was lost while it had ranks of the run."""
+    """A machine with ranks of the run was lost."""
 
     node: str
     ranks: Sequence[int]
@@ -205,7 +206,7 @@ class NodeLostEvent(Event, kind="node-lost"):
 
 @dataclass(frozen=True, kw_only=True)
 class RestartEvent(Event, kind="restart"):
-    """The launcher starts the run once more, for the `start`-th time."""
+    """The launcher starts the run again, for the `start`-th time."""
 
     start: int
     layout: Mapping[str, Any]
@@ -214,7 +215,7 @@ class RestartEvent(Event, kind="restart"):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationEvent(Event, kind="evaluation"):
-    """The model was measured on held-out text."""
+    """The model was evaluated on held-out text."""
 
     step: int
     rows: int
@@ -223,7 +224,7 @@ class EvaluationEvent(Event, kind="evaluation"):
 
 @dataclass(frozen=True, kw_only=True)
 class ExitEvent(Event, kind="exit"):
-    """Training ends; the seconds that each part of it took."""
+    """Training ends. Records the seconds of each part."""
 
     code: int
     productive: float
@@ -236,15 +237,15 @@ NUMBERS = {
     event.kind: [field.name for field in fields(event) if field.type in ("int", "float") and field.name != "loss"]
     for event in Event.__subclasses__()
 }
-"""Kind -> fields that who reads the journal adds up or compares. Not a loss: that is shown, and may be infinite."""
+"""Kind -> fields that readers add or compare, so they must be finite. Losses are excluded: they may be infinite."""
 BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
-"""Kinds with which a job begins: the time from there to the first step is its start-up."""
+"""Kinds that start a job. The time from there to the first step is its start-up."""
 
 
 class Events:
-    """Appends to the journal, with others.
+    """Writer of the journal, to which several processes may append.
 
-    `fence` is called before each event, and raises where the run has become another job's.
+    `fence` is called before each event. It raises if another job has taken over the run.
     """
 
     def __init__(self, run: Path, *, fence: Callable[[], None] | None = None) -> None:
@@ -253,7 +254,7 @@ class Events:
         self._file = JournalFile(self._path)
 
     def write(self, event: Event) -> None:
-        """Add one event. One that cannot be written now is kept, and written before the next or by `close`."""
+        """Append an event. If it cannot be written now, it is kept and written before the next one or by `close`."""
         if self._fence is not None:
             self._fence()
         try:
@@ -264,7 +265,7 @@ class Events:
             self._warned = True
 
     def close(self) -> None:
-        """An `OSError` if an event still cannot be written."""
+        """Close the journal; raise `OSError` if an event still cannot be written."""
         self._file.close()
 
     def __enter__(self) -> Events:
@@ -275,7 +276,7 @@ class Events:
 
 
 def read_events(run: Path) -> list[dict[str, Any]]:
-    """All events of a run in the order written; lines torn by a crash are left out, no journal means no events."""
+    """Return all events of a run in order. Lines truncated by a crash are skipped; without a journal there are none."""
     path = Path(run) / FILE
     if not path.exists():
         return []
@@ -283,28 +284,28 @@ def read_events(run: Path) -> list[dict[str, Any]]:
 
 
 def _is_sound(event: Mapping[str, Any]) -> bool:
-    """Whether a line names its kind, and what that kind says are numbers are numbers."""
+    """Whether a line has a known kind and valid numbers."""
     kind = event.get("kind")
     numbers = NUMBERS.get(kind, ()) if isinstance(kind, str) else None
     return numbers is not None and all(is_number(event[name]) for name in numbers if name in event)
 
 
 def last_saved(run: Path) -> int:
-    """The newest step of any checkpoint; 0 before the first.
+    """Return the newest step of any checkpoint; 0 before the first.
 
-    A job may be killed between committing one and writing that down: what lies there counts as well.
+    Counts committed checkpoints in the folder, too, because a job may be killed before it records a commit.
     """
     written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
     return max([*written, *committed(run)], default=0)
 
 
 def seconds_since_launch(run: Path) -> float | None:
-    """Seconds since the command of the current job began; None if the journal does not say."""
+    """Return the seconds since the command of the current job started; None if the journal does not contain it."""
     launches = [event["time"] for event in read_events(run) if event["kind"] in BEGINNINGS]
     return round(max(0.0, now() - launches[-1]), 3) if launches else None
 
 
 def hung_again(run: Path) -> bool:
-    """Whether nothing was saved between the last two hangs: who starts such a run again does so in vain."""
+    """Whether nothing was saved between the last two hangs, so that another restart would be useless."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (HangEvent.kind, CheckpointEvent.kind)]
     return kinds[-2:] == [HangEvent.kind, HangEvent.kind]

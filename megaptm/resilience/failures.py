@@ -1,4 +1,4 @@
-"""Which process failed first: when one of a run dies the others die of it, and their complaints are noise."""
+"""Find the process that failed first: when one rank fails, the others fail as a consequence."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from megaptm.resilience.watchdog import Hang, rank_spans
 
 USER_ERROR = "error: "
 TRACEBACK = "Traceback (most recent call last)"
-TERMINATE = "terminate called"  # what C++ says of an exception that nobody catches, as in NCCL's watchdog
+TERMINATE = "terminate called"  # printed by C++ for an uncaught exception, as in NCCL's watchdog
 SHOWN_LINES = 30
 TAIL_BYTES = 64 * 1024
 
-# How gloo, NCCL and torch's store say that a peer is gone, and what they say it of without one being gone: whatever a
-# device refuses after a fault of this process's own.
+# Messages of gloo, NCCL and torch's store about a lost peer, and messages about faults of the own device, which look
+# similar.
 LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|remote process exited"
     r"|nccl (error|watchdog|communicator)|DistBackendError|DistNetworkError|DistStoreError"
@@ -34,25 +34,25 @@ MAPPED = (
     "a file that it had mapped was cut short, or its disk failed; see that the disks of data.mix answer, and compare "
     "its corpora with their manifests (`megaptm corpus verify`)"
 )
-"""What a bus error comes of: shards are mapped into memory."""
+"""Cause of a bus error: indexes of shards are memory-mapped."""
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How one process ended by itself."""
+    """Exit of one process."""
 
     rank: int
     code: int
-    """Exit code, or minus the signal's number."""
+    """Exit code, or minus the number of the signal."""
     log: Path
     begin: int
-    """Byte of the log where this launch began."""
+    """Offset in the log at which this launch starts."""
     unlogged: bytes = b""
-    """What it wrote that found no room in the log."""
+    """Output that did not fit in the log because the disk was full."""
 
     @property
     def output_end(self) -> str:
-        """The end of what it wrote."""
+        """Last part of the output."""
         with self.log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(self.begin, size - TAIL_BYTES))
@@ -60,7 +60,7 @@ class ProcessExit:
 
     @property
     def last_error(self) -> str:
-        """From the last traceback on; without one, from where C++ gave up or its own sentence, or the last lines."""
+        """Return the last traceback; else the C++ termination message or the error message; else the last lines."""
         lines = self.output_end.rstrip().splitlines()
         starts = [number for number, line in enumerate(lines) if line.startswith(TRACEBACK)]
         starts = starts or [number for number, line in enumerate(lines) if line.startswith((TERMINATE, USER_ERROR))]
@@ -71,7 +71,7 @@ class ProcessExit:
 
     @property
     def problem(self) -> str:
-        """What it died of, in a few words."""
+        """Short description of the failure."""
         if self.code < 0:
             name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else "unknown"
             return f"was killed by signal {-self.code} ({name})"
@@ -79,35 +79,35 @@ class ProcessExit:
 
     @property
     def lost_a_peer(self) -> bool:
-        """Whether it died because another one had."""
-        # A process that is killed says nothing about it. Abort is the exception: it is how NCCL's watchdog gives up.
+        """Whether the process failed because another one had failed."""
+        # A killed process prints no such message. Abort is the exception: NCCL's watchdog uses it.
         by_itself = self.code > 0 or self.code == -signal.SIGABRT
         error = self.last_error
         return by_itself and LOST_PEER.search(error) is not None and OWN_DEVICE.search(error) is None
 
     def ended_by(self, number: int) -> bool:
-        """Whether a signal ended it; Python that is still starting turns Ctrl-C into an exception."""
+        """Whether a signal ended the process. During start-up, Python turns Ctrl-C into an exception."""
         return -self.code == number or (number == signal.SIGINT and self.last_error.endswith("KeyboardInterrupt"))
 
     @property
     def user_error(self) -> str | None:
-        """What a worker says to the user when it exits with the code of a user's mistake."""
+        """Error message for the user if the process exited with the code of a user's error, else None."""
         if self.code != EXIT_USER_ERROR:
             return None
-        # Not always at the beginning of a line: on a full disk the line before it may have been torn.
+        # Searched anywhere in a line, since on a full disk the line before may be incomplete.
         sentences = [line.partition(USER_ERROR)[2] for line in self.output_end.splitlines() if USER_ERROR in line]
         return sentences[-1] if sentences else None
 
 
 def root_cause(ends: Sequence[ProcessExit]) -> ProcessExit:
-    """The process that failed on its own: of `ends`, in order of time, the first that did not merely lose a peer."""
+    """Return the first process in `ends`, which is sorted by time, that did not fail because of a lost peer."""
     return next((end for end in ends if not end.lost_a_peer), ends[0])
 
 
 def failure_report(end: ProcessExit) -> str:
-    """What happened to a process, for the terminal."""
+    """Return the description of a failure for the terminal."""
     said = end.output_end.strip()
-    if end.code == -signal.SIGKILL:  # nobody can say anything when this comes
+    if end.code == -signal.SIGKILL:  # SIGKILL leaves no message
         return f"rank {end.rank} {end.problem}; if nobody did it, the machine was out of memory"
     if end.code == -signal.SIGBUS:
         return f"rank {end.rank} {end.problem}: {MAPPED}"
@@ -119,14 +119,14 @@ def failure_report(end: ProcessExit) -> str:
 
 
 def failures(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
-    """Those that ended neither well nor to be continued."""
+    """Return the processes whose exit code is neither success nor "continue"."""
     return [end for end in ends if end.code not in (0, EXIT_CONTINUE)]
 
 
 def exit_code(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: Collection[int]) -> int:
-    """Say what went wrong, the root cause first, and return the exit code of the whole.
+    """Print what failed, the root cause first, and return the exit code of the launcher.
 
-    `forwarded`: signals that were passed on to all.
+    `forwarded`: signals that were passed on to all processes.
     """
     failed = failures(ends)
     if not failed:
@@ -151,16 +151,16 @@ def exit_code(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: 
 
 
 def exit_code_of_hang(hang: Hang, *, run: Path) -> int:
-    """Say and write down who hangs; returns the exit code of the whole: it can be continued."""
+    """Print and record a hang; return the exit code, which means that the run can be continued."""
     print(printable(str(hang)), file=sys.stderr, flush=True)
-    # A disk that is full or gone may be why it hangs; its end does not depend on that.
+    # A full or failing disk may have caused the hang, and must not prevent the exit.
     with contextlib.suppress(OSError), Events(run) as events:
         events.write(hang.event)
     return EXIT_CONTINUE
 
 
 def exit_code_of_interrupt(*, run: Path) -> int:
-    """Somebody wished to leave at once: nobody has failed."""
+    """Print and record an interrupt by the user, which is not a failure; return the exit code."""
     saved = last_saved(run)
     kept = f"step {saved} is saved" if saved else "nothing was saved yet"
     print(f"Left at once; {kept}.", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Signs of life: each rank writes into a file of its own what it is doing, for whoever watches the run. No torch."""
+"""Heartbeats: each rank writes its current phase to its own file, for watchdogs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ from megaptm.errors import EXIT_CONTINUE
 from megaptm.storage import open_own
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
-"""By which a launcher tells its ranks the folder that it watches."""
+"""Variable with the folder that a launcher watches, for its ranks."""
 HANG_SECONDS = 300.0
-"""What counts as a hang where `train.hang_seconds` does not say."""
+"""Default of `train.hang_seconds`."""
 HEARTBEATS = "heartbeats"
-"""Name of the folder that has one for each start of the run."""
+"""Folder in the run folder with a subfolder for each start of the run."""
 ORDER = "order"
-"""A file in the folder with what the watchdog asks of all ranks: nothing, or one of these."""
+"""File with the watchdog's request to all ranks: empty, or one of the two values below."""
 STACKS, LEAVE = "stacks", "leave"
 END = b"end of the stacks\n"
 RECORD_BYTES = 512
 MOST_READERS = 8
-"""Halted ones that a beat names."""
+"""Maximum number of stopped readers in a beat."""
 STEPS_REMEMBERED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank says of itself."""
+    """State that a rank reports."""
 
     host: str
     pid: int
     thread: int
-    """Identity of the main thread, as in a dump of stacks."""
+    """Identifier of the main thread, as in a stack dump."""
     count: int
-    """Of beats so far: one that stays the same is of a process that is stopped, or never lets its threads run."""
+    """Number of beats so far. If it does not change, the process is stopped or never releases the interpreter lock."""
     position: int
-    """Of phases begun so far. All ranks go through the same ones: the lowest is the one that the others wait for."""
+    """Number of phases started so far. All ranks go through the same phases, so the others wait for the lowest."""
     phase: str
     step: int
-    """Steps done."""
+    """Number of steps done."""
     step_seconds: float
-    """The longest of the last steps; 0 before the first."""
+    """Duration of the longest recent step; 0 before the first."""
     halted_readers: Sequence[int] = ()
-    """Of a rank that waits for data: its children that are halted, which are those that read it."""
+    """Process ids of stopped children of a rank that waits for data, which are its data readers."""
 
 
 class Heartbeat:
-    """The phase of this rank, written to its file where it begins, and that the rank lives, by a thread.
+    """Writer of this rank's beats: each phase when it starts, and regular beats from a thread.
 
-    The first costs some microseconds, which is what a step may be held up for.
+    Starting a phase costs some microseconds, because it is on the path of a step.
     """
 
     def __init__(self, rank: int, *, hang_seconds: float | None = None) -> None:
@@ -76,7 +76,7 @@ class Heartbeat:
         self._who = json.dumps(who)[1:-1]
 
     def open(self, folder: Path) -> Heartbeat:
-        """Begin to beat."""
+        """Start the thread."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._stacks = os.fdopen(
@@ -89,7 +89,8 @@ class Heartbeat:
         return self
 
     def remove_earlier(self) -> None:
-        """Those of earlier starts; called by who owns the run, so that a start that is refused takes away nobody's."""
+        """Remove the folders of earlier starts. Called only by the owner of the run's lock, so that a rejected start
+        does not remove those of a live one."""
         if self._file < 0 or self._folder.parent.name != HEARTBEATS:
             return
         for folder in self._folder.parent.iterdir():
@@ -97,7 +98,7 @@ class Heartbeat:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
-        """This rank ends by itself; nobody needs to wait for it. Harmless where it never began to beat."""
+        """Report that this rank ends normally. Has no effect if the thread was never started."""
         self._stop.set()
         if hasattr(self, "_beating"):
             self._beating.join(self.every)
@@ -112,14 +113,14 @@ class Heartbeat:
         self.close()
 
     def enter(self, phase: str) -> None:
-        """The next phase begins. All ranks call this at the same points of the program."""
+        """Start the next phase. All ranks call this at the same points of the program."""
         self._phase = phase
         self._position += 1
         self._write(self._file)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """A phase, then whatever is between it and the next."""
+        """Context of a phase, followed by the phase "between"."""
         self.enter(phase)
         begun = time.monotonic()
         try:
@@ -127,11 +128,11 @@ class Heartbeat:
             if phase == "step":
                 self._steps += 1
                 self._durations.append(time.monotonic() - begun)
-        finally:  # what fails here may go well on others: positions stay comparable
+        finally:  # also on errors, which other ranks may not have, so that positions stay comparable
             self.enter("between")
 
     def continues_from(self, step: int) -> None:
-        """So many steps were done before."""
+        """Set the number of steps done before."""
         self._steps = step
 
     def _beat(self) -> None:
@@ -148,11 +149,11 @@ class Heartbeat:
             told = order == STACKS
 
     def _flush(self) -> None:
-        """Beat, so that others see it: network file systems send what was written when its file is closed."""
+        """Write a beat so that other machines see it: network file systems send data when the file is closed."""
         self._count += 1
         self._halted_readers = halted_children() if self._phase == "data" else []
-        # A thread of C, held back by each beat: it writes the stacks when no thread of Python can, because one of them
-        # never lets go of the interpreter.
+        # A C thread, postponed by each beat. It dumps the stacks if no Python thread can run because one of them never
+        # releases the interpreter lock.
         faulthandler.dump_traceback_later(self._silence, file=self._stacks)
         with contextlib.suppress(OSError):
             file = open_own(beat_file(self._folder, self.rank), os.O_RDWR)
@@ -162,7 +163,7 @@ class Heartbeat:
                 os.close(file)
 
     def _write(self, file: int) -> None:
-        """One write of one length: who reads meanwhile finds the one before or this one."""
+        """Write a record of fixed length in one call, so that a reader gets either the old or the new one."""
         if file < 0:
             return
         longest = max(self._durations, default=0.0)
@@ -171,17 +172,18 @@ class Heartbeat:
             f'{{{self._who}, "count": {self._count}, "position": {self._position}, "phase": "{self._phase}", '
             f'"step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
         )
-        with contextlib.suppress(OSError):  # a full disk, a server that is away: the next one may get through
+        with contextlib.suppress(OSError):  # a full disk or an unreachable server; a later beat may succeed
             os.pwrite(file, beat.ljust(RECORD_BYTES).encode(), 0)
 
 
 def beat_seconds(hang_seconds: float | None) -> float:
-    """Seconds between two beats: few enough to tell a hang, many enough for a disk that a thousand ranks share."""
+    """Return the seconds between two beats: short enough to detect a hang, long enough for a disk shared by a thousand
+    ranks."""
     return min(5.0, (hang_seconds or HANG_SECONDS) / 20)
 
 
 def halted_children() -> list[int]:
-    """Children of this process that are halted, the first few."""
+    """Return the first few stopped children of this process."""
     try:
         children = psutil.Process().children()
     except psutil.Error:
@@ -190,7 +192,7 @@ def halted_children() -> list[int]:
 
 
 def is_halted(pid: int) -> bool:
-    """Whether a process of this machine is halted (SIGSTOP, a debugger)."""
+    """Whether a process of this machine is stopped (SIGSTOP, a debugger)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except (OSError, IndexError):
@@ -206,9 +208,9 @@ def stacks_file(folder: Path, rank: int) -> Path:
 
 
 def read_beat(folder: Path, rank: int) -> Beat | None:
-    """The last of a rank; None before its first."""
+    """Return the last beat of a rank; None before its first."""
     try:
-        # Opened each time: that is when network file systems ask whether there is anything new.
+        # Reopened each time, because that makes network file systems check for new data.
         found = json.loads(beat_file(folder, rank).read_bytes())
         return Beat(**{one.name: found[one.name] for one in fields(Beat)})
     except (OSError, ValueError, KeyError, TypeError):
@@ -223,7 +225,7 @@ def read_order(folder: Path) -> str:
 
 
 def give_order(folder: Path, order: str) -> None:
-    """Ask all ranks for their stacks, or to leave; or nothing any more. In vain where the disk takes no file."""
+    """Write a request to all ranks: dump stacks, leave, or nothing. Fails silently if the disk is full."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with contextlib.suppress(OSError), os.fdopen(open_own(folder / ORDER, flags), "w") as file:
         file.write(order)

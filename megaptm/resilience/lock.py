@@ -1,4 +1,4 @@
-"""One live job to a run folder: a lock that dies with its holder, and a name by which a holder knows itself."""
+"""Lock of a run folder for one job. It is released when its holder dies; a token identifies the holder."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from megaptm.storage import open_own
 
 FILE = "lock"
 STARTING = "launch.lock"
-"""Of the command that starts a run's processes, from before it writes anything there until all have ended."""
+"""Lock of the command that starts a run's processes, held from before its first write until all processes have
+ended."""
 BEAT_SECONDS = 5.0
-# A holder on another host counts as dead after this many beats without one.
+# A holder on another host is considered dead after this many missed beats.
 MISSED_BEATS = 4
 
 _held: set[int] = set()
 
 
 class RunLock:
-    """Held from `acquire` to `release`, or until the process dies in whatever way.
+    """Lock held from `acquire` to `release`, or until the process dies.
 
-    The kernel's lock (flock) decides among the processes of one host and, where the file system shares locks, of all.
-    Some network file systems do not share them. So the holder also touches the file every few seconds; a job that gets
-    the kernel's lock but finds the name of a holder on another host watches for that before it takes over. Clocks are
-    not compared. The one taken over from learns it by `still_mine`.
+    The kernel's lock (flock) excludes processes of the same host and, if the file system shares locks, of all hosts.
+    Some network file systems do not share them. So the holder also touches the file every few seconds. A job that gets
+    the kernel's lock, but finds the name of a holder on another host, waits for such beats before it takes over. Clocks
+    are not compared. The previous holder notices the takeover by `still_mine`.
 
-    A scheduler knows more than the kernel: when it starts a job again, or the next of a chain, the one before is over,
-    though its processes may live on, lock and all, on a node that was lost. So a later attempt writes its name over an
-    earlier one's without the lock, and gets the lock when those processes end. Of the file system that asks one thing:
-    who opens a file reads what was written and synced before (close-to-open, as NFS calls it).
+    A scheduler knows more than the kernel: when it restarts a job or starts the next of a chain, the previous one is
+    over, even if its processes live on, with the lock, on an unreachable node. So a later attempt writes its name over
+    an earlier one's without the lock, and gets the lock when those processes end. This requires close-to-open
+    consistency (as in NFS): opening a file reads what was written and synced before.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class RunLock:
         self._beats: threading.Thread | None = None
 
     def acquire(self) -> RunLock:
-        """Take the lock, or say at once who has it."""
+        """Take the lock, or raise `UserError` with its holder immediately."""
         self.run.mkdir(parents=True, exist_ok=True)
         self._file = self._open()
         _held.add(self._file)
@@ -72,25 +73,25 @@ class RunLock:
         return self
 
     def release(self) -> None:
-        """Give the run to whoever comes next. Harmless when it is not held."""
+        """Release the lock. Has no effect if it is not held."""
         if self._file is None:
             return
         self._stop.set()
         if self._beats is not None:
-            self._beats.join()  # what it would sign or lock after the file is closed may be another one by its number
+            self._beats.join()  # afterwards the file descriptor may belong to another file
         if self.still_mine():
-            # No holder: the next one, on whatever host, need not watch for a sign of life.
+            # Without a name, the next holder need not wait for beats.
             self._write(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")
         self._close()
 
     def still_mine(self) -> bool:
-        """Whether no other job has taken over the run since. Ask before anything that cannot be taken back."""
+        """Whether no other job has taken over the run. To be checked before any irreversible action."""
         return self._file is not None and (
             holds(self.run, self.token, self.path.name) or self._follows(_holder(self.path))
         )
 
     def must_be_mine(self) -> None:
-        """Raise a `UserError` when it no longer is."""
+        """Raise `UserError` if another job has taken over."""
         if not self.still_mine():
             raise UserError(f"another job took over the run {self.run}: this one must end.")
 
@@ -101,7 +102,7 @@ class RunLock:
         self.release()
 
     def _open(self) -> int:
-        """The lock's file, locked, or at least taken from a holder that is over."""
+        """Open the lock file, locked or taken over from a holder that is over."""
         while True:
             file = open_own(self.path, os.O_RDWR | os.O_CREAT)
             try:
@@ -120,14 +121,14 @@ class RunLock:
                         "or have it mounted with locks (Lustre: -o flock)"
                     ) from error
                 raise
-            # Removed by hand between opening and locking: a lock on a file without a name protects nothing.
+            # The file was removed between opening and locking; a lock on it would have no effect.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), self.path.stat()):
                     return file
             os.close(file)
 
     def _wait_for_other_host(self) -> None:
-        """Return when the holder named in the file, if on another host, shows no sign of life; raise if it does."""
+        """Return if the holder on another host shows no beats; raise `UserError` if it does."""
         holder = _holder(self.path)
         if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return
@@ -142,7 +143,7 @@ class RunLock:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
 
     def _may_take_from(self, holder: dict[str, Any]) -> bool:
-        """Whether the kernel's lock is held by what an earlier attempt left; this one may have had the run before."""
+        """Whether the kernel's lock is held by processes of an earlier attempt, or this attempt already took over."""
         own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
         return own or self._follows(holder)
 
@@ -155,10 +156,10 @@ class RunLock:
                 if not self.still_mine():
                     return
                 if not holds(self.run, self.token, self.path.name):
-                    self._sign()  # an earlier attempt was about to sign when it was lost, and has done so now
+                    self._sign()  # an earlier attempt signed late, after it was lost
                 os.utime(self.path)
                 if (file := self._file) is not None:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # free in the end, where it was taken from another
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds once those of an earlier attempt end
 
     def _sign(self) -> None:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
@@ -179,18 +180,18 @@ class RunLock:
 
 
 def holds(run: Path, token: str, file: str = FILE) -> bool:
-    """Whether the run's lock names this token."""
+    """Whether the run's lock contains this token."""
     return _holder(Path(run) / file).get("token") == token
 
 
 def in_use(run: Path, *, now: float) -> str | None:
-    """Who holds the run's lock and gave a sign of life of late, without touching it.
+    """Return the holder of the run's lock if its last beat is recent, without touching the lock; otherwise None.
 
-    `now` is the modification time of a file that was written just now on the same file system: clocks are not compared.
+    `now` is the modification time of a file written just now on the same file system, so that clocks need not agree.
     """
     path = Path(run) / FILE
     holder = _holder(path)
-    # A beat in the future was before the clock was set back, and none has followed it.
+    # A beat in the future predates a clock change and was not followed by another.
     if "token" not in holder or abs(now - path.stat().st_mtime) > MISSED_BEATS * BEAT_SECONDS:
         return None
     return _who(holder)
@@ -202,9 +203,10 @@ def _who(holder: dict[str, Any]) -> str:
 
 
 def _holder(path: Path) -> dict[str, Any]:
-    """Who the lock file names; empty when nobody, or while a name is being written.
+    """Return the content of the lock file; empty without a holder or during a write.
 
-    A file system that fails is asked again, for minutes: that it fails does not mean that another job took the run.
+    Reads are retried for minutes if the file system fails, because such a failure does not mean that the run was taken
+    over.
     """
     try:
         found = json.loads(read_whole(path))
@@ -216,7 +218,7 @@ def _holder(path: Path) -> dict[str, Any]:
 
 
 def _last_beat(path: Path) -> int:
-    # Opened, not only asked by name: network file systems answer the latter from a cache for up to a minute.
+    # Opened instead of only queried: network file systems answer `stat` from a cache for up to a minute.
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime_ns
 
@@ -226,7 +228,8 @@ def _now() -> str:
 
 
 def _let_go_in_child() -> None:
-    """A forked child - a data loader's worker - must not hold the lock beyond its parent's death."""
+    """Close the lock in a forked child (a worker of the data loader), which must not hold it after its parent's
+    death."""
     for file in _held:
         with contextlib.suppress(OSError):
             os.close(file)

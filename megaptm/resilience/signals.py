@@ -1,4 +1,4 @@
-"""How a run is asked to stop: a signal sets a flag, and the trainer looks at it between two steps."""
+"""Graceful stop: a signal sets a flag, which the trainer checks between two steps."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from typing import Any
 
 from megaptm.resilience.failures import LOST_PEER
 
-# SIGTERM: a scheduler or a person ends the job. SIGUSR1: Slurm's word, some time before the limit. SIGINT: Ctrl-C.
-# SIGHUP: the terminal is lost.
+# SIGTERM: a scheduler or a user ends the job. SIGUSR1: Slurm's warning before the time limit. SIGINT: Ctrl-C. SIGHUP:
+# the terminal was closed.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# What is nearly there is waited for, so that a stop does not cost a validation; a server that is silent is not.
+# Time to finish a wait that is almost over, so that a stop does not lose a validation, but does not wait for a dead
+# server.
 GRACE_SECONDS = 3.0
 
 
 def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Those that ask this process for a stop: under nohup it is not to end with its terminal."""
+    """Return the signals that request a stop. Under nohup, SIGHUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in signals if not (ignored and number == signal.SIGHUP)]
 
 
 class StopError(Exception):
-    """A stop was requested, and what the run was waiting for did not come."""
+    """Raised if a stop was requested while the run waits for something that does not arrive."""
 
 
 class StopRequest:
-    """While it is entered, the signals above only set `requested`; the step and the checkpoint under way are finished.
-    Reading is not: see `ends_waiting`.
+    """Context in which the signals above only set `requested`; the current step and checkpoint are finished. Waiting
+    for data can be interrupted, see `ends_waiting`.
 
-    A signal may reach one rank and not another, or reach them in different steps: ranks must agree before they act.
-    Ctrl-C a second time raises KeyboardInterrupt; SIGTERM never does, however often it comes: schedulers repeat it, and
-    have SIGKILL for when they mean it. A forked child - a data loader's worker - goes on serving its parent through a
-    stop, and dies of SIGTERM as usual, which is how its parent ends it.
+    A signal may reach ranks in different steps, or only some of them, so ranks must agree before they act.
+
+    A second Ctrl-C raises KeyboardInterrupt. Repeated SIGTERM does not, because schedulers repeat it and have SIGKILL.
+    A forked worker of the data loader ignores a stop, except SIGTERM, by which its parent ends it.
     """
 
     _entered: StopRequest | None = None
 
     def __init__(self) -> None:
         self.name: str | None = None
-        """Of the first signal that came."""
+        """Name of the first signal received."""
         self._before: dict[signal.Signals, Any] = {}
         self._interrupted = False
         self._giving_up = False
@@ -64,19 +65,22 @@ class StopRequest:
             signal.signal(number, handler)
 
     def ignore_from_now_on(self) -> None:
-        """The work is done and saved: a signal that comes late, or again, must not make a death of an orderly end."""
+        """Ignore further signals, because the work is saved and a late signal must not turn a normal exit into a
+        failure."""
         self._before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
 
     @contextmanager
     def ends_waiting(self) -> Iterator[None]:
-        """For what may wait for a server, or for ranks that do: `StopError` some seconds after a stop is requested,
-        wherever it waits, or where another rank has ended because of it meanwhile."""
+        """Context for code that may wait for a server, or for ranks that do.
+
+        Raises `StopError` some seconds after a stop is requested, or when another rank has ended because of it.
+        """
         self._giving_up = True
         try:
             if self.requested:
                 signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
             yield
-        except RuntimeError as error:  # who waits in a collective is not woken by the signal, but by that end
+        except RuntimeError as error:  # the end of another rank, not the signal, ends a wait in a collective
             if self.requested and LOST_PEER.search(str(error)):
                 raise StopError from error
             raise

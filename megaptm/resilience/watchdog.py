@@ -1,4 +1,4 @@
-"""Whether a run stands still, and whose fault it is, from its ranks' heartbeats. No torch."""
+"""Detect a hang of a run, and the rank that causes it, from heartbeats. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from megaptm.resilience.heartbeat import (
 )
 
 LONG = 20.0
-"""Times what else counts as a hang: for start-up, saving, validation and the end, which may take that long."""
+"""Factor on the hang time for start-up, saving, validation and shutdown, which may take long."""
 START_SECONDS = 300.0
-"""For which start-up may take at least: to read a program and a checkpoint takes what disk and machine take, however
-short the steps are that `train.hang_seconds` was chosen for."""
+"""Minimum hang time of start-up: reading code and a checkpoint takes long even if steps are short and
+`train.hang_seconds` is small."""
 STEPS = 10.0
-"""Times the longest of the last steps: a step that takes longer than that hangs, if it is more than the seconds set."""
+"""Factor on the longest recent step: a step hangs if it takes longer than this and than the hang time."""
 STOP_SECONDS = 60.0
-"""What counts as a hang, at most, in a run that was asked to stop; saving may take long as ever."""
+"""Maximum hang time of a run that was asked to stop, except while it saves."""
 HALTED_STOP_SECONDS = 10.0
-"""The same of a process that is halted (SIGSTOP): it cannot save."""
+"""The same for a stopped process (SIGSTOP), which cannot save."""
 ANSWER_SECONDS = 5.0
 LONGEST_PAUSE = 1.0
-"""Between two looks at which ranks have answered."""
+"""Maximum seconds between polls for answers of ranks."""
 STACK_LINES = 40
 SPANS = 8
-"""Of ranks that are named."""
+"""Maximum number of rank spans in a message."""
 
 PHASES = {
     "starting": "starting up",
@@ -53,33 +53,34 @@ PHASES = {
     "ending": "ending, after step {step}",
 }
 BEGINNING = ("starting", "loading")
-# Where a rank waits for the others, rather than they for it.
+# Frames in which a rank waits for other ranks.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/collectives\.py|in pass_on$"  # that of `words.sharded_table.Exchange`, for what it has sent
+    r"|megaptm/parallel/collectives\.py|in pass_on$"  # in `words.sharded_table.Exchange`, waiting for what it has sent
 )
 WAITING_FRAMES = 4
 HALTED = "state T: a signal, SIGSTOP, or a debugger"
 
 
 def collective_minutes(hang_seconds: float | None) -> float:
-    """For how long ranks wait for each other: no collective gives up before who watches the run and knows who hangs."""
+    """Return the timeout of collectives in minutes. It is longer than the watchdog's, which can tell which rank
+    hangs."""
     return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
 
 
 @dataclass
 class Seen:
-    """A rank, as far as it was seen."""
+    """Observed state of a rank."""
 
     beat: Beat | None = None
     pid: int | None = None
-    """On this machine, where the launcher knows it."""
+    """Process id on this machine, if the launcher knows it."""
     silent: float = 0.0
     """Seconds since its last beat."""
     still: float = 0.0
     """Seconds since its last change of phase."""
     waited: float = 0.0
-    """Those of them before the run was asked to stop."""
+    """Part of `still` before the run was asked to stop."""
 
     @property
     def phase(self) -> str:
@@ -91,35 +92,35 @@ class Seen:
 
     @property
     def pid_here(self) -> int | None:
-        """Of its process, where that is on this machine."""
+        """Id of its process if that is on this machine, else None."""
         return self.beat.pid if self.beat is not None and self.beat.host == socket.gethostname() else self.pid
 
     @property
     def halted(self) -> bool:
-        """Whether its process is known to be halted; of another machine's that is not known."""
+        """Whether its process is stopped (SIGSTOP), as far as known; False on another machine."""
         return self.pid_here is not None and is_halted(self.pid_here)
 
     @property
     def halted_readers(self) -> Sequence[int]:
-        """Of a rank that waits for data: the processes that read it and are halted."""
+        """Stopped reader processes of a rank that waits for data."""
         return self.beat.halted_readers if self.beat is not None and self.phase == "data" else ()
 
     def doing(self) -> str:
-        """In words."""
+        """Return a description of its phase."""
         step = self.beat.step if self.beat else 0
         return PHASES.get(self.phase, self.phase).format(step=f"{step:,}", next=f"{step + 1:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """For how long a rank may be silent or stand still."""
+    """Time limits for missing beats and missing progress."""
 
     hang_seconds: float | None = None
-    """As it is set; None: a run that was asked to stop is given up all the same."""
+    """Configured hang time. None: only a run that was asked to stop is ended."""
     patience: float = 0.0
-    """For how long a rank may wait for data."""
+    """Additional seconds to wait for data."""
     times: float = 1.0
-    """What all others are multiplied by: for who looks only after another one has."""
+    """Factor on all other limits, for a watchdog that acts after another one."""
 
     @property
     def every(self) -> float:
@@ -127,13 +128,14 @@ class Limits:
         return beat_seconds(self.hang_seconds)
 
     def is_quiet(self, seen: Seen) -> bool:
-        """Whether beats that were due are missing."""
+        """Whether expected beats are missing."""
         return seen.silent > 3 * self.every
 
     def suspects(self, alive: Mapping[int, Seen], *, stopping: bool) -> list[int]:
-        """Those that give no sign of life, or else those that the others wait for, if it takes too long."""
+        """Return the ranks without beats for too long, or else the ranks behind all others if they make no progress for
+        too long."""
         quiet = {rank: seen for rank, seen in alive.items() if self.is_quiet(seen)}
-        # All at once: it may be the disk that cannot be seen.
+        # If all ranks are quiet, the shared disk may be the reason.
         all_quiet = len(quiet) == len(alive)
         silent = [
             rank
@@ -160,15 +162,16 @@ class Limits:
     def _standing(self, seen: Seen, *, stopping: bool) -> float:
         hang = self.hang_seconds or HANG_SECONDS
         if seen.phase in BEGINNING:
-            return min(hang, STOP_SECONDS) if stopping else self._start_up  # asked to stop it has nothing to save
+            return min(hang, STOP_SECONDS) if stopping else self._start_up  # nothing to save when asked to stop
         if seen.beat is None or seen.phase not in ("data", "step", "between"):
             return hang * LONG
-        if seen.halted_readers:  # no server is waited for
+        if seen.halted_readers:  # not caused by a slow server
             return min(hang, HALTED_STOP_SECONDS) if stopping else hang
-        if seen.beat.step_seconds == 0.0:  # the first one: kernels are built, connections made
+        if seen.beat.step_seconds == 0.0:  # the first step builds kernels and opens connections
             return hang if stopping else self._start_up
         hang = min(hang, STOP_SECONDS) if stopping else hang
-        # Who waits for a server may have done so for long when the run is asked to stop, and is to save all the same.
+        # A rank may have waited for a server for long before the run was asked to stop, and should still be able to
+        # save.
         patient = (seen.waited if stopping else self.patience) if seen.phase == "data" else 0.0
         return max(hang, STEPS * seen.beat.step_seconds) + patient
 
@@ -179,17 +182,17 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """A run that stands still, and the rank that it waits for."""
+    """Hang of a run, with the rank that causes it."""
 
     rank: int
     phase: str
     step: int
     seconds: float
-    """For which it has stood still."""
+    """Seconds without progress."""
     problem: str
-    """One line."""
+    """One line of text."""
     stack: str
-    """Of the main thread of that rank, the innermost call first; empty where it could not be had."""
+    """Stack of the main thread of that rank, innermost call first; empty if unavailable."""
     folder: Path
 
     def __str__(self) -> str:
@@ -212,9 +215,9 @@ class Hang:
 
 
 class Watchdog:
-    """Looks at the heartbeats of some ranks, in a folder of this start alone.
+    """Observer of the heartbeats of some ranks, in a folder of this start.
 
-    Time in which nobody calls `look` does not count: a laptop may sleep.
+    Time between calls of `look` counts only up to a limit, because the machine may have been suspended.
     """
 
     def __init__(
@@ -225,8 +228,8 @@ class Watchdog:
         limits: Limits,
         within: bool = False,
     ) -> None:
-        """Without `hang_seconds` only a run that was asked to stop is given up. `within`: one of the ranks looks, and
-        learns that another has ended from its last beat."""
+        """Without `hang_seconds`, only a run that was asked to stop is ended. `within`: a rank is the observer, and
+        learns from the last beat that another rank has ended."""
         self._within = within
         self.folder = folder
         self._limits = limits
@@ -236,19 +239,19 @@ class Watchdog:
         self._looked = time.monotonic()
 
     def clear(self) -> Watchdog:
-        """Make the folder, without what an earlier start left in it."""
+        """Create the folder, and remove the files of an earlier start."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         give_order(self.folder, "")
         return self
 
     def know(self, pids: Mapping[int, int]) -> None:
-        """Of ranks on this machine."""
+        """Set the process ids of ranks on this machine."""
         for rank, pid in pids.items():
             self._seen[rank].pid = pid
 
     def look(self, ended: Collection[int] = (), *, stopping: bool = False) -> Hang | None:
-        """Whether the ranks that have not ended hang; to be called often."""
+        """Return a hang of the ranks that have not ended, or None. To be called frequently."""
         now = time.monotonic()
         if now - self._looked < self._every:
             return None
@@ -280,7 +283,7 @@ class Watchdog:
         return self._limits.suspects(alive, stopping=stopping) if alive else []
 
     def _judge(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
-        """Ask for the stacks and name one, unless things move on meanwhile."""
+        """Collect stacks and identify the hanging rank, unless there is progress in the meantime."""
         self._ask_for_stacks([rank for rank in self._seen if rank not in ended])
         self._read(0.0)
         if self._suspects(ended, stopping=stopping) != suspects:
@@ -320,13 +323,14 @@ class Watchdog:
         deadline, pause = time.monotonic() + 2 * self._every + ANSWER_SECONDS, min(0.1, self._every)
         while answering and time.monotonic() < deadline:
             time.sleep(pause)
-            # With a thousand ranks a look at all is a thousand files opened on the disk that they share.
+            # With a thousand ranks, a poll opens a thousand files on a shared disk.
             pause = min(1.5 * pause, LONGEST_PAUSE)
             ends = {rank: self._dumped_bytes(rank) for rank in answering}
             answering = [rank for rank, (size, end) in ends.items() if size == before[rank] or end != END]
 
     def _dumped_bytes(self, rank: int) -> tuple[int, bytes]:
-        """How many, and the last of them. Of an open file: network file systems know no other as it is."""
+        """Return size and last bytes of a dump. The file is opened, because network file systems otherwise return old
+        data."""
         try:
             with stacks_file(self.folder, rank).open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -342,11 +346,11 @@ class Watchdog:
             return b""
 
     def _stack(self, rank: int) -> str:
-        """The main thread's, from the newest dump."""
+        """Return the stack of the main thread from the newest dump."""
         beat, text = self._seen[rank].beat, self._dumped(rank).decode(errors="replace")
         if beat is None:
             return ""
-        # `Thread 0x00007f... [name] (most recent call first):`, and a line a frame.
+        # Format: `Thread 0x00007f... [name] (most recent call first):`, then one line per frame.
         parts = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+)[^\n]*\n", text, flags=re.MULTILINE)
         found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
         frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
@@ -354,8 +358,7 @@ class Watchdog:
 
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
-    """Of ranks that stand still and their stacks: the lowest that does not wait for others, and what is said of the
-    rest."""
+    """Return the lowest rank that does not wait for others, and a message about the remaining ranks."""
     busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
     if len(stacks) > 1 and not busy:
         return min(stacks), f"; all {len(stacks):,} that are there (rank {rank_spans(stacks)}) wait for each other"
@@ -364,7 +367,7 @@ def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
 
 
 def rank_spans(ranks: Iterable[int]) -> str:
-    """`0, 1, 4-1023`: with a thousand of them each cannot be named."""
+    """Format ranks as spans: `0, 1, 4-1023`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -379,5 +382,5 @@ def rank_spans(ranks: Iterable[int]) -> str:
 
 
 def _waits(stack: str) -> bool:
-    """Whether a stack is one of a process that waits for others."""
+    """Whether a stack is that of a process that waits for others."""
     return any(WAITING.search(frame) for frame in stack.splitlines()[:WAITING_FRAMES])
