@@ -1,1 +1,1 @@
-"""Checkpoints: folders of safetensors files that any layout writes and any other reads."""
+"""Checkpoints: folders of safetensors files that can be written and read with any layout."""

@@ -1,4 +1,4 @@
-"""Boxes: axis-aligned blocks of a tensor, by the offset and shape of each. Pure arithmetic."""
+"""Boxes: axis-aligned blocks of a tensor, given by offset and shape. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Box:
-    """The elements `offset[d] <= index[d] < offset[d] + shape[d]` of a tensor. A scalar's box is `Box((), ())`."""
+    """Elements `offset[d] <= index[d] < offset[d] + shape[d]` of a tensor. The box of a scalar is `Box((), ())`."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -19,18 +19,18 @@ class Box:
         return math.prod(self.shape)
 
     def moved(self, by: tuple[int, ...]) -> Box:
-        """The same box with `by` added to its offset."""
+        """Return the box with `by` added to its offset."""
         return Box(tuple(start + step for start, step in zip(self.offset, by, strict=True)), self.shape)
 
     def within(self, outer: Box) -> tuple[slice, ...]:
-        """The slices that cut this box out of a tensor that holds `outer`."""
+        """Return the slices that select this box in a tensor that holds `outer`."""
         return tuple(
             slice(start - base, start - base + size)
             for start, size, base in zip(self.offset, self.shape, outer.offset, strict=True)
         )
 
     def intersect(self, other: Box) -> Box | None:
-        """What both hold, or None where that is nothing."""
+        """Return the intersection, or None if it is empty."""
         offset, shape = [], []
         for start, size, other_start, other_size in zip(
             self.offset, self.shape, other.offset, other.shape, strict=True
@@ -44,7 +44,7 @@ class Box:
         return Box(tuple(offset), tuple(shape))
 
     def minus(self, hole: Box) -> Iterator[Box]:
-        """What is left of this box without `hole`, which lies inside it, in at most two boxes a dimension."""
+        """Yield the rest of this box without `hole`, which must be inside it, as at most two boxes per dimension."""
         offset, shape = list(self.offset), list(self.shape)
         for dim, (start, size) in enumerate(zip(self.offset, self.shape, strict=True)):
             low, high = hole.offset[dim], hole.offset[dim] + hole.shape[dim]
@@ -57,9 +57,9 @@ class Box:
 
 
 def span_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """The flat range [start, stop) of a row-major block as boxes, in flat order; each is contiguous in the block.
+    """Yield the flat range [start, stop) of a row-major block as boxes, in flat order. Each is contiguous in the block.
 
-    A range of a matrix is at most three: the end of a row, whole rows, the beginning of a row.
+    A range of a matrix has at most three boxes: the end of a row, complete rows, the start of a row.
     """
     if start >= stop:
         return
@@ -67,7 +67,7 @@ def span_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
         yield Box((), ())
         return
     row = math.prod(shape[1:])
-    first, last = -(-start // row), stop // row  # whole rows: first <= i < last
+    first, last = -(-start // row), stop // row  # complete rows: first <= i < last
     if first > last:
         yield from _part_of_row(shape, last, start - last * row, stop - last * row)
         return

@@ -1,4 +1,4 @@
-"""The file operations that checkpoints need. All are here, so that another kind of storage replaces one file."""
+"""File operations of checkpoints. All are in this module, so that another kind of storage can replace it."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ from megaptm.storage.retry import OutageError, RetryPolicy, keep_trying
 
 T = TypeVar("T")
 
-# How long a file system that fails is asked again: a server of files that restarts is back within minutes.
+# Patience with a failing file system when reading. A restarted file server is back within minutes.
 RETRY = RetryPolicy()
 WRITE_RETRY = RetryPolicy(seconds=60.0)
-"""How long a checkpoint is tried to be written, which may keep training waiting: then the run goes on without it."""
+"""Patience when writing a checkpoint, which may block training. After that the run continues without it."""
 NO_RETRY = (
     *(*FULL_DISK, errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
     *(errno.ENAMETOOLONG, errno.ELOOP),
 )
-"""Numbers of errors that no waiting mends: a person must, or another job has taken a folder away."""
+"""Error numbers that are not retried: a user must act, or another job has removed a folder."""
 
-# Handing a chunk of this size to another thread costs nothing beside hashing it, and it stays in the processor's cache.
+# Large enough that passing a chunk to another thread is cheap compared to hashing it, small enough for the cache.
 CHUNK_BYTES = 1 << 20
-# How far hashing may stay behind: it bounds the memory held by what was copied from a GPU.
+# Maximum number of chunks waiting to be hashed, which bounds the memory of copies from a GPU.
 CHUNKS_AHEAD = 32
-# Left to itself the system begins to write to the disk when a tenth of the memory is waiting, or at the final fsync.
+# By default the system starts to write to disk when a tenth of the memory is dirty, or at the final fsync.
 FLUSH_BYTES = 32 << 20
 
 
 class StorageError(UserError):
-    """The storage did not take or give what it was asked: full, gone, unreadable. One sentence, as every user error."""
+    """Raised if the storage fails: full, gone, unreadable. The message is one sentence, as for every user error."""
 
 
 class DamagedError(StorageError):
-    """What was read is not what was written. An error while reading is never this: it says nothing of what is there."""
+    """Raised if data differ from what was written. Never raised for a read error, which says nothing about the data."""
 
 
 class UnreadableError(StorageError):
-    """What is stored cannot be read now: a file system that fails, a right or a mount that is missing."""
+    """Raised if stored data cannot be read now: failing file system, missing permission or mount."""
 
 
 class NotSavedError(StorageError):
-    """The storage went on failing while a checkpoint was written: the run can go on, and save a later step."""
+    """Raised if the storage keeps failing while a checkpoint is written. The run can continue and save a later step."""
 
 
 class HashedWriter:
-    """A new file that is copied into the system's memory, hashed and put on the disk all at once, in three threads."""
+    """New file that is written, hashed and flushed to disk concurrently, in three threads."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
@@ -83,12 +83,12 @@ class HashedWriter:
         if self.size < self._flush_at or (self._flushed is not None and not self._flushed.done()):
             return
         if self._flushed is not None:
-            self._flushed.result()  # an error of the disk is told to one fsync only: pass it on
+            self._flushed.result()  # the system reports a disk error to one fsync only, so it must be passed on
         self._flushed = self._flushing.submit(os.fdatasync, self._file.fileno())
         self._flush_at = self.size + FLUSH_BYTES
 
     def finish(self) -> str:
-        """Put everything on the disk itself; the sha256 of the whole file."""
+        """Sync the file to disk; return its sha256."""
         self._file.flush()
         if self._flushed is not None:
             self._flushed.result()
@@ -103,15 +103,15 @@ class HashedWriter:
     def __exit__(self, *exc: object) -> None:
         self._hashing.shutdown()
         self._flushing.shutdown()
-        # A full disk is told by the write that met it, not again by the flush that closing does.
+        # A full disk was already reported by the failed write, and must not be reported again by the flush in `close`.
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 class RetriedFile:
-    """A file to read, asked again and opened again while its file system fails.
+    """File for reading. Reads are retried, and the file is reopened, while its file system fails.
 
-    Raises `FileNotFoundError`, and `UnreadableError` for every other error that does not pass.
+    Raises `FileNotFoundError`, and `UnreadableError` for other permanent errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,11 +119,12 @@ class RetriedFile:
         self._file: FileIO | None = None
 
     def size(self) -> int:
-        """Bytes, as whoever opens the file sees them: asked by its name, network file systems answer from a cache."""
+        """Return the size of the opened file. Network file systems would answer a query by name from a cache."""
         return self._try(lambda descriptor: os.fstat(descriptor).st_size)
 
     def read_into(self, target: memoryview, position: int) -> int:
-        """Fill `target` from the byte `position` on; the bytes read, fewer than asked only where the file ends."""
+        """Fill `target` from byte `position`; return the bytes read, fewer than requested only at the end of the
+        file."""
         done = 0
         while done < len(target):
             count = self._try(partial(_read_at, target=target[done:], position=position + done))
@@ -155,10 +156,10 @@ class RetriedFile:
         def attempt() -> T:
             try:
                 if self._file is None:
-                    self._file = FileIO(plain_file(self.path))  # a pipe would be waited for
+                    self._file = FileIO(plain_file(self.path))  # rejects a pipe, which would block
                 return call(self._file.fileno())
             except OSError:
-                self.close()  # a handle that is stale stays so: the next attempt opens the file anew
+                self.close()  # a stale handle stays stale, so the next attempt reopens the file
                 raise
 
         return read_with_retries(self.path, attempt)
@@ -169,7 +170,7 @@ def _read_at(descriptor: int, *, target: memoryview, position: int) -> int:
 
 
 def read_with_retries(path: Path, call: Callable[[], T]) -> T:
-    """What `call` reads of `path`, once it succeeds; raises what `RetriedFile` does."""
+    """Return the result of `call`, which reads `path`, retrying on failures. Raises like `RetriedFile`."""
 
     def refuse(error: Exception) -> None:
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
@@ -190,7 +191,7 @@ NOTHING_LOST = (
 
 
 def names_in(folder: Path) -> list[str]:
-    """What a folder holds; nothing where there is none."""
+    """Return the names in a folder; empty if it does not exist."""
     try:
         return read_with_retries(folder, lambda: os.listdir(folder))
     except FileNotFoundError:
@@ -199,11 +200,11 @@ def names_in(folder: Path) -> list[str]:
             raise UnreadableError(f"{folder} is a link to {where}, which is not there: {NOTHING_LOST}") from None
         return []
     except NotADirectoryError:
-        return []  # a file is in the way, which whoever makes the folder will be told
+        return []  # a file has this name; creating the folder will report it
 
 
 def is_there(path: Path) -> bool:
-    """As `Path.exists`, which takes some errors for an answer."""
+    """Whether a path exists. Unlike `Path.exists`, raises for errors."""
     try:
         read_with_retries(path, lambda: os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -212,7 +213,7 @@ def is_there(path: Path) -> bool:
 
 
 def read_whole(path: Path) -> bytes:
-    """The content of a small file."""
+    """Read a small file."""
     return read_with_retries(path, lambda: plain_file(path).read_bytes())
 
 
@@ -222,12 +223,12 @@ def sha256_of(path: Path) -> str:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user may still write to the file system that holds `folder`."""
+    """Return the bytes that this user may still write to the file system of `folder`."""
     return shutil.disk_usage(folder).free
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whoever else is removing it or writing into it."""
+    """Remove a folder, even if other processes remove it or write to it at the same time."""
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -236,7 +237,7 @@ def remove_tree(folder: Path) -> None:
 
 @contextlib.contextmanager
 def explained(what: str, folder: Path) -> Iterator[None]:
-    """Turns an operating system's error while doing `what` in `folder` into one sentence with a remedy."""
+    """Convert an `OSError` that occurs while doing `what` in `folder` to a `StorageError` with a remedy."""
     try:
         yield
     except OSError as error:
@@ -254,9 +255,10 @@ def explained(what: str, folder: Path) -> Iterator[None]:
 
 
 def write_with_retries(what: str, folder: Path, work: Callable[[], T]) -> T:
-    """What `work` returns, called again while the storage fails, so it must be repeatable. `what` says what it does.
+    """Return the result of `work`, which is retried while the storage fails, so it must be repeatable. `what` describes
+    it.
 
-    Raises `NotSavedError` where the storage goes on failing, and what `explained` does for errors that stay.
+    Raises `NotSavedError` if the storage keeps failing, and `StorageError` like `explained` for permanent errors.
     """
 
     def refuse(error: Exception) -> None:
@@ -279,7 +281,7 @@ def _free_sentence(folder: Path) -> str:
 
 
 def human_bytes(count: float) -> str:
-    """`1234567` -> `1.2 MB`."""
+    """Format bytes: `1234567` -> `1.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

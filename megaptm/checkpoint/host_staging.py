@@ -1,4 +1,4 @@
-"""Copies of what is to be saved, in host memory: written from there while training goes on."""
+"""Copies of tensors in host memory, which are written to disk while training continues."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from megaptm.checkpoint.tensors import TensorPiece
 
-# torch rounds what a GPU can reach by itself (pinned memory) up to a power of two: buffers of one waste nothing.
+# torch rounds pinned memory up to a power of two, so a buffer of such a size wastes nothing.
 BUFFER_BYTES = 256 << 20
 ALIGNED_BYTES = 64
 
 
 class HostStaging:
-    """The memory is kept from one save to the next: making it takes longer than copying."""
+    """Host memory that is reused for each checkpoint, because allocating it takes longer than copying."""
 
     def __init__(self) -> None:
         self._buffers: dict[bool, list[Tensor]] = {False: [], True: []}
-        """Bytes; pinned ones for what lies on a GPU."""
+        """Byte buffers; pinned (True) for tensors on a GPU."""
 
     def take(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
-        """The pieces as they are now, whatever becomes of their tensors after this returns."""
+        """Return copies of the pieces, so that their tensors may change afterwards."""
         spaces = {pinned: _Spaces(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []
         for piece in pieces:
@@ -35,14 +35,14 @@ class HostStaging:
 
 
 class _Spaces:
-    """Gives out parts of buffers, one after the other, and adds a buffer when none has space left."""
+    """Allocator of consecutive parts of buffers. It adds a buffer when none has space left."""
 
     def __init__(self, buffers: list[Tensor], pinned: bool) -> None:
         self._buffers, self._pinned = buffers, pinned
         self._number, self._used = 0, 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        """Space for a contiguous tensor of this shape and type."""
+        """Return space for a contiguous tensor with this shape and dtype."""
         while self._number < len(self._buffers) and self._used + tensor.nbytes > len(self._buffers[self._number]):
             self._number, self._used = self._number + 1, 0
         if self._number == len(self._buffers):

@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest may say: read as if anybody had written it."""
+"""Schema of a checkpoint's manifest, which is untrusted input."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = Annotated[list[Number], Field(max_length=MOST_DIMENSIONS)]
 
 
 class ManifestPiece(Record):
-    """Where a piece lies, see `Stored`."""
+    """Location of a piece, see `Stored`."""
 
     name: str
     dtype: str
@@ -34,7 +34,7 @@ class ManifestPiece(Record):
 
 
 class ManifestFile(Record):
-    """One file, see `FileRecord`."""
+    """File, see `FileRecord`."""
 
     name: FileName
     size: Number
@@ -43,7 +43,7 @@ class ManifestFile(Record):
 
 
 class CheckpointManifest(Record):
-    """What every manifest holds."""
+    """Schema of the manifest."""
 
     step: Number
     state: dict[str, Any]
@@ -51,7 +51,7 @@ class CheckpointManifest(Record):
 
 
 def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
-    """The files that a manifest names; a `UserError` unless it is of this step and every piece lies in its file."""
+    """Return the files of a manifest; raise `UserError` unless its step matches and every piece is inside its file."""
     written = validated(CheckpointManifest, content, place, remedy=REMEDY)
     if written.step != step:
         raise UserError(f"{place} is of step {written.step:,}, its folder of step {step:,}: {REMEDY}.")
@@ -68,13 +68,13 @@ def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) ->
 
 
 def content_id(manifest: dict[str, Any]) -> str:
-    """sha256 over a manifest without its id."""
+    """Return the sha256 over a manifest without its id."""
     rest = {name: value for name, value in manifest.items() if name != "id"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _fits(piece: ManifestPiece, size: int) -> bool:
-    """Whether the block lies in the tensor, the span in the block, and the bytes in the file."""
+    """Whether the block is inside the tensor, the span inside the block, and the bytes inside the file."""
     if piece.dtype not in DTYPES or not len(piece.shape) == len(piece.offset) == len(piece.block):
         return False
     edges = zip(piece.offset, piece.block, piece.shape, strict=True)

@@ -1,22 +1,22 @@
-"""The checkpoints of a run: written by all ranks, committed by one, kept by count, found again undamaged.
+"""Checkpoints of a run: all ranks write them, one rank commits them, and old ones are removed.
 
     run/checkpoints/
-        step-00000100/                  committed: it has this name and a manifest, and is never written again
-            rank-00000.safetensors ...  one file for each rank that wrote
-            manifest.json               step, state, size and sha256 of each file, where each tensor lies
+        step-00000100/                  committed: has this name and a manifest, and is never modified
+            rank-00000.safetensors ...  one file per rank that wrote
+            manifest.json               step, state, size and sha256 of each file, location of each tensor
         step-00000200.writing-TOKEN/    being written, or left by a job that died
-        step-00000150.damaged/          did not match its hashes: kept aside for a person to look at
-        step-00000180.abandoned/        trained on text that is now passed over (train.skip): kept aside as well
-        step-00000100.replaced/         only while a step is committed again
+        step-00000150.damaged/          did not match its hashes: kept for inspection
+        step-00000180.abandoned/        trained on text that is now skipped (train.skip): kept as well
+        step-00000100.replaced/         exists only while a step is committed again
         step-00000050.removed-1a2b3c4d/ being removed
 
-Every other name is somebody else's, for instance a copy `step-00000100.bak`, and is never touched.
+Any other name, such as a copy `step-00000100.bak`, belongs to the user and is never touched.
 
-A job writes into a folder that carries its own token, so one that was given up for dead but still runs cannot touch
-the files of the one that took over. Nor can it commit, not even if it was halted after `commit` asked whether the run
-is its own: who takes over first renames what others are writing (`take_over`), then looks for the newest checkpoint.
-Of two renames of one folder one fails, so the other's checkpoint was there to be found, or never will be. Of the file
-system that asks one thing: that a rename happens once, for all machines.
+A job writes to a folder with its own token. So a job that was considered dead but still runs cannot change the files of
+its successor. It cannot commit either, even if it was suspended after `commit` checked its ownership: the successor
+first renames the folders that others are writing (`take_over`), and then looks for the newest checkpoint. Only one of
+two renames of a folder succeeds, so the other job's checkpoint is either found or never committed. This requires that a
+rename is atomic across all machines.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from megaptm.storage import parse_json, shown, sync, write_whole
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
 TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced)?((\.removed(-[0-9a-f]+)?)*)")
-"""A name that this module gives to what it may delete, if there is anything behind the step: the step's own name, why
-it is temporary, and whether it was renamed to be removed."""
+"""Names that this module may delete if anything follows the step: step, reason why the folder is temporary, and whether
+it was renamed for removal."""
 
 NO_MANIFEST = f"its {MANIFEST} is missing"
 
@@ -64,12 +64,12 @@ log = logging.getLogger(__name__)
 
 
 class GoneError(StorageError):
-    """What was being written or looked for has been taken away: whoever did it knows why."""
+    """Raised if a folder that is written or read has been removed, usually by another job."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: `state` is what the trainer gave, `reader` reads the tensors."""
+    """Committed checkpoint: `state` is the trainer's, `reader` reads the tensors."""
 
     step: int
     folder: Path
@@ -86,14 +86,14 @@ class Checkpoint:
         return sum(file.size for file in self.files)
 
     def verify(self, *, part: int = 0, parts: int = 1) -> None:
-        """Compare each file's size and hash with the manifest: every rank may take its part of the files."""
+        """Compare size and hash of files with the manifest. Each rank may check a part of the files."""
         with ThreadPoolExecutor(VERIFYING_THREADS) as threads:
             list(threads.map(self.verify_file, self.files[part::parts]))
 
     def verify_file(self, file: FileRecord, *, hashed: bool = True) -> None:
-        """Compare one file's size, and its hash, with the manifest.
+        """Compare one file's size and, if `hashed`, its hash with the manifest.
 
-        Raises `DamagedError` where it is not what was written, `UnreadableError` where that cannot be said.
+        Raises `DamagedError` if it differs, and `UnreadableError` if it cannot be read.
         """
         path = self.folder / file.name
         try:
@@ -107,11 +107,11 @@ class Checkpoint:
 
 
 class Store:
-    """The folder `run/checkpoints`.
+    """Folder `run/checkpoints`.
 
-    Who only reads needs no `fence`. The job that owns the run gives `fence`, which says whether it still does, and
-    `token`, the same on all its ranks and no other job's (`RunLock` has both); only with a fence can it prepare,
-    commit, remove, or set aside what is damaged.
+    Readers need no `fence`. The job that owns the run passes `fence`, which returns whether it still owns the run, and
+    `token`, which is the same on all its ranks and unique among jobs (`RunLock` has both). Only with a fence can a
+    store prepare, commit or remove checkpoints, or move damaged ones aside.
     """
 
     def __init__(
@@ -133,15 +133,15 @@ class Store:
         self._damaged = damaged or (lambda step, problem, kept: None)
 
     def take_over(self) -> None:
-        """Who owns the run, before `newest`: what other jobs have not committed by now they never will."""
+        """Take over the run, before `newest`: other jobs can no longer commit what they are writing."""
         self._must_own("take over")
         write_with_retries("remove what earlier jobs left", self.folder, self._clean_up)
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
-        """One rank, before any writes: remove what dead jobs left, make room, make the folder.
+        """Prepare a checkpoint, on one rank before all ranks write: clean up, make room, create the folder.
 
-        Room for `expected_bytes`; where they are not given, for as much as the newest checkpoint took. Where there is
-        too little, those leave already that `keep` would not have after this one; the newest always stays.
+        Makes room for `expected_bytes`, by default the size of the newest checkpoint. If there is too little,
+        checkpoints that exceed `keep` after this one are removed early; the newest always stays.
         """
         self._must_own("prepare a checkpoint")
 
@@ -154,14 +154,15 @@ class Store:
         write_with_retries(f"prepare the checkpoint of step {step}", self.folder, make_folder)
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
-        """Each rank, after `prepare`: write its pieces and what `commit` must know of them."""
+        """Write this rank's pieces after `prepare`, and the record that `commit` needs."""
         folder, held = self._writing(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
 
         def write_file() -> FileRecord:
-            # All of it again where a part failed: after an error of fsync nobody knows what is on the disk.
+            # After an error the complete file is written again: after a failed fsync, the content of the disk is
+            # unknown.
             record = write_pieces(path, held)
-            # Its record is written when the file is on the disk, so a rank with a record has written everything.
+            # The record is written after the file is synced, so a rank with a record has written everything.
             write_whole(self._record(path), json.dumps(record.to_json()).encode())
             return record
 
@@ -172,12 +173,12 @@ class Store:
                 raise GoneError(
                     f"{folder} is gone: another rank could not write, or another job took over the run {self.run}"
                 ) from error
-            # A checkpoint without one rank is worth nothing; the space may be what lets the job write another.
+            # A checkpoint that lacks a rank is useless, and its space may be needed for the next one.
             remove_tree(folder)
             raise
 
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
-        """One rank, after all have written: make it a checkpoint, at once and for good; then remove the oldest."""
+        """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest."""
         self._must_own("commit a checkpoint")
         writing, final = self._writing(step), self._committed_name(step)
         what = f"commit the checkpoint of step {step}"
@@ -202,7 +203,7 @@ class Store:
             write_whole(writing / MANIFEST, content)
 
         def rename() -> None:
-            # The rename of an earlier attempt may have been done although the system called it failed.
+            # An earlier attempt may have renamed although the system reported an error.
             done = not is_there(writing) and is_there(final / MANIFEST) and read_whole(final / MANIFEST) == content
             if not done:
                 if final in committed(self.run).values():
@@ -217,11 +218,11 @@ class Store:
         return self.load(step)
 
     def steps(self) -> list[int]:
-        """Committed steps, the newest first. Nothing is said of their health."""
+        """Return committed steps, newest first. They may be damaged."""
         return sorted(committed(self.run), reverse=True)
 
     def load(self, step: int) -> Checkpoint:
-        """The checkpoint of this step; its manifest is checked, its files are not."""
+        """Return the checkpoint of a step. Its manifest is checked, its files are not."""
         folder = committed(self.run).get(step)
         if folder is None:
             raise GoneError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
@@ -244,17 +245,18 @@ class Store:
         raise UserError(f"{path} has format {shown(manifest.get('format'))}: this version of megaptm reads {FORMAT}.")
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
-        """The newest undamaged checkpoint; None where nothing was ever saved.
+        """Return the newest undamaged checkpoint; None if nothing was ever saved.
 
-        Damaged ones are reported and, by who owns the run, set aside. It is an error when all are damaged: to start at
-        step 0 again would look like success. One that cannot be read is an `UnreadableError`, and stays where it is.
+        Damaged ones are reported and, by the owner of the run, moved aside. Raises `UserError` if all are damaged: a
+        restart at step 0 would look like success. Raises `UnreadableError` for one that cannot be read, which is not
+        moved.
         """
 
         def look(step: int) -> Checkpoint | str | None:
             try:
                 return self.look(step, verify=verify)
             except GoneError:
-                return None  # its owner has just removed it, being the oldest
+                return None  # its owner has just removed it as the oldest
 
         for step, folder in without_manifest(self.run):
             if step >= max(self.steps(), default=0):
@@ -264,7 +266,8 @@ class Store:
         return found
 
     def look(self, step: int, *, verify: bool = True, part: int = 0, parts: int = 1) -> Checkpoint | str:
-        """The checkpoint of this step, or what is damaged of its manifest and, to `verify`, of a share of its files."""
+        """Return the checkpoint of a step, or a description of the damage in its manifest or, with `verify`, in a part
+        of its files."""
         try:
             checkpoint = self.load(step)
             if verify:
@@ -274,8 +277,8 @@ class Store:
         return checkpoint
 
     def first_good(self, steps: Iterable[int], look: Callable[[int], Checkpoint | str | None]) -> Checkpoint | None:
-        """The first checkpoint that `look` finds undamaged; one of which it says what is damaged is set aside, and one
-        of which it says nothing is passed over."""
+        """Return the first checkpoint that `look` finds undamaged. One with a description of damage is moved aside;
+        None skips it."""
         for step in steps:
             found = look(step)
             if isinstance(found, Checkpoint):
@@ -285,7 +288,7 @@ class Store:
         return None
 
     def refuse_to_begin_again(self) -> None:
-        """A `UserError` where something was saved, of which nothing is left to go on from."""
+        """Raise `UserError` if checkpoints were saved but none is usable."""
         if self.steps() or any(".damaged" in name for name in names_in(self.folder)):
             raise UserError(
                 f"all checkpoints in {self.folder} are damaged: put a good copy there, or choose another run=FOLDER to "
@@ -293,14 +296,14 @@ class Store:
             )
 
     def set_aside(self, step: int, problem: str, kept: Path) -> None:
-        """Report that the checkpoint in folder `kept` is damaged; where this job owns the run, rename the folder."""
+        """Report a damaged checkpoint in folder `kept`. If this job owns the run, rename the folder."""
         if self._fence is not None and self._fence():
             kept = self._moved(kept, "damaged")
         log.warning("checkpoint of step %d is damaged: %s; it is not used, and kept in %s", step, problem, kept)
         self._damaged(step, problem, kept)
 
     def abandon(self, step: int) -> Path:
-        """Take a checkpoint out of the way that the run goes back from: kept under the name that is returned."""
+        """Move a checkpoint aside that the run goes back from; return its new path."""
         self._must_own("abandon a checkpoint")
         return self._moved(committed(self.run)[step], "abandoned")
 
@@ -332,7 +335,7 @@ class Store:
             )
 
     def _what_less_would_free(self, wanted: int) -> str:
-        """What a lower `keep` would free, towards the bytes that are wanted."""
+        """Return a message about the bytes that a lower `keep` would free."""
         steps = self.steps()
         if len(steps) < 2:
             return f"checkpoint.keep ({self.keep}) frees nothing more, since the last one stays until the next is whole"
@@ -350,7 +353,8 @@ class Store:
         self._discard(committed(self.run)[step])
 
     def _discard(self, folder: Path) -> None:
-        """Remove a folder of ours, renamed first: at once it is no checkpoint, and nobody goes on writing into it."""
+        """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and nobody writes
+        to it."""
         match = TEMPORARY.fullmatch(folder.name)
         assert match is not None, folder
         if not match[3]:
@@ -361,7 +365,7 @@ class Store:
         remove_tree(folder)
 
     def _clean_up(self) -> None:
-        """Remove the temporary folders of earlier jobs, and set aside checkpoints that have lost their manifest."""
+        """Remove the temporary folders of earlier jobs, and move checkpoints without manifest aside."""
         kept = set(committed(self.run).values())
         broken = without_manifest(self.run)
         for step, folder in broken:
@@ -373,7 +377,7 @@ class Store:
 
     def _remove_oldest(self, just_committed: int) -> None:
         if self._fence is None or not self._fence():
-            return  # taken over since: what is too old is for the other job to say
+            return  # another job owns the run and decides what to remove
         try:
             self._clean_up()
             others = [step for step in self.steps() if step != just_committed]

@@ -1,8 +1,8 @@
-"""Tensors in safetensors files, in pieces: who wrote which block of what does not matter to who reads.
+"""Tensors in safetensors files, stored in pieces. Reading does not depend on which rank wrote which piece.
 
-The files are written by hand (the format is a length, a JSON header and raw data), so that a file is hashed while it
-is written and its tensors are never copied; and read with plain reads, so that a file cut short is an error, where a
-memory map would kill the process.
+The format (a length, a JSON header and raw data) is written directly, so that a file is hashed while it is written and
+tensors are not copied. Files are read with plain reads, so that a truncated file raises an error; with a memory map it
+would kill the process.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ DTYPES = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# Runs shorter than this are read together with the gap between them: disks and networks fetch about as much anyway.
+# Shorter runs are read together with the gap between them, because disks and networks fetch about this much anyway.
 RUN_BYTES = 256 << 10
-# The most that is read at once and thrown away in part.
+# Maximum bytes of a read that is partly discarded.
 GROUP_BYTES = 32 << 20
 MAX_OPEN_FILES = 64
 
 
 class NotFiniteError(UserError):
-    """A tensor that is saved or read holds a NaN or an infinity."""
+    """Raised if a tensor to be saved or read contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
 class TensorPiece:
-    """What one rank holds of a tensor: a block of it, or a flat range of such a block."""
+    """Part of a tensor that one rank holds: a block, or a flat range of a block."""
 
     name: str
-    """The tensor's global name: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
+    """Global name of the tensor: `weight/decoder.3.attention.qkv.weight`, `exp_avg/...`."""
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the full tensor."""
     offset: tuple[int, ...]
-    """Where the block starts in it."""
+    """Offset of the block in the full tensor."""
     block: tuple[int, ...]
-    """The block's shape."""
+    """Shape of the block."""
     data: Tensor
-    """The block; or, where `span` is given, those elements of the row-major block, flat."""
+    """Elements of the block; with `span`, only those elements of the row-major block, flat."""
     span: tuple[int, int] | None = None
-    """First and last + 1 element: the distributed optimizer gives each data rank a flat range of the block."""
+    """Range [first, end) of elements. The distributed optimizer gives each data rank a flat range of the block."""
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.offset) == len(self.block), self.name
@@ -75,7 +75,7 @@ class TensorPiece:
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a piece lies: as `Piece`, with the place of its bytes in the file in place of the data."""
+    """Location of a piece: fields of `TensorPiece`, with the offset in the file instead of the data."""
 
     name: str
     dtype: str
@@ -84,15 +84,15 @@ class Stored:
     block: tuple[int, ...]
     span: tuple[int, int] | None
     start: int
-    """First byte of the data in the file."""
+    """Offset of the data in the file."""
 
     @property
     def count(self) -> int:
-        """Elements that it holds."""
+        """Number of elements."""
         return self.span[1] - self.span[0] if self.span else math.prod(self.block)
 
     def boxes(self) -> Iterator[tuple[Box, int]]:
-        """The boxes of the whole tensor that it holds, each contiguous in the file, with the first byte of each."""
+        """Yield the boxes of the full tensor in this piece, each contiguous in the file, with their byte offsets."""
         start, itemsize = self.start, DTYPES[self.dtype].itemsize
         for box in span_boxes(self.block, *(self.span or (0, math.prod(self.block)))):
             yield box.moved(self.offset), start
@@ -101,7 +101,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What was written: enough to find any tensor in the file without opening it, and to prove it undamaged."""
+    """Description of a written file: locations of its tensors, and its hash."""
 
     name: str
     size: int
@@ -113,11 +113,12 @@ class FileRecord:
 
 
 def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
-    """Write one safetensors file and put it on the disk; any device, hashed while writing.
+    """Write one safetensors file and sync it to disk. Pieces may be on any device; the file is hashed while it is
+    written.
 
-    Raises `NotFiniteError` at a number that is none: whoever loads it could not train on.
+    Raises `NotFiniteError` for NaN or infinity, because training could not continue from such a checkpoint.
     """
-    # Wide types first, as safetensors asks, so that each tensor is aligned.
+    # Wide types first, as safetensors requires, so that each tensor is aligned.
     held = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
     header, stored = _header(held)
     with HashedWriter(path) as file:
@@ -139,15 +140,15 @@ def _refuse_not_finite(name: str, data: Tensor) -> None:
 
 
 def _not_finite(data: Tensor) -> int:
-    """How many of its numbers are NaN or infinite."""
-    # A sum is one pass without memory of its own, and finite only where all its terms are; the rest is looked at again.
+    """Return the number of NaN or infinite elements."""
+    # A sum needs one pass and no memory. If it is finite, all terms are; otherwise the elements are counted.
     if not data.is_floating_point() or math.isfinite(data.sum().item()):
         return 0
     return data.numel() - int(data.isfinite().sum())
 
 
 def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
-    """The file's header, and where each piece will lie."""
+    """Return the header of the file, and the location of each piece."""
     entries: dict[str, Any] = {}
     placed: dict[str, Any] = {}
     end = 0
@@ -174,10 +175,11 @@ def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
 
 
 class TensorReader:
-    """Reads any block of any tensor from the pieces that overlap it, whatever layout wrote them; in one thread.
+    """Reads any block of any tensor from the pieces that overlap it, for any layout that wrote them. Not thread-safe.
 
-    A `UserError` names the tensor and the folder where files disagree on a shape, do not hold what is asked, or hold a
-    number that is not finite, which we never write: a teacher's would be told as its student's loss.
+    Raises `UserError` with the tensor and the folder if files disagree on a shape, lack the requested elements, or
+    contain NaN or infinity, which are never written: those of a teacher would otherwise be reported as a student's
+    loss.
     """
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
@@ -201,8 +203,8 @@ class TensorReader:
         return DTYPES[self._stored(name)[0][1].dtype]
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, block: tuple[int, ...] | None = None) -> Tensor:
-        """The block of this shape at this offset, both one number a dimension; absent: from the beginning, and to the
-        end. A new tensor on the CPU, in the dtype of the file."""
+        """Read the block with this shape at this offset, by default the full tensor. Returns a new CPU tensor in the
+        dtype of the file."""
         pieces, shape, dtype = self._stored(name), self.shape(name), self.dtype(name)
         start = offset if offset is not None else (0,) * len(shape)
         size = block if block is not None else tuple(whole - at for whole, at in zip(shape, start, strict=True))
@@ -212,7 +214,7 @@ class TensorReader:
         ):
             raise UserError(f"{self.folder}: {name} has shape {shape}: it holds no block {size} at {start}")
         held = sum(stored.count for _, stored in pieces)
-        if wanted.volume > held:  # said before so much memory is asked for
+        if wanted.volume > held:  # checked before memory is allocated
             raise UserError(f"{self.folder}: its files hold {held:,} elements of {name}, whose shape is {shape}")
         out = torch.empty(size, dtype=dtype)
         missing = [wanted] if wanted.volume else []
@@ -234,7 +236,7 @@ class TensorReader:
         return out
 
     def _fill(self, out: Tensor, wanted: Box, missing: list[Box], file: str, box: Box, position: int) -> Iterator[Box]:
-        """Copy what is missing and in `box` into `out`, which holds `wanted`; what is missing after that."""
+        """Copy the part of `missing` in `box` to `out`, which holds `wanted`; yield what is still missing."""
         for gap in missing:
             common = gap.intersect(box)
             if common is None:
@@ -244,7 +246,7 @@ class TensorReader:
             yield from gap.minus(common)
 
     def _copy(self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int) -> None:
-        """`out` = `part` of the row-major array of `shape` that starts at this byte of the file."""
+        """Copy `part` of the row-major array of `shape` at this byte offset to `out`."""
         if not shape:
             out.copy_(self._elements(file, position, (), out.dtype))
             return
@@ -292,6 +294,6 @@ class TensorReader:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """A contiguous CPU tensor's own memory."""
-    # Not `view(-1)`: a single element keeps whatever stride it had, and cannot be viewed as bytes then.
+    """Return the memory of a contiguous CPU tensor as bytes."""
+    # Not `view(-1)`: a single element keeps its arbitrary stride, and then cannot be viewed as bytes.
     return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
