@@ -1,4 +1,4 @@
-"""Files here and on object stores: one way to read and write them, every call with a deadline, and tried again."""
+"""Files on disk and on object stores behind one interface. Every remote call has a deadline and is retried."""
 
 from megaptm.errors import shown
 from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole: made under another name, and on the disk before they get their own."""
+"""Atomic creation of files and folders: written under a temporary name, synced to disk, and renamed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from types import TracebackType
 
 SUFFIX = ".part"
-"""Of what is being made, or was when its process died."""
+"""Suffix of a temporary name. Such files may be left by a killed process."""
 
 _noted: ContextVar[list[Path] | None] = ContextVar("appeared", default=None)
 
 
 @contextmanager
 def appeared() -> Iterator[list[Path]]:
-    """All that appears in this thread while the block runs: for whoever answers for it, and must forget nothing."""
+    """Collect the paths of all files that are created in this thread while the block runs."""
     paths: list[Path] = []
     before = _noted.set(paths)
     try:
@@ -30,25 +30,26 @@ def appeared() -> Iterator[list[Path]]:
 
 
 class AtomicFile:
-    """A name beside `path` to write a file or a folder under; it takes the place of `path` when the block ends well.
+    """Context for writing a file or folder under a temporary name. It replaces `path` if the block ends without an
+    error.
 
-    A reader, or a crash, sees all of the new file or the old one. A folder takes the place of none, or of an empty one.
+    Readers, even after a crash, see either the new file or the old one. A folder can only replace an empty folder or
+    none.
 
-    >>> with AtomicFile(path) as part:
-    ...     part.write_text("all of it")
+        >>> with AtomicFile(path) as part:
+        ...     part.write_text("all of it")
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        """An `OSError` where a device, a pipe or a socket is: a file would take its place, for all programs of who may
-        write in `/dev`."""
+        """Raise `OSError` if `path` is a device, a pipe or a socket: root would replace it for all programs."""
         self.path = Path(path)
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
             raise OSError(errno.ENXIO, "it is no file, and one would take its place", str(path))
-        # A name of its own for each attempt: a worker believed dead may still be at it.
+        # Unique per attempt, because a worker considered dead may still be writing.
         self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
 
     def keep(self) -> None:
-        """Let it appear, for good: also after a power cut."""
+        """Sync and rename, so that the file survives a power failure."""
         try:
             for written in _inner_first(self.part):
                 sync(written)
@@ -60,7 +61,7 @@ class AtomicFile:
             self.drop()
 
     def drop(self) -> None:
-        """Leave nothing of it, unless it has appeared."""
+        """Remove the temporary file, if it still exists."""
         if self.part.is_dir():
             shutil.rmtree(self.part, ignore_errors=True)
         else:
@@ -74,8 +75,10 @@ class AtomicFile:
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Put `content` at `path`, all of it or nothing; it is on the disk when this returns. An error of the system names
-    a file, which that of a full disk does not by itself."""
+    """Write `content` to `path` atomically and sync it to disk.
+
+    An `OSError` names a file, which the system's error for a full disk does not.
+    """
     try:
         with AtomicFile(path) as part:
             part.write_bytes(content)
@@ -85,7 +88,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def sync(path: Path) -> None:
-    """Put a file on the disk, or a folder's list of names: a renamed file is safe only after this."""
+    """Sync a file, or the entries of a folder, to disk. A renamed file is durable only after its folder is synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Local copies of remote files: bounded, hashed when they come, shared by the processes of a machine."""
+"""Cache of remote files: limited in size, verified by hash, shared by the processes of a machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from megaptm.storage.files import download, size_of
 from megaptm.storage.retry import RetryPolicy
 
 TRIES = 3
-"""Downloads of a file whose hash is not the expected one, before it is given up."""
+"""Maximum downloads of a file with a wrong hash."""
 QUARANTINE = "quarantine"
 
 
 def default_folder() -> Path:
-    """`$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
+    """Return `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megaptm"
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of copies; those used least recently make room for others.
+    """Folder of copies with least-recently-used eviction.
 
-    A copy that leaves while a process has it mapped stays readable there, and takes its space until it is closed.
+    A process that has an evicted file open can still read it. Its space is freed when it is closed.
     """
 
     folder: Path = field(default_factory=default_folder)
@@ -38,14 +38,14 @@ class Cache:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
-        """See that `path`, in the cache's folder, is a copy of the file at `url`; whether it had to be fetched."""
+        """Ensure that `path`, inside the cache, is a copy of the file at `url`. Return whether it was fetched."""
         if self._touch(path):
             return False
         begun = time.monotonic()
         with self._locked(path):
             if self._touch(path):  # another process was first
                 return False
-            # It tried in vain, and our patience was running meanwhile.
+            # Waiting for the other process, which failed, counts towards the patience.
             left = max(0.0, self.retry.seconds - (time.monotonic() - begun))
             retry = replace(self.retry, seconds=left)
             size = size_of(url, retry) if size is None else size
@@ -54,7 +54,7 @@ class Cache:
         return True
 
     def discard(self, *paths: Path) -> None:
-        """Forget copies that turned out to be damaged."""
+        """Remove damaged copies."""
         for path in paths:
             path.unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ class Cache:
             )
 
     def _touch(self, path: Path) -> bool:
-        """Mark a copy as used; false where there is none."""
+        """Mark a copy as used; return False if it does not exist."""
         try:
             os.utime(path)
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Cache:
             used -= bytes_
 
     def _copies(self) -> Iterator[tuple[int, int, Path]]:
-        """When each was last used (ns), its bytes, its path; those on their way and what killed processes left, too."""
+        """Yield time of last use (ns), bytes and path of each copy, including unfinished ones."""
         for path in self.folder.glob("*/*"):
             if path.name.endswith((".tar", ".index.npy", SUFFIX)):
                 with suppress(FileNotFoundError):
@@ -103,11 +103,11 @@ class Cache:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """One process, and one thread of it, fetches a file; the others wait for it."""
+        """Lock a file, so that one thread of one process fetches it and the others wait."""
         locks = self.folder / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A few hundred locks for any number of files: two that share one only wait for each other.
+        # 256 locks for any number of files. Files that share a lock merely wait for each other.
         name = hashlib.sha256(str(path.relative_to(self.folder)).encode()).hexdigest()[:2]
         with (locks / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

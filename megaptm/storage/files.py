@@ -1,4 +1,4 @@
-"""One way to reach files, whether a path or a URL says where they are."""
+"""File operations for local paths and URLs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from megaptm.storage.retry import RetryPolicy
 
 RETRY = RetryPolicy()
 LARGEST = 256 << 20
-"""Bytes of a manifest or a file of a tokenizer. The largest vocabularies take 40 MB."""
+"""Maximum bytes of a manifest or a tokenizer file. The largest vocabularies take 40 MB."""
 
 
 def is_remote(place: str | os.PathLike[str]) -> bool:
-    """Whether it is a URL (`s3://...`) and not a path of this machine."""
+    """Whether a location is a URL (`s3://...`) and not a local path."""
     return "://" in str(place) and not str(place).startswith("file://")
 
 
@@ -31,12 +31,14 @@ def local_path(place: str | os.PathLike[str]) -> Path:
 
 
 def plain_file(name: str | os.PathLike[str]) -> Path:
-    """The path of a file that a config or a user names. An `OSError` where there is none: nor is a folder one, nor a
-    pipe, which would be waited for, nor a device, which may have no end."""
+    """Return the path of a regular file named by a config or user.
+
+    Raises `OSError` for a missing file, a folder, a pipe (which would block) or a device (which may have no end).
+    """
     try:
         path = Path(name).expanduser()
         mode = path.stat().st_mode
-    except (ValueError, RuntimeError):  # a name with NUL; the home of who has none
+    except (ValueError, RuntimeError):  # a name with NUL, or the home of an unknown user
         raise FileNotFoundError(errno.ENOENT, "No file has such a name", shown(str(name))) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -46,8 +48,8 @@ def plain_file(name: str | os.PathLike[str]) -> Path:
 
 
 def writable_path(name: str | os.PathLike[str], option: str) -> Path:
-    """The path of a file or folder that is to be written; a `UserError` that names the option, before anything is
-    computed, where none can be. Nothing is made."""
+    """Return the path of a file or folder to be written; raise `UserError` with the option before any computation if
+    that is not possible. Nothing is created."""
     try:
         path = Path(name).expanduser().absolute()
         os.fsencode(path)
@@ -55,15 +57,15 @@ def writable_path(name: str | os.PathLike[str], option: str) -> Path:
             return path
     except OSError as error:
         if error.errno in FULL_DISK:
-            raise  # it has a sentence of its own
+            raise  # reported with its own message
         why = why_no_place(error, name)
-    except (ValueError, RuntimeError) as error:  # a name that is no UTF-8; the home of who has none
+    except (ValueError, RuntimeError) as error:  # a name that is not UTF-8, or the home of an unknown user
         why = str(error)
     raise UserError(f"{option} ({name}) cannot be written ({why}): choose another place.")
 
 
 def join(place: str | os.PathLike[str], *names: str) -> str:
-    """A file in a folder, as a path or URL like the folder's."""
+    """Return the path or URL of a file in a folder."""
     return "/".join([str(place).rstrip("/"), *names])
 
 
@@ -72,17 +74,17 @@ def exists(place: str, retry: RetryPolicy = RETRY) -> bool:
 
 
 def size_of(place: str, retry: RetryPolicy = RETRY) -> int:
-    """Bytes of a file."""
+    """Return the bytes of a file."""
     return Remote(place, retry).size() if is_remote(place) else _present(place).stat().st_size
 
 
 def read(place: str, retry: RetryPolicy = RETRY) -> bytes:
-    """The whole of a small file."""
+    """Read a small file."""
     return Remote(place, retry).read() if is_remote(place) else _present(place).read_bytes()
 
 
 def refuse_large(place: str, size: int) -> None:
-    """Raise where what should describe something is so large that it cannot be that."""
+    """Raise `UserError` if a metadata file is implausibly large."""
     if size > LARGEST:
         raise UserError(
             f"{place} has {size:,} bytes, more than the {LARGEST:,} that such a file may have: check the address."
@@ -90,7 +92,7 @@ def refuse_large(place: str, size: int) -> None:
 
 
 def listed(place: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
-    """Name -> bytes of the files in a folder, by name; none where there is no such folder."""
+    """Return name -> bytes of the files in a folder, sorted; empty if it does not exist."""
     if is_remote(place):
         return dict(sorted(Remote(place, retry).listed().items()))
     folder = local_path(place)
@@ -99,12 +101,12 @@ def listed(place: str, retry: RetryPolicy = RETRY) -> dict[str, int]:
 
 
 def remove(place: str, retry: RetryPolicy = RETRY) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     Remote(place, retry).remove() if is_remote(place) else local_path(place).unlink(missing_ok=True)
 
 
 def download(place: str, path: Path, *, size: int | None = None, retry: RetryPolicy = RETRY) -> str:
-    """Copy a file to `path`, whole or not at all; returns its sha256. `size` is what it must have, if known."""
+    """Copy a file to `path` atomically; return its sha256. `size` is its expected size, if known."""
     found = size_of(place, retry)
     if size is not None and found != size:
         raise UserError(f"{place} has {found:,} bytes where {size:,} are expected: copy it there again.")
@@ -119,9 +121,9 @@ def download(place: str, path: Path, *, size: int | None = None, retry: RetryPol
 
 
 def upload(path: Path, place: str, *, sha256: str | None = None, retry: RetryPolicy = RETRY) -> None:
-    """Copy a local file to `place`, whole or not at all, and compare the sizes; with `sha256` read it back, too.
+    """Copy a local file to `place` atomically and compare sizes; with `sha256`, also read it back.
 
-    A copy that differs is sent again twice; then it is a `UserError`.
+    A copy that differs is sent again twice, and then raises `UserError`.
     """
     for _ in range(3):
         if is_remote(place):
@@ -138,7 +140,7 @@ def upload(path: Path, place: str, *, sha256: str | None = None, retry: RetryPol
 
 
 def hash_of(place: str, retry: RetryPolicy = RETRY) -> str:
-    """sha256 of a file, read through."""
+    """Return the sha256 of a file."""
     remote = Remote(place, retry)
     chunks = remote.chunks(remote.size()) if is_remote(place) else _local_chunks(_present(place))
     digest = hashlib.sha256()

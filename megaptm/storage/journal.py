@@ -1,4 +1,4 @@
-"""Journals: JSON objects, one a line, each with a `time`; only ever appended to, by any number of processes."""
+"""Journals: JSON objects, one per line, each with a `time`. Any number of processes may append."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ MOST_NUMBER = 1e30
 LAST_LINES = 1 << 16
 """Bytes at the end of a journal that are searched for the time of its last line."""
 MAX_CLOCK_ERROR = 366 * 86400.0
-"""Seconds. A journal further in the future is damaged."""
+"""Seconds. Times further in the future are ignored as invalid."""
 
-# CLOCK_BOOTTIME is monotonic and, unlike CLOCK_MONOTONIC, counts the time that a laptop is suspended.
+# CLOCK_BOOTTIME is monotonic and, unlike CLOCK_MONOTONIC, includes the time that a laptop is suspended.
 _uptime_clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _epoch_offset = time.time() - time.clock_gettime(_uptime_clock)
 
 
 def now() -> float:
-    """Seconds since 1970. Never goes back: not when the system clock is set back, and not behind an open journal."""
+    """Return seconds since 1970. Never decreases, even if the system clock is set back, nor below times of an open
+    journal."""
     return time.clock_gettime(_uptime_clock) + _epoch_offset
 
 
 def _not_before(moment: float) -> None:
-    """Make `now` start at `moment` if the system clock was set back behind it; ignore times that no clock shows."""
+    """Make `now` at least `moment`, if the system clock was set back. Implausible times are ignored."""
     global _epoch_offset
     if 0 < (behind := moment - now()) < MAX_CLOCK_ERROR:
         _epoch_offset += behind
 
 
 class JournalFile:
-    """Appends lines, each in one write, so that a killed process leaves at most its last line torn.
+    """Appends lines with one write each, so that a killed process leaves at most its last line incomplete.
 
     A line that cannot be written (full disk) is kept in memory and written before the next one.
     """
@@ -50,38 +51,38 @@ class JournalFile:
             _not_before(record["time"])
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """One line, after those that could not be written before. An `OSError` if this one cannot be written now.
+        """Append one line after any unwritten ones; raise `OSError` if it cannot be written now.
 
-        The time is added. Paths become text; infinities and NaN too, since JSON has none.
+        Adds the time. Paths become strings, as do infinity and NaN, which JSON lacks.
         """
         line = {key: str(value) if is_not_finite(value) else value for key, value in record.items()}
         self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
         self.flush()
 
     def flush(self) -> None:
-        """Write the lines that could not be written before; an `OSError` if that fails again."""
+        """Write the unwritten lines; raise `OSError` if that fails again."""
         while self._unwritten:
             line = self._unwritten[0]
             separator = b"\n" if self._ends_torn() else b""
-            # A shorter write means a full disk: the torn part is ended, and the next attempt raises the reason.
+            # A partial write means a full disk. The next attempt ends the incomplete line and raises the error.
             if os.write(self._file, separator + line) == len(separator + line):
                 del self._unwritten[0]
 
     def close(self) -> None:
-        """Close the file; an `OSError` if a line still cannot be written."""
+        """Close the file; raise `OSError` if a line still cannot be written."""
         try:
             self.flush()
         finally:
             os.close(self._file)
 
     def _ends_torn(self) -> bool:
-        """Whether the last line is torn, by this process or another: the next line must not be appended to it."""
+        """Whether the last line is incomplete, so that the next one must not be appended to it."""
         size = os.fstat(self._file).st_size
         return size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
 
 def journal_lines(content: bytes) -> Iterator[dict[str, Any]]:
-    """The objects with a `time`; lines torn by a crash are left out."""
+    """Yield the objects with a `time`. Lines truncated by a crash are skipped."""
     for line in content.splitlines():
         try:
             record = json.loads(line)
@@ -92,10 +93,10 @@ def journal_lines(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """A finite number, no truth value, that any sum can take."""
+    """Whether a value is a finite number, not a bool, and small enough to be summed."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_NUMBER
 
 
 def is_not_finite(value: Any) -> bool:
-    """An infinity, or NaN."""
+    """Whether a value is infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)

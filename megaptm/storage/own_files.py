@@ -1,6 +1,6 @@
-"""Files and folders that a run writes in its own folder, and nowhere else: no link there leads to another place.
+"""Files and folders that a run writes, restricted to its own folder: links are not followed.
 
-A run folder may come from somebody else, with a link `events.jsonl` to a file of the user's.
+A run folder may come from somebody else, with a link `events.jsonl` to a file of the user.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from megaptm.errors import UserError
 
 
 def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
-    """Descriptor of the regular file at `path`, opened with `flags` of `os.open`.
+    """Open the regular file at `path` with `flags` of `os.open`; return its descriptor.
 
-    A `UserError` where a link, a pipe or a device is, or a file with another name elsewhere (a hard link).
+    Raises `UserError` for a link, a pipe, a device, or a hard link to a file elsewhere.
     """
     try:
-        # O_NONBLOCK: a pipe would be waited for. Not O_TRUNC: the file may turn out to be another's.
+        # O_NONBLOCK, because opening a pipe would block. Not O_TRUNC, because the file is checked first.
         flags_of_open = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags_of_open, mode)
     except OSError:
@@ -42,7 +42,7 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise a `UserError` where `path` is a symbolic link."""
+    """Raise `UserError` if `path` is a symbolic link."""
     if path.is_symlink():
         raise UserError(_refusal(path, f"is a link to {os.readlink(path)}"))
 

@@ -1,4 +1,4 @@
-"""Files on object stores, by fsspec. Every call is one attempt; `retry` makes them again."""
+"""Files on object stores, by fsspec. Each call makes one attempt; `retry` repeats it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ WEB_PROTOCOLS = ("http", "https")
 PROTOCOLS = frozenset(
     (*WEB_PROTOCOLS, "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "hf", "hdfs", "webhdfs")
 )
-"""Of stores on a network. fsspec knows others, which show files of this machine, log in elsewhere or start programs; a
-corpus or a run from somebody else could name them."""
+"""Protocols of network stores. Others of fsspec are rejected: they read local files, log in to other systems or start
+programs, and an untrusted corpus or run could name them."""
 REFUSALS = (401, 403, 408, 425, 429)
-"""Answers of a server of the web below 500 that do not mean that nothing is there, but: not for you, or later."""
+"""HTTP status codes below 500 that do not mean that the file is missing, but denied access or a temporary failure."""
 CHUNK = 16 << 20
-"""Bytes asked for at once: what is fetched again when a connection breaks."""
+"""Bytes per request, which are fetched again if the connection breaks."""
 
 
 class Remote:
-    """The file or folder at a URL."""
+    """File or folder at a URL."""
 
     def __init__(self, url: str, retry: RetryPolicy):
         refuse_credentials(url, where="the address of a file")
@@ -35,7 +35,7 @@ class Remote:
             files = self._files()
             if self._protocol not in WEB_PROTOCOLS:
                 return bool(files.exists(self.url))
-            try:  # what it has for this says of a server that does not answer, too, that nothing is there
+            try:  # fsspec's `exists` also returns False if the server does not respond
                 files.info(self.url)
             except FileNotFoundError as error:
                 if (behind := cause_of_not_found(error)) is not error:
@@ -49,25 +49,25 @@ class Remote:
         return int(self._call(lambda: self._files().info(self.url, **self._fresh())["size"]))
 
     def read(self) -> bytes:
-        """The whole of a small file."""
+        """Read a small file."""
         return self._call(lambda: self._files().cat_file(self.url))
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """The first `size` bytes; a connection that breaks costs one chunk."""
+        """Yield the first `size` bytes in chunks. A broken connection costs only one chunk."""
         for start in range(0, size, CHUNK):
             yield self.range(start, min(size, start + CHUNK))
 
     def range(self, start: int, stop: int) -> bytes:
-        """Bytes [start, stop)."""
+        """Return bytes [start, stop)."""
         return self._call(lambda: self._range(start, stop))
 
     def write(self, path: Path) -> None:
-        """Put a local file here; it appears when all of it has arrived."""
+        """Upload a local file. It becomes visible when it is complete."""
         deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK)
         self._call(lambda: self._files().put_file(str(path), self.url), deadline)
 
     def remove(self) -> None:
-        """Also where there is nothing."""
+        """Remove the file if it exists."""
 
         def call() -> None:
             files = self._files()
@@ -77,7 +77,7 @@ class Remote:
         self._call(call)
 
     def listed(self) -> dict[str, int]:
-        """Name -> bytes of the files in this folder; none where there is no such folder."""
+        """Return name -> bytes of the files in this folder; empty if it does not exist."""
 
         def call() -> dict[str, int]:
             try:
@@ -97,7 +97,7 @@ class Remote:
         return content
 
     def _fresh(self) -> dict[str, Any]:
-        """What makes a file system of object stores ask instead of remembering."""
+        """Return the options that bypass the cache of s3fs."""
         return {"refresh": True} if self._protocol == "s3" else {}
 
     @property
@@ -105,7 +105,8 @@ class Remote:
         return self.url.partition("://")[0]
 
     def _files(self) -> Any:
-        """fsspec keeps one for each process; never held here, because a forked process must have its own."""
+        """Return the file system. fsspec caches it per process; it is not stored here, because a forked process needs
+        its own."""
         import fsspec
 
         if self._protocol not in PROTOCOLS:
@@ -115,10 +116,10 @@ class Remote:
             )
         options: dict[str, Any] = {}
         if self._protocol == "s3":
-            # One attempt of botocore's and one of s3fs's: together with ours they would multiply to minutes.
+            # One attempt each by botocore and s3fs, because their retries would multiply with ours to minutes.
             seconds = self.retry.deadline
             timeouts = {"connect_timeout": min(10.0, seconds), "read_timeout": seconds}
-            # Contents are compared with hashes of ours; some servers answer a range with the checksum of the whole.
+            # Contents are verified with our hashes, and some servers return the checksum of the full file for a range.
             checksums = {"response_checksum_validation": "when_required"}
             options["config_kwargs"] = {**timeouts, **checksums, "retries": {"total_max_attempts": 1}}
         try:
@@ -127,7 +128,7 @@ class Remote:
             raise UserError(
                 f"{self.url} needs a library that is not installed ({error}): pip install 'megaptm[corpus]'."
             ) from None
-        except (ValueError, TypeError) as error:  # the second of file systems that an address alone does not name
+        except (ValueError, TypeError) as error:  # TypeError for file systems that a URL alone does not specify
             raise UserError(f"{self.url} is no address that can be read ({error}).") from None
         files.retries = 1
         return files
@@ -143,8 +144,8 @@ class Remote:
 
 
 def cause_of_not_found(error: FileNotFoundError) -> Exception:
-    """What is behind it: of a server of the web that does not answer, fails or refuses, fsspec says, too, that there is
-    no such file."""
+    """Return the actual cause of a FileNotFoundError: fsspec also raises it if a web server fails, refuses or does not
+    respond."""
     cause, status = error.__cause__, getattr(error.__cause__, "status", None)
     if isinstance(cause, Exception) and (status in REFUSALS or (status or 0) >= 500):
         return cause

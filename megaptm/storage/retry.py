@@ -1,4 +1,4 @@
-"""How long to go on when an object store does not answer: each call has a deadline, and is made again for a while."""
+"""Retries for object stores that do not respond. Each attempt has a deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megaptm.errors import FULL_DISK, UserError, printable
 
 T = TypeVar("T")
 
-# Where the errors of networks and servers come from; an error of other code is a mistake that no waiting mends.
+# Modules whose errors are retried. An error of other code is a bug.
 NETWORKS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "google", "gcsfs", "adlfs", "azure", "requests", "s3fs")
 DENIED = (
     "NoCredentialsError",
@@ -26,11 +26,11 @@ DENIED = (
 )
 
 FINAL = (405, 406, 410, 414, 416, 451)
-"""Answers of a server of the web that will be the same; 400 is also what aiohttp calls an answer that is cut off."""
+"""HTTP status codes that are not retried. 400 is not among them: aiohttp also reports it for a truncated response."""
 
 
 class OutageError(UserError):
-    """What was tried for long enough went on failing."""
+    """Raised if a call still fails after all retries."""
 
 
 def to_stderr(line: str) -> None:
@@ -39,25 +39,25 @@ def to_stderr(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How a call to a server is made, and made again."""
+    """Deadlines and retries of calls to a server."""
 
     seconds: float = 600.0
-    """How long to try while the server fails or does not answer."""
+    """Total seconds of retries while the server fails or does not respond."""
     deadline: float = 60.0
-    """Seconds after which one attempt is given up; twice as long for each further 16 MiB that it sends."""
+    """Seconds after which an attempt is aborted; doubled for each further 16 MiB that it sends."""
     pause: float = 0.5
-    """Seconds before the second attempt; doubled each time up to `longest_pause`, and half of it by chance."""
+    """Seconds before the second attempt; doubled each time up to `longest_pause`. Up to half of it is random."""
     longest_pause: float = 15.0
     tell_after: float = 5.0
-    """Seconds of failure before it is said aloud, and then between two lines, six times as many."""
+    """Seconds of failure before the first message; later messages follow after six times as many."""
     tell: Callable[[str], None] = to_stderr
 
 
 def with_retries(call: Callable[[], T], *, what: str, retry: RetryPolicy, deadline: float | None = None) -> T:
-    """What `call` returns once it succeeds. `what` is the URL it is about; `call` may be made any number of times.
+    """Return the result of `call`, which is repeated on failures. `what` is its URL.
 
-    Raises a `UserError` at once where waiting is of no use (nothing there, access denied), and after
-    `retry.seconds` where the server went on failing.
+    Raises `UserError` immediately for permanent errors (missing file, denied access), and after `retry.seconds`
+    otherwise.
     """
     seconds = retry.deadline if deadline is None else deadline
     return keep_trying(
@@ -72,9 +72,9 @@ def with_retries(call: Callable[[], T], *, what: str, retry: RetryPolicy, deadli
 def keep_trying(
     call: Callable[[], T], *, what: str, retry: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
 ) -> T:
-    """What `call` returns once it succeeds; `refuse` raises the errors that no waiting mends.
+    """Return the result of `call`, which is repeated on failures. `refuse` raises permanent errors.
 
-    After `retry.seconds` it is an `OutageError` that ends with `remedy`.
+    Raises `OutageError` with `remedy` after `retry.seconds`.
     """
     begun, tell_at, told = time.monotonic(), retry.tell_after, False
     for pause in _pauses(retry):
@@ -99,13 +99,13 @@ def keep_trying(
 
 
 def refuse_permanent(error: Exception, what: str) -> None:
-    """Raise what no waiting mends: a `UserError` where the user can mend it, else the error itself."""
+    """Raise permanent errors: as `UserError` if the user can fix them, else unchanged."""
     if isinstance(error, UserError):
         raise error
     if isinstance(error, FileNotFoundError):
         raise UserError(f"{what} does not exist: check the address.") from None
     denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
-    if denied or getattr(error, "status", None) in (401, 403):  # aiohttp's, of the web
+    if denied or getattr(error, "status", None) in (401, 403):  # status of aiohttp's web errors
         raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
     if getattr(error, "status", None) in FINAL:
         raise UserError(f"{what} cannot be read ({in_brief(error)}): check the address.") from None
@@ -118,13 +118,13 @@ def refuse_permanent(error: Exception, what: str) -> None:
 def _pauses(retry: RetryPolicy) -> Iterator[float]:
     pause = retry.pause
     while True:
-        # By chance, so that a thousand processes whose server comes back do not ask all at once.
+        # Random, so that a thousand processes do not all retry at once when their server is back.
         yield pause * random.uniform(0.5, 1.0)
         pause = min(2 * pause, retry.longest_pause)
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """Run `call` in a thread and wait for it that long; one that hangs is left behind, to end when it will."""
+    """Run `call` in a thread and wait for at most `seconds`. A thread that hangs is abandoned."""
     box: dict[str, Any] = {}
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A file on an object store to read and seek in, a range at a time: a connection that breaks costs one range."""
+"""Seekable stream over a file on an object store, read in ranges, so that a broken connection costs only one range."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megaptm.storage.remote import Remote
 from megaptm.storage.retry import RetryPolicy
 
 RANGE = 4 << 20
-"""Bytes asked for at once: small enough to wait for, large enough to keep a connection busy."""
+"""Bytes per request: small enough for low latency, large enough for throughput."""
 
 
 def open_remote(url: str, retry: RetryPolicy | None = None) -> BinaryIO:
-    """The bytes at a URL; a read that fails is made again."""
+    """Open a URL for reading. Failed reads are retried."""
     return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE)
 
 

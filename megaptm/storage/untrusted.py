@@ -1,4 +1,4 @@
-"""What comes from outside is damaged or hostile until it is checked: JSON of a known shape, names of files in it."""
+"""Validation of untrusted input: JSON with a known schema, and file names in it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from megaptm.storage.files import plain_file
 T = TypeVar("T")
 
 LONGEST_NAME = 200
-"""Bytes of a name: file systems take 255, and unfinished files have a longer one than finished ones."""
-# Separators of any system, control characters, and halves of characters, which no file system's encoding has.
+"""Bytes of a name. File systems allow 255, and temporary names are longer than final ones."""
+# Separators of any system, control characters, and surrogates, which no file system can encode.
 REFUSED = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def file_name(name: str) -> str:
-    """`name` where it is a plain name of a file in a folder, else a `ValueError`: a path could lead out of the folder.
+    """Return `name` if it is a plain file name, else raise `ValueError`, because a path could lead out of its folder.
 
-    Every name that a manifest, an archive or a listing gives is checked here before it becomes part of a path.
+    Every name from a manifest, an archive or a listing is checked here before it becomes part of a path.
     """
     if name in ("", ".", "..") or REFUSED.search(name) or len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"{shown(name)} is no plain file name")
@@ -35,15 +35,15 @@ FileName = Annotated[str, AfterValidator(file_name)]
 
 
 class Record(BaseModel):
-    """An object in a file from outside: a number is never taken from a string, and unknown keys are left alone."""
+    """Base of objects in untrusted files. Strings are not converted to numbers; unknown keys are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
 def parse_json(written: bytes, place: str | os.PathLike[str], *, remedy: str) -> Any:
-    """The JSON in `written`, which was read at `place`; a `UserError` with the remedy where it is none.
+    """Parse JSON that was read from `place`; raise `UserError` with the remedy if it is invalid.
 
-    Stricter than Python's own: no depth ends in a `RecursionError`, and every string can be written again.
+    Stricter than Python's parser: deep nesting raises no `RecursionError`, and all strings can be encoded.
     """
     try:
         return from_json(written)
@@ -52,14 +52,14 @@ def parse_json(written: bytes, place: str | os.PathLike[str], *, remedy: str) ->
 
 
 def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
-    """The object in a small JSON file."""
+    """Read the object in a small JSON file."""
     return validated(
         dict[str, Any], parse_json(plain_file(file).read_bytes(), file, remedy=remedy), file, remedy=remedy
     )
 
 
 def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, remedy: str) -> T:
-    """`content` as a `kind`; a `UserError` that names the first field that is not of its type."""
+    """Return `content` as a `kind`; raise `UserError` with the first field of the wrong type."""
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
