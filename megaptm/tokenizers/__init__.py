@@ -1,4 +1,4 @@
-"""Text to ids and back: train, load, save. Cheap to import; the libraries that do the work come on first use."""
+"""Tokenizers: train, load, save. Importing is cheap, because libraries are imported on first use."""
 
 from megaptm.tokenizers.kinds import KINDS
 from megaptm.tokenizers.special_sets import SPECIALS

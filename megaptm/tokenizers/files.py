@@ -1,4 +1,4 @@
-"""tokenizer.json and tokenizer_config.json, read as if anybody had written them."""
+"""Read and validate tokenizer.json and tokenizer_config.json, which are untrusted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 REMEDY = "restore it or train another"
 MOST_IDS = 1 << 24
-"""Ids of the largest tokenizer; published ones have a million. Tables as long as the largest id are made."""
+"""Exclusive maximum of ids; published tokenizers have a million. It bounds tables indexed by id."""
 
 Id = Annotated[int, Field(ge=0, lt=MOST_IDS)]
 
 
 class AddedToken(Record):
-    """One of `added_tokens`."""
+    """Entry of `added_tokens`."""
 
     id: Id
     content: Annotated[str, Field(min_length=1)]
@@ -30,14 +30,14 @@ class AddedToken(Record):
 
 
 class TokenizerModel(Record):
-    """The part that we read ourselves of what the library reads."""
+    """Fields of the model that megaptm reads itself."""
 
     type: str
     vocab: dict[str, Id] | Annotated[list[Any], Field(max_length=MOST_IDS)]
 
 
 class TokenizerJson(Record):
-    """A tokenizer.json, as far as it is not left to the library."""
+    """Fields of tokenizer.json that megaptm reads itself."""
 
     model: TokenizerModel
     added_tokens: list[AddedToken] = Field(default_factory=list)
@@ -46,13 +46,14 @@ class TokenizerJson(Record):
 
 
 class TokenWithOptions(Record):
-    """A token in tokenizer_config.json, as transformers writes one that has options."""
+    """Token with options in tokenizer_config.json, as transformers writes it."""
 
     content: str
 
 
 def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """The tokenizer.json in a folder, or a bare one; what it holds, and the tokenizer_config.json beside it."""
+    """Return the path of a tokenizer.json (bare or in a folder), its content, and that of the tokenizer_config.json
+    beside it."""
     path = Path(path)
     file = path / TOKENIZER_FILE if path.is_dir() else path
     if not file.is_file():
@@ -74,7 +75,8 @@ def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, 
 
 
 def _with_type(content: dict[str, Any]) -> dict[str, Any]:
-    """The same with the type of its model, which the first releases of the library did not write (GPT-2's is one)."""
+    """Return the content with the type of its model, which the first releases of the library did not write (for example
+    GPT-2's)."""
     model = content["model"]
     if not isinstance(model, dict) or "type" in model:
         return content

@@ -1,4 +1,4 @@
-"""gigatoken beside Hugging Face's library: BPE a hundred times faster, where it gives the same ids."""
+"""Encode BPE with gigatoken, which is a hundred times as fast as Hugging Face's library, if it gives the same ids."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     import gigatoken
     import tokenizers
 
-# These leave ASCII text as it is.
+# Normalizers that do not change ASCII text.
 NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 VOCABULARY_TRIED = 4096
-"""Tokens whose texts are encoded again before gigatoken is trusted."""
+"""Number of tokens whose texts are encoded for comparison before gigatoken is used."""
 
 
 class Gigatoken:
-    """Encodes what it can be sure of; None for a text that Hugging Face's library must encode."""
+    """Encodes texts for which it is exact. Returns None for a text that Hugging Face's library must encode."""
 
     def __init__(self, fast: gigatoken.Tokenizer, content: Mapping[str, Any], library: tokenizers.Tokenizer):
         self.fast = fast
         kind = (content.get("normalizer") or {}).get("type")
-        # gigatoken's own NFC knows another version of Unicode; so the library normalizes, where there is need.
+        # gigatoken's NFC uses another Unicode version, so the library normalizes if necessary.
         self._normalizer = library.normalizer if is_byte_level(content) else None
         self._ascii_is_normal = kind in NORMAL_FORMS
         named = [token["content"] for token in content.get("added_tokens", ()) if not token.get("special")]
@@ -36,15 +36,15 @@ class Gigatoken:
 
     @property
     def has_ends(self) -> bool:
-        """Whether `encode_batch_with_ends` has an answer for most texts."""
+        """Whether `encode_batch_with_ends` supports most texts."""
         return self._lengths is not None
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """int32 [tokens] for each text."""
+        """Return int32 [tokens] for each text."""
         return [self._encode(text) for text in texts]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
-        """int32 [tokens] twice for each text: ids, and the character after each token's last."""
+        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters."""
         return [self._encode_with_ends(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray | None:
@@ -52,7 +52,7 @@ class Gigatoken:
             return None
         if self._normalizer is not None and not (self._ascii_is_normal and text.isascii()):
             text = self._normalizer.normalize_str(text)
-        # A view: its uint32 are ids far below 2**31.
+        # Reinterpreted without a copy: uint32 ids are far below 2**31.
         return self.fast.encode(text).view(np.int32)
 
     def _encode_with_ends(self, text: str) -> tuple[np.ndarray, np.ndarray] | None:
@@ -61,19 +61,19 @@ class Gigatoken:
             return None
         if (ids := self._encode(text)) is None:
             return None
-        # The tokens' bytes put end to end are the text's, unless the vocabulary lacks a byte.
+        # The concatenated bytes of the tokens equal the text, unless the vocabulary lacks a byte.
         ends, content = np.cumsum(self._lengths[ids], dtype=np.int32), text.encode()
         if len(content) != (ends[-1] if len(ends) else 0):
             return None
         if not text.isascii():
-            # A character belongs to every token that has a byte of it.
+            # A character belongs to every token that contains one of its bytes.
             begins = (np.frombuffer(content, dtype=np.uint8) & 0xC0) != 0x80
             ends = np.cumsum(begins, dtype=np.int32)[ends - 1] if len(ends) else ends
         return ids, ends
 
 
 def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> Gigatoken | None:
-    """gigatoken for the tokenizer of this tokenizer.json, or None where it is not sure to give the same ids."""
+    """Return gigatoken for this tokenizer.json, or None if it may give other ids."""
     model = content["model"]
     added = [token for token in content.get("added_tokens", ()) if not token.get("special")]
     byte_level = is_byte_level(content)
@@ -81,25 +81,25 @@ def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) ->
         model["type"] != "BPE"
         or not (byte_level or model.get("byte_fallback"))
         or any(model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"))
-        # Sought in the normalized text, which may hold them where the text does not.
+        # Such tokens are searched in the normalized text, which may contain them even if the text does not.
         or (content.get("normalizer") and any(token.get("normalized") for token in added))
     ):
         return None
     import gigatoken
 
-    # Without added tokens it cannot find them in text; a text that has one goes to the library.
+    # Without added tokens, gigatoken cannot find them in text; a text with one is encoded by the library.
     plain = {**content, "added_tokens": [], "post_processor": None}
     if byte_level:
         plain["normalizer"] = None
     try:
         found = Gigatoken(gigatoken.Tokenizer.from_json(json.dumps(plain)), content, library)
     except (RuntimeError, ValueError):
-        return None  # a splitting rule or an option it does not have
+        return None  # it does not support a splitting rule or an option
     return found if _same_ids(found, library) else None
 
 
 def is_byte_level(content: Mapping[str, Any]) -> bool:
-    """Whether words are split by one rule and spelled in GPT-2's alphabet of bytes, as gigatoken understands it."""
+    """Whether words are split by one rule and encoded in GPT-2's byte alphabet, as gigatoken supports it."""
     part = content.get("pre_tokenizer") or {}
     if part.get("type") == "ByteLevel":
         return part.get("use_regex", True)
@@ -124,7 +124,7 @@ def _keeps_bytes(content: Mapping[str, Any]) -> bool:
 
 
 def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:
-    """int32 [vocabulary]: bytes of each token; a letter of the byte-level alphabet is a byte."""
+    """Return int32 [vocabulary]: bytes of each token. Each letter of the byte-level alphabet is one byte."""
     ids = library.get_vocab(with_added_tokens=True)
     lengths = np.zeros(max(ids.values()) + 1, dtype=np.int32)
     for token, id_ in ids.items():
@@ -133,7 +133,7 @@ def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:
 
 
 def _same_ids(found: Gigatoken, library: tokenizers.Tokenizer) -> bool:
-    """Equal ids for the probe's texts, and for those that the vocabulary itself spells."""
+    """Whether ids are equal for the probe texts, and for texts from the vocabulary."""
     vocabulary = range(0, library.get_vocab_size(), max(1, library.get_vocab_size() // VOCABULARY_TRIED))
     spelled = library.decode_batch([[id_] for id_ in vocabulary], skip_special_tokens=False)
     texts = [*probe_texts(), "".join(spelled), " ".join(spelled)]

@@ -1,4 +1,4 @@
-"""Names of labels as a vocabulary: what a corpus of images has in the place of a tokenizer of text."""
+"""Label names as a vocabulary, used by image corpora instead of a text tokenizer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.tokenizers.tokenizer import Tokenizer
 
 
 def label_tokenizer(names: Sequence[str]) -> Tokenizer:
-    """Label i is called `names[i]`; each name is one token, spaces in it included. No two may be equal."""
+    """Make a tokenizer in which `names[i]` is the token with id i. Names may contain spaces and must be unique."""
     ids = {name: number for number, name in enumerate(names)}
     assert len(ids) == len(names)
     parts = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"), None)

@@ -1,4 +1,4 @@
-"""A tokenizer of words from a list of them, such as comes with a model that was trained elsewhere."""
+"""Tokenizer from a word list, such as that of a model trained elsewhere."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from megaptm.tokenizers.special import CONFIG_KEYS
 from megaptm.tokenizers.tokenizer import Tokenizer
 
 ROLES = {"unknown": "<unk>", "begin": "<s>", "end": "</s>"}
-"""Of the words that a list must have, in small letters or capitals."""
+"""Required words, in lower or upper case."""
 
 
 def tokenizer_of_words(words: Sequence[str], place: str) -> Tokenizer:
-    """Words in the order of their ids; text is cut at spaces alone. `place` is where the list was read."""
+    """Make a tokenizer of words in the order of their ids, which splits at spaces only. `place` is the source of the
+    list."""
     from tokenizers import AddedToken, models, pre_tokenizers
     from tokenizers import Tokenizer as Library
 

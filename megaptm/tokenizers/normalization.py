@@ -1,19 +1,24 @@
-"""SentencePiece's normalization as parts of a tokenizer.json.
+"""SentencePiece's normalization as components of a tokenizer.json.
 
-SentencePiece replaces the longest match of a table (the charsmap) at each position of a text. The `Precompiled` part of
-the tokenizers library reads the same table but applies it to one grapheme, or one code point, at a time, and takes the
-shortest match: decomposed Korean stays decomposed, and decomposed Vietnamese loses its tones. `exact` therefore puts
-each `Precompiled` part between others, which together give SentencePiece's result:
+SentencePiece replaces the longest match in a table (the charsmap) at each position of a text. The `Precompiled`
+component of the tokenizers library uses the same table, but applies it to one grapheme or code point at a time, and
+takes the shortest match. Thus decomposed Korean stays decomposed, and decomposed Vietnamese loses its tones. Therefore
+`exact` surrounds `Precompiled` with components that together give SentencePiece's result:
 
-1. A separator is inserted before each mark that SentencePiece does not compose with what is before it.
-2. Another is inserted before all other marks, so that `Precompiled` sees single code points.
+1. A separator is inserted before each mark that SentencePiece does not compose with the characters before it.
+
+2. Another separator is inserted before all other marks, so that `Precompiled` sees single code points.
+
 3. `Precompiled` replaces these by the table.
+
 4. The second separator is removed.
-5. NFC composes what no separator keeps apart.
+
+5. NFC composes the characters that no separator divides.
+
 6. The first separator is removed.
 
-The difference that is left: sequences that the Unicode version of the library's NFC does not know (21 of the newest
-table, of scripts that Unicode 13 and 16 brought), and the two separators themselves, noncharacters, which are removed.
+Remaining differences: sequences that the library's NFC does not know because of its Unicode version (21 in the newest
+table, in scripts added by Unicode 13 and 16), and the two separators themselves, noncharacters, which are removed.
 """
 
 from __future__ import annotations
@@ -37,13 +42,14 @@ if TYPE_CHECKING:
     import tokenizers
 
 NormalizerPart = dict[str, Any]
-"""A normalizer, as tokenizer.json has it."""
+"""Normalizer component in the form of tokenizer.json."""
 
 MOST_OF_A_PATTERN = 1 << 17
-"""Characters. SentencePiece's tables need 22,000; a forged one, whose branches are shared, could ask for any number."""
-# Noncharacters of four bytes: `Precompiled` looks at graphemes of less than six bytes as a whole, and a mark has two.
+"""Characters. SentencePiece's tables need 22,000; a forged table with shared branches could need any number."""
+# Noncharacters of four bytes: `Precompiled` treats graphemes of less than six bytes as a unit, and a mark has two
+# bytes.
 BLOCK, SPLIT = "\U0001fffe", "\U0001ffff"
-# What joins the grapheme before it without being a mark (\p{M}): Hangul vowels and finals, Thai and Lao AM, halfwidth
+# Characters that extend a grapheme without being marks (\p{M}): Hangul vowels and finals, Thai and Lao AM, halfwidth
 # sound marks, joiners, skin tones, tags.
 JOINING = (
     r"\x{1160}-\x{11ff}\x{d7b0}-\x{d7ff}\x{e33}\x{eb3}\x{ff9e}\x{ff9f}"
@@ -52,21 +58,21 @@ JOINING = (
 _CASED = r"[\p{Cased}&&[^\p{Case_Ignorable}]]"
 _BEFORE = "|".join(f"(?<={_CASED}{ignorable}Σ)" for ignorable in (r"\p{Case_Ignorable}" * n for n in range(8)))
 COMBINING = r"[\x{300}-\x{34e}"
-"""How the pattern of all characters with a combining class begins."""
+"""Start of the pattern for all characters with a combining class."""
 SIGMA = {
     "type": "Replace",
     "pattern": {"Regex": rf"Σ(?:{_BEFORE})(?!(?>\p{{Case_Ignorable}}{{0,64}}){_CASED})"},
     "content": "ς",
 }
-"""Python's lower case of a sigma that ends a word; the library's `Lowercase` looks at single characters. The
-bounds keep a line of a million dots from costing more than its length."""
+"""Lower-cases a final sigma as Python does; the library's `Lowercase` only considers single characters. The bounds keep
+the cost linear, even for a line of a million dots."""
 
 
 def exact(normalizer: NormalizerPart | None, *, folds: bool = True) -> NormalizerPart | None:
-    """The same normalizer with SentencePiece's result, where it has a `Precompiled` part; else unchanged.
+    """Return the normalizer with SentencePiece's result, if it has a `Precompiled` component; otherwise unchanged.
 
-    With `folds`, those of ALBERT and XLNet around it become what their own code does: characters with a combining class
-    are removed, not all marks, which are the vowels of Hindi and Thai; a final sigma is lower-cased as such.
+    With `folds`, the folds of ALBERT and XLNet match their own code: only characters with a combining class are
+    removed, and not all marks, which include the vowels of Hindi and Thai; a final sigma is lower-cased as such.
     """
     parts = flat(normalizer)
     if not any(part["type"] == "Precompiled" for part in parts) or _collapsed(parts) != parts:
@@ -83,7 +89,7 @@ def exact(normalizer: NormalizerPart | None, *, folds: bool = True) -> Normalize
 
 
 def plain(normalizer: NormalizerPart | None) -> NormalizerPart | None:
-    """The normalizer that `exact` was given: what a fingerprint is made of, and what says which parts there are."""
+    """Invert `exact`. The fingerprint and the types of components are based on the result."""
     parts = flat(normalizer)
     collapsed = _collapsed(parts)
     if collapsed == parts:
@@ -92,7 +98,7 @@ def plain(normalizer: NormalizerPart | None) -> NormalizerPart | None:
 
 
 def flat(part: Mapping[str, Any] | None) -> list[Any]:
-    """The parts of a normalizer or pre-tokenizer in order, sequences in sequences taken apart."""
+    """Flatten the nested sequences of a normalizer or pre-tokenizer."""
     if part is None:
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
@@ -101,18 +107,18 @@ def flat(part: Mapping[str, Any] | None) -> list[Any]:
 
 @lru_cache(maxsize=4)
 def sentencepiece_parts(charsmap: str) -> list[NormalizerPart]:
-    """The six parts for a table, in base64 as tokenizer.json has it."""
+    """Return the six components for a table, which is in base64 as in tokenizer.json."""
     tails = _tails(base64.b64decode(charsmap))
     bases: dict[str, list[str]] = defaultdict(list)
     for base, pattern in tails.items():
         bases[pattern].append(base)
     following = {character for pattern in bases for character in _characters(pattern)}
     mark = f"[{_ranges(following)}{JOINING}\\p{{M}}]"
-    # The pattern that most bases have comes first: Korean.
+    # The pattern with most bases comes first: Korean.
     composed = "|".join(
         f"(?<=[{_ranges(those)}]){pattern}" for pattern, those in sorted(bases.items(), key=lambda item: -len(item[1]))
     )
-    # At the first mark behind a character: behind the marks that SentencePiece composes with it, or else here.
+    # Matches at the first mark after a character, after skipping marks that SentencePiece composes with it.
     block = f"(?={mark})(?<=[\\s\\S])(?:(?:{composed})\\K|)" if composed else f"(?={mark})(?<=[\\s\\S])"
     return [
         _replace(block, BLOCK, regex=True),
@@ -125,7 +131,7 @@ def sentencepiece_parts(charsmap: str) -> list[NormalizerPart]:
 
 
 def nmt_nfkc() -> NormalizerPart:
-    """SentencePiece's usual table, with which T5, ALBERT, XLNet and DeBERTa were trained."""
+    """Return SentencePiece's default table, with which T5, ALBERT, XLNet and DeBERTa were trained."""
     try:
         import sentencepiece
         from sentencepiece import sentencepiece_model_pb2
@@ -139,12 +145,12 @@ def nmt_nfkc() -> NormalizerPart:
 
 
 def precompiled(charsmap: bytes) -> NormalizerPart:
-    """The part for a table of a SentencePiece model."""
+    """Return the component for a table of a SentencePiece model."""
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
 
 
 def library_normalizer(normalizer: NormalizerPart | None) -> tokenizers.normalizers.Normalizer:
-    """A part as an object of the tokenizers library, which reads only whole tokenizers."""
+    """Return a component as an object of the tokenizers library, which can only read complete tokenizers."""
     from tokenizers import Tokenizer, models
 
     content = {**json.loads(Tokenizer(models.WordLevel()).to_str()), "normalizer": normalizer}
@@ -156,7 +162,7 @@ def _replace(pattern: str, content: str, *, regex: bool = False) -> NormalizerPa
 
 
 def _collapsed(parts: list[NormalizerPart]) -> list[NormalizerPart]:
-    """Each group that `exact` made as the one part that it was made from."""
+    """Replace each group of components that `exact` made by the original component."""
     found, at = list(parts), 0
     if not any(part == _replace(BLOCK, "") for part in parts):
         return found
@@ -176,12 +182,12 @@ def _collapsed(parts: list[NormalizerPart]) -> list[NormalizerPart]:
 
 @cache
 def _combining() -> str:
-    """A pattern of all characters with a combining class: what `unicodedata.combining` is true for."""
+    """Return a pattern of all characters with a combining class (`unicodedata.combining`)."""
     return f"[{_ranges(filter(unicodedata.combining, map(chr, range(sys.maxunicode + 1))))}]"
 
 
 def _ranges(characters: Iterable[str]) -> str:
-    """The inside of a character class."""
+    """Return the inside of a regular expression's character class."""
     codes = sorted({ord(character) for character in characters})
     edges = [index for index in range(1, len(codes)) if codes[index] != codes[index - 1] + 1]
     runs = zip([0, *edges], [*edges, len(codes)], strict=True)
@@ -195,9 +201,9 @@ def _characters(pattern: str) -> Iterator[str]:
 
 
 def _tails(charsmap: bytes) -> dict[str, str]:
-    """First code point of each sequence in the table -> pattern of the longest rest that the table has.
+    """Return first code point of the sequences in the table -> pattern of the longest remainder.
 
-    The table is a double array of darts-clone, in which equal branches are stored once, so each is looked at once.
+    The table is a double array of darts-clone, in which equal branches are shared, so each is visited once.
     """
     size = struct.unpack_from("<I", charsmap)[0]
     units = np.frombuffer(charsmap, dtype="<u4", count=size // 4, offset=4)
@@ -208,7 +214,7 @@ def _tails(charsmap: bytes) -> dict[str, str]:
 
     @cache
     def steps(node: int) -> list[tuple[int, int, bool]]:
-        """Byte, node behind it, and whether a sequence ends there."""
+        """Return (byte, next node, whether a sequence ends there) for each edge."""
         places = node ^ labels
         places = places[places < len(units)]
         places = places[(units[places] & 0x800000FF) == (places ^ node)]
@@ -227,7 +233,7 @@ def _tails(charsmap: bytes) -> dict[str, str]:
 
     @cache
     def pattern(node: int) -> str:
-        """What may follow, the longest first; empty where nothing may."""
+        """Return a pattern of the possible continuations, longest first; empty without any."""
         groups: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for character, behind, ends in characters(node):
             groups[pattern(behind), ends].append(character)

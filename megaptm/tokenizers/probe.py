@@ -1,11 +1,11 @@
-"""Texts on which two tokenizers are compared before the faster one is trusted."""
+"""Texts for comparing two tokenizers before the faster one is used."""
 
 from __future__ import annotations
 
 import random
 from functools import lru_cache
 
-# Where the splitting rules of tokenizers differ from one another: spaces, lines, digits, contractions, case, symbols.
+# Text on which splitting rules of tokenizers differ: spaces, lines, digits, contractions, case, symbols.
 ODD = (
     "It's  the 2nd “naïve”\ttest\r\n\n   of 12345 x² — I'LL 漢字 e\u0301 👩‍👧\u00a0\u2028.. \x00 __init__(self): ß\n ",
     "",
@@ -17,12 +17,12 @@ ODD = (
 )
 CRITICAL = "aZé漢か1٣²'\u2019.,-_/ \t\n\r\v\f\x00\x1c\x85\u00a0\u2028\u3000\u200d\u0301\u1ac1\ufe0f😀▁sStTlL"
 LOW, STEP, HIGH = 0x300, 37, 0x20000
-"""Every character below the first is tried, and one in so many up to the last."""
+"""All characters below LOW are tried, and every STEP-th up to HIGH."""
 
 
 @lru_cache(maxsize=1)
 def probe_texts() -> tuple[str, ...]:
-    """About 100,000 characters: odd texts, characters of all scripts beside others, and random mixtures."""
+    """Return about 100,000 characters: odd texts, characters of all scripts next to others, and random mixtures."""
     draw = random.Random(0)
     mixtures = ["".join(draw.choices(CRITICAL, k=draw.randint(1, 60))) for _ in range(600)]
     places = [*range(LOW), *range(LOW, HIGH, STEP)]

@@ -1,4 +1,4 @@
-"""Which ids have a meaning of their own, read from a tokenizer's files."""
+"""Special tokens and their roles, read from a tokenizer's files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from megaptm.objectives.vocabulary import SpecialTokens
 
-# Our word for a role -> the key of tokenizer_config.json that names its token.
+# Role -> key of tokenizer_config.json that names its token.
 CONFIG_KEYS = {
     "pad": "pad_token",
     "end": "eos_token",
@@ -19,8 +19,7 @@ CONFIG_KEYS = {
     "unknown": "unk_token",
 }
 
-# A bare tokenizer.json has no roles, nor have the configs of the oldest published ones; these are the names that they
-# give them.
+# Names that are used if there are no roles, as in a bare tokenizer.json and the oldest published configs.
 USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "end": ("<|endoftext|>", "</s>", "<|end_of_text|>"),
@@ -31,12 +30,13 @@ USUAL_NAMES = {
     "unknown": ("[UNK]", "<unk>"),
 }
 
-# T5's, and mT5's, whose file has them as pieces that begin a word.
+# Sentinels of T5, and of mT5, whose file has them as pieces that start a word.
 SENTINELS = (re.compile(r"<extra_id_(\d+)>"), re.compile(r"▁<extra_id_(\d+)>"))
 
 
 def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[str, int]) -> SpecialTokens:
-    """The roles that `config` (tokenizer_config.json) gives to the tokens of `ids`; `content` is tokenizer.json."""
+    """Return the roles that `config` (tokenizer_config.json) assigns to the tokens in `ids`; `content` is
+    tokenizer.json."""
     roles = {role: ids[name] for role, name in role_names(config, ids).items()}
     spelled = ({int(match[1]): ids[name] for name in ids if (match := one.fullmatch(name))} for one in SENTINELS)
     sentinels = sorted(next((numbers for numbers in spelled if numbers), {}).items())
@@ -53,7 +53,7 @@ def special_tokens(content: Mapping[str, Any], config: Mapping[str, Any], ids: M
 
 
 def role_names(config: Mapping[str, Any], ids: Mapping[str, int]) -> dict[str, str]:
-    """Role -> the token that has it, of those that have an id."""
+    """Return role -> token, for tokens that have an id."""
     return {role: name for role, name in (_named(config) or _usual(ids)).items() if name in ids}
 
 
@@ -65,7 +65,7 @@ def _named(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _usual(ids: Mapping[str, int]) -> dict[str, str]:
-    # RoBERTa and BART, which mask, begin and separate with the tokens that begin and end a text.
+    # RoBERTa and BART use begin and end tokens as cls and sep tokens.
     usual = USUAL_NAMES if "<mask>" not in ids else {**USUAL_NAMES, "cls": ("[CLS]", "<s>"), "sep": ("[SEP]", "</s>")}
     found = {role: next((name for name in names if name in ids), None) for role, names in usual.items()}
     return {role: name for role, name in found.items() if name is not None}

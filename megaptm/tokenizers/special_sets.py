@@ -1,4 +1,4 @@
-"""The special tokens of published tokenizers: their names and ids, what each is for, what is put around a text."""
+"""Special tokens of published tokenizers: names, ids, roles, and the template of a text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpecialSet:
-    """Special tokens that a tokenizer is trained with."""
+    """Set of special tokens for training a tokenizer."""
 
     roles: Mapping[str, str]
-    """Role (a key of `special.CONFIG_KEYS`) -> the token that has it; one token may have several."""
+    """Role (a key of `special.CONFIG_KEYS`) -> token. A token may have several roles."""
     first: tuple[str, ...] = ()
-    """Those with the ids 0, 1 ..."""
+    """Tokens with ids 0, 1 ..."""
     last: tuple[str, ...] = ()
-    """Those with the ids behind all others."""
+    """Tokens with the highest ids."""
     single: str | None = None
-    """One text, as the `tokenizers` library's TemplateProcessing says it; None: nothing is put around a text."""
+    """Template of one text for the library's TemplateProcessing; None to add no tokens."""
     pair: str | None = None
     sentinels: int = 0
-    """How many `<extra_id_N>` there are where nobody says."""
+    """Default number of `<extra_id_N>` sentinels."""
 
 
 BERT = SpecialSet(
@@ -31,11 +31,11 @@ BERT = SpecialSet(
 )
 
 SPECIALS: dict[str, SpecialSet] = {
-    # GPT had no token for the end of a text, which a stream of documents needs.
+    # GPT had no end-of-text token, which a stream of documents needs.
     "gpt": SpecialSet(first=("<unk>",), last=("</s>",), roles={"unknown": "<unk>", "end": "</s>"}),
     "gpt2": SpecialSet(last=("<|endoftext|>",), roles={"end": "<|endoftext|>"}),
     "bert": BERT,
-    # Also BART's.
+    # Also for BART.
     "roberta": SpecialSet(
         first=("<s>", "<pad>", "</s>", "<unk>"),
         last=("<mask>",),
@@ -64,13 +64,13 @@ SPECIALS: dict[str, SpecialSet] = {
         single=BERT.single,
         pair=BERT.pair,
     ),
-    # The end of a text has the largest id, by which CLIP finds it, and stands for what is behind it.
+    # The end token has the largest id, which CLIP uses to find it, and is also the padding.
     "clip": SpecialSet(
         last=("<|startoftext|>", "<|endoftext|>"),
         roles={"begin": "<|startoftext|>", "end": "<|endoftext|>", "pad": "<|endoftext|>"},
         single="<|startoftext|> $A <|endoftext|>",
     ),
-    # Also mT5's.
+    # Also for mT5.
     "t5": SpecialSet(
         first=("<pad>", "</s>", "<unk>"),
         roles={"pad": "<pad>", "end": "</s>", "unknown": "<unk>"},
@@ -78,7 +78,7 @@ SPECIALS: dict[str, SpecialSet] = {
         pair="$A </s> $B </s>",
         sentinels=100,
     ),
-    # Of translators; a text that is said begins after the padding.
+    # For translation models. The decoder input starts with the padding token.
     "marian": SpecialSet(
         first=("</s>", "<unk>"),
         last=("<pad>",),
@@ -86,6 +86,6 @@ SPECIALS: dict[str, SpecialSet] = {
         single="$A </s>",
         pair="$A </s> $B </s>",
     ),
-    # No `<s>` around a text, as Llama's would put there: no objective here shows a model one.
+    # Unlike Llama, no `<s>` before a text: no objective here uses it.
     "llama": SpecialSet(first=("<unk>", "<s>", "</s>"), roles={"unknown": "<unk>", "begin": "<s>", "end": "</s>"}),
 }

@@ -1,4 +1,4 @@
-"""One tokenizer, whatever its kind: Hugging Face's files and ids, the fastest library that gives exactly those ids."""
+"""Tokenizer of any kind: Hugging Face's files and ids, encoded by the fastest library that gives exactly these ids."""
 
 from __future__ import annotations
 
@@ -26,31 +26,32 @@ if TYPE_CHECKING:
     import tokenizers
 
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-"""transformers' class that reads tokenizer.json as it stands; the classes of one family rebuild parts of it."""
+"""transformers' class that reads tokenizer.json unchanged. Classes of a family rebuild parts of it."""
 TRAINED_LAYOUT = "trained_post_processor"
-"""Key of tokenizer_config.json with how corpora's tokenizer wraps texts, where tokenizer.json has it otherwise."""
+"""Key of tokenizer_config.json with the post-processor of the corpora's tokenizer, if that in tokenizer.json
+differs."""
 
 
 class Tokenizer:
-    """Ids of text and text of ids.
+    """Converts text to ids and back.
 
-    Text is only ever text: `<|endoftext|>` written inside a document becomes the ids of its characters, never the id
-    that ends a document (transformers calls this `split_special_tokens=True`).
+    Text never becomes a special token: `<|endoftext|>` in a document is encoded as characters and not as the id that
+    ends a document (transformers' `split_special_tokens=True`).
     """
 
     def __init__(self, content: Mapping[str, Any], config: Mapping[str, Any]):
-        """`content` is the parsed tokenizer.json, `config` the parsed tokenizer_config.json (may be empty)."""
-        # A cut or a filling to length that someone once saved with the tokenizer is not part of the vocabulary.
+        """`content` is the parsed tokenizer.json, `config` the parsed tokenizer_config.json, which may be empty."""
+        # Truncation and padding that were saved with a tokenizer are not part of the vocabulary.
         self.content = {**content, "truncation": None, "padding": None}
         if content.get("normalizer"):
-            # What an earlier version of megaptm trained was folded by the library's own parts.
+            # Tokenizers that megaptm trained in earlier versions used the library's own folds.
             published = config.get("tokenizer_class") != GENERAL_CLASS
             self.content["normalizer"] = exact(content["normalizer"], folds=published)
         self.config = dict(config)
 
     @cached_property
     def kind(self) -> str:
-        """One of `KINDS`."""
+        """Kind, one of `KINDS`."""
         model = self.content["model"]
         if model["type"] != "BPE":
             return {"WordLevel": "words"}.get(model["type"], model["type"].lower())
@@ -64,26 +65,26 @@ class Tokenizer:
 
     @cached_property
     def unknown(self) -> int | None:
-        """The id of all words that have none; None where there is no such word."""
+        """Id of the unknown token; None without one."""
         ids: dict[str, int] = self.library.get_vocab(with_added_tokens=True)
         name = role_names(self.config, ids).get("unknown")
         return None if name is None else ids[name]
 
     @property
     def vocabulary(self) -> int:
-        """Number of ids: one more than the largest."""
+        """Vocabulary size: one more than the largest id."""
         return self.special.size
 
     def for_manifest(self) -> dict[str, str | int]:
-        """What the manifest of a corpus says of its tokenizer."""
+        """Return the description of the tokenizer for the manifest of a corpus."""
         return {"kind": self.kind, "vocabulary": self.vocabulary, "fingerprint": self.fingerprint}
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 of tokenizer.json, however its file is spaced and ordered.
+        """Return the sha256 of tokenizer.json, independent of its formatting.
 
-        Where an export put other special tokens around texts, it is still that of the tokenizer that corpora name. So
-        it is where `Precompiled` has become the parts that give SentencePiece's result.
+        An export that changed the post-processor keeps the fingerprint of the corpora's tokenizer. So does a tokenizer
+        whose `Precompiled` part was replaced by parts with SentencePiece's result.
         """
         content = {**self.content, "normalizer": plain(self.content.get("normalizer"))}
         if TRAINED_LAYOUT in self.config:
@@ -92,10 +93,10 @@ class Tokenizer:
 
     @cached_property
     def library(self) -> tokenizers.Tokenizer:
-        """The Hugging Face tokenizer: defines the ids, decodes, and encodes what has no faster exact library."""
+        """Hugging Face tokenizer. It defines the ids, decodes, and encodes if no faster exact library exists."""
         import tokenizers
 
-        # What wraps a text in special tokens has no part in this, but would move the places of tokens.
+        # Without the post-processor, which would shift offsets of tokens.
         library = tokenizers.Tokenizer.from_str(json.dumps({**self.content, "post_processor": None}))
         library.encode_special_tokens = True
         if self.kind == "unigram":
@@ -123,11 +124,11 @@ class Tokenizer:
         )
 
     def encode(self, text: str) -> np.ndarray:
-        """int32 [tokens]: the ids of one text, nothing added."""
+        """Return int32 [tokens]: ids of one text, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """int32 [tokens] for each text, nothing added; they may be views that cannot be written to."""
+        """Return int32 [tokens] for each text, without special tokens. The arrays may be read-only views."""
         faster = self._gigatoken or self._words
         with library_errors_as_user_errors(texts):
             encoded: list[Any] = faster.encode_batch(texts) if faster else [None] * len(texts)
@@ -138,9 +139,9 @@ class Tokenizer:
         return encoded
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """int32 [tokens] twice for each text: ids, and the character of the text after each token's last.
+        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters.
 
-        Ends never fall; tokens that share a character have the same.
+        Ends never decrease. Tokens that share a character have the same end.
         """
         faster = self._gigatoken if self._gigatoken and self._gigatoken.has_ends else self._words_with_ends
         with library_errors_as_user_errors(texts):
@@ -152,16 +153,16 @@ class Tokenizer:
         return encoded
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of some ids; special tokens show as their names."""
+        """Return the text of ids. Special tokens are decoded to their names."""
         return self.library.decode([int(id_) for id_ in ids], skip_special_tokens=False)
 
     def name(self, id_: int) -> str:
-        """What a token is called; of a gap in the numbering, the number."""
+        """Return the name of a token; for an unused id, the id."""
         name: str | None = self.library.id_to_token(id_)
         return f"({id_})" if name is None else name
 
     def shown(self, id_: int) -> str:
-        """A token for people: by its name, but where names are bytes in an alphabet of their own, text in quotes."""
+        """Return a readable form of a token: its name or, for byte-level names, its quoted text."""
         return repr(self.decode([id_])) if self.kind == "byte-bpe" else self.name(id_)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -173,9 +174,10 @@ class Tokenizer:
 
 
 def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
-    """int32 [parts or fewer]: the first token that reaches into each part of a text; `begins` are their rising places.
+    """Return int32 [parts or fewer]: first token of each part of a text. `begins` are the ascending starts of the
+    parts.
 
-    A part without a token of its own (white space, for WordPiece) is one with the part before it.
+    A part without a token of its own (white space, for WordPiece) is merged with the part before it.
     """
     starts = np.searchsorted(ends, begins, side="right").astype(np.int32)
     starts = starts[starts < len(ends)]
@@ -183,15 +185,14 @@ def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:
 
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer in a folder, or in a bare tokenizer.json; a `UserError` where there is none, or none that can be
-    read."""
+    """Load the tokenizer in a folder or a bare tokenizer.json; raise `UserError` if there is none or it is invalid."""
     file, content, config = read_tokenizer_files(path)
     try:
         tokenizer = Tokenizer(content, config)
-        _ = tokenizer.kind, tokenizer.special  # parsed here, so that a bad file is named here
+        _ = tokenizer.kind, tokenizer.special  # parsed here, so that the error names the file
     except UserError:
         raise
-    except BaseException as error:  # the library raises bare Exception, and its panics are none
+    except BaseException as error:  # the library raises bare Exception, and its panics are BaseException
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise UserError(f"{file} is not a tokenizer that can be read ({error}): {REMEDY}.") from None
@@ -199,9 +200,9 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
-    """A pre-tokenizer that cuts these names after their first character.
+    """Return a pre-tokenizer that cuts these names after their first character.
 
-    A Unigram model lists `</s>` among its pieces, so it would find it in text as it finds any other piece.
+    A Unigram model has `</s>` as a piece, so it would otherwise find it in text.
     """
     from tokenizers import Regex, pre_tokenizers
 
@@ -211,7 +212,7 @@ def _cut_in_two(names: Iterable[str], *, after: Any) -> Any:
 
 
 def _mentions(part: Any, kind: str) -> bool:
-    """Whether a tokenizer.json part is, or is a sequence with, a component of this type."""
+    """Whether a tokenizer.json part is a component of this type, or a sequence that contains one."""
     if not isinstance(part, dict):
         return False
     return part.get("type") == kind or any(_mentions(inner, kind) for inner in part.get("pretokenizers", ()))

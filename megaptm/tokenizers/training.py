@@ -1,7 +1,7 @@
-"""Learn a vocabulary from text, and give it the special tokens of a published tokenizer.
+"""Learn a vocabulary from text, with the special tokens of a published tokenizer.
 
-The same texts give the same vocabulary, ids included, on any machine and number of threads: a corpus built twice must
-be the same corpus.
+The same texts give the same vocabulary and ids on any machine and with any number of threads, so that building a corpus
+is reproducible.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ def train(
     sentinels: int | None = None,
     digits: bool | None = None,
 ) -> Tokenizer:
-    """A tokenizer with at most `vocabulary` ids, special ones included; fewer where the text has no more to give.
+    """Train a tokenizer with at most `vocabulary` ids, including special tokens; fewer for a small text.
 
-    `specials` is one of `SPECIALS`, `sentinels` the number of stand-ins for hidden spans (T5 has 100), `lowercase`
-    folds case and accents, with `digits` each digit is a token. Absent, they are as usual for the kind and for the
-    special tokens.
+    - `specials`: one of `SPECIALS`.
+    - `sentinels`: number of sentinels (T5 has 100).
+    - `lowercase`: fold case and accents.
+    - `digits`: make each digit a token.
+
+    Defaults are those of the kind and of the special tokens.
     """
     check_options(kind, specials, lowercase, sentinels, digits)
     texts = iter(texts)
@@ -58,7 +61,7 @@ def train(
 def check_options(
     kind: str, specials: str | None, lowercase: bool | None, sentinels: int | None, digits: bool | None
 ) -> None:
-    """Raise a `UserError` where these do not go together."""
+    """Raise `UserError` if the options are incompatible."""
     if kind not in KINDS:
         raise UserError(f"kind ({kind}) is not known; {nearest(kind, KINDS)}")
     if specials is not None and specials not in SPECIALS:
@@ -77,24 +80,24 @@ def check_options(
 
 
 def _with_specials(library: Any, chosen: SpecialSet, kind: Kind, request: VocabularyRequest) -> Tokenizer:
-    """The tokenizer of what was learnt, with all its special tokens and what they put around a text."""
+    """Return the tokenizer of a learned vocabulary, with special tokens and post-processor."""
     from tokenizers import AddedToken
 
     for name in (*request.first, *request.last):
-        # A mask stands for a token, so it takes the space before it where tokens do.
+        # A mask replaces a token, so it includes the space before it if tokens do.
         masks = name == chosen.roles.get("mask")
         library.add_special_tokens([AddedToken(name, lstrip=masks and kind.spaces, normalized=False, special=True)])
     if chosen.single is not None:
         library.post_processor = _around(library, chosen)
     config: dict[str, Any] = {CONFIG_KEYS[role]: name for role, name in chosen.roles.items()}
     if chosen.pair is not None and ":1" in chosen.pair:
-        # Else transformers would drop the segments.
+        # Otherwise transformers would drop the segment ids.
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     if kind.lowercase is not None:
         config |= {"do_lower_case": request.lowercase, "keep_accents": not request.lowercase}
     if chosen.sentinels:
         config["extra_ids"] = sum(name.startswith("<extra_id_") for name in request.last)
-    # The classes of one family ask the config for the parts that they rebuild.
+    # GENERAL_CLASS, because family classes rebuild components from the config.
     return Tokenizer(
         json.loads(library.to_str()),
         {"tokenizer_class": GENERAL_CLASS, "clean_up_tokenization_spaces": False, **config},

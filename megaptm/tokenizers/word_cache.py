@@ -1,7 +1,7 @@
-"""WordPiece and Unigram by looking words up: each different word is encoded once, by Hugging Face's library.
+"""Cache of encoded words for WordPiece and Unigram. Each distinct word is encoded once, by Hugging Face's library.
 
-No library that gives the same ids on every text was found to be faster, so the ids stay the library's own. What makes
-this exact is that the tokenizer's parts work within words: see `splits_at_spaces`.
+No faster library was found that gives the same ids on every text. The result is exact because all parts of such a
+tokenizer work within words: see `splits_at_spaces`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     import tokenizers
 
 MARK = "▁"
-"""SentencePiece's space, a token of its own before a word whose beginning no piece has."""
+"""SentencePiece's mark of a space. It is a separate token before a word that starts with no piece."""
 MOST = 1_000_000
-"""Words remembered, about 150 bytes each; then it begins anew."""
+"""Maximum number of cached words, about 150 bytes each. Then the cache is cleared."""
 LONGEST = 40
-"""Bytes of a word that is worth remembering: Chinese lines and long numbers do not come twice."""
+"""Maximum bytes of a cached word, because Chinese lines and long numbers rarely repeat."""
 
-# Where bytes.split() cuts. Form feeds and vertical tabs are spaces to some tokenizers and nothing at all to others.
+# Separators of bytes.split(). Form feeds and vertical tabs are spaces for some tokenizers and ignored by others.
 SPACES = np.isin(np.arange(256), list(b" \t\n\r\v\f"))
 RARE_SPACES = (b"\v", b"\f")
-# A word that is cut further, where that is allowed, and its parts: far fewer of them are different.
+# Words that may be divided further, and their parts, of which far fewer are distinct.
 PLAIN = re.compile(rb"[!-~]+")
 PARTS = re.compile(rb"[0-9A-Za-z]+|[^0-9A-Za-z]")
 WIDE_SPACES = "\u00a0\u1680\u2003\u2028\u2029\u202f\u205f\u3000"
 
-# Parts that look at one character, or at characters without a space between them.
+# Components that operate on one character, or on characters without a space between them.
 NORMALIZERS = (
     "BertNormalizer",
     "NFC",
@@ -56,26 +56,26 @@ SINGLE_SPACE = {"type": "Replace", "pattern": {"Regex": " {2,}"}}
 
 
 class WordCache:
-    """Encodes texts whose words stand for themselves; None for a text that the library must encode whole."""
+    """Encodes texts word by word. Returns None for a text that the library must encode as a whole."""
 
     def __init__(self, content: Mapping[str, Any], library: tokenizers.Tokenizer, *, ends: bool):
-        """With `ends`, the place after each token is remembered too: twice the memory."""
+        """`ends`: also cache the end of each token, which doubles the memory."""
         self._library = library
         self._ends = ends
         self._cut = not ends and splits_at_marks(content, library)
         self._mark = library.token_to_id(MARK)
         self._known: dict[bytes, bytes | None] = {}
         self._apart = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
-        # Such a space at the end of a word may merge with the one that follows, or not.
+        # Such a space at the end of a word may or may not merge with the next space.
         self._wide = all(_pieces(library, f"{space}a{space}") == _pieces(library, "a") for space in WIDE_SPACES)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray | None]:
-        """int32 [tokens] for each text."""
+        """Return int32 [tokens] for each text."""
         assert not self._ends
         return [None if row is None else row[:, 0] for row, _ in self._rows(texts)]
 
     def encode_batch_with_ends(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray] | None]:
-        """int32 [tokens] twice for each text: ids, and the character after each token's last."""
+        """Return for each text int32 [tokens] ids, and int32 [tokens] end of each token in characters."""
         assert self._ends
         results: list[tuple[np.ndarray, np.ndarray] | None] = []
         for text, (rows, sizes) in zip(texts, self._rows(texts), strict=True):
@@ -88,7 +88,7 @@ class WordCache:
         return results
 
     def _rows(self, texts: Sequence[str]) -> list[tuple[np.ndarray | None, list[int]]]:
-        """int32 [tokens, 1 or 2] for each text, and how many bytes of it each word has."""
+        """Return int32 [tokens, 1 or 2] for each text, and the number of bytes of each word in it."""
         raws = [text.encode() for text in texts]
         cut = [raw.split() for raw in raws]
         new = {word for words in cut for word in words}.difference(self._known)
@@ -103,7 +103,7 @@ class WordCache:
         found: list[Any] = list(map(self._known.__getitem__, words))
         try:
             rows = np.frombuffer(b"".join(found), dtype=np.int32).reshape(-1, 1 + self._ends)
-        except TypeError:  # a word that does not stand alone is known as None
+        except TypeError:  # a word that depends on its context is cached as None
             return None, []
         return rows, list(map(len, found)) if self._ends else []
 
@@ -116,7 +116,7 @@ class WordCache:
         self._forget_long(parts.difference(words))
 
     def _ask(self, words: list[bytes]) -> None:
-        """What the library says of words, and of parts of words that stand for themselves."""
+        """Encode words, or parts of words, with the library, and cache the results."""
         texts = [word.decode() for word in words]
         if not texts:
             return
@@ -148,7 +148,7 @@ class WordCache:
                 del self._known[word]
 
     def _stands_alone(self, text: str) -> bool:
-        """Whether nothing at its ends can change, or be changed by, what is on the other side of a space."""
+        """Whether the encoding of a word is independent of the characters across the spaces at its ends."""
         text = text.strip(WIDE_SPACES) if self._wide else text
         kinds = [unicodedata.category(character)[0] for character in (text[:1], text[-1:]) if character]
         return bool(kinds) and kinds[0] not in "CMZ" and kinds[1] not in "CZ"
@@ -159,8 +159,8 @@ HALVES = re.compile("[\ud800-\udfff]")
 
 @contextmanager
 def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
-    """What the library says of a text that its tokenizer cannot encode; it raises the bare class. Of `texts` that are
-    none it raises others."""
+    """Convert errors of the library for a text that it cannot encode to `UserError`. `texts` are searched for
+    surrogates."""
     try:
         yield
     except Exception as error:
@@ -171,7 +171,7 @@ def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
         if type(error) is not Exception:
             raise
         raise UserError(f"the tokenizer cannot encode a text ({error}): train it or fetch it again.") from None
-    except BaseException as error:  # a panic of the library's Rust code, as where a pattern takes exponential time
+    except BaseException as error:  # a panic of the library's Rust code, for example on an exponential pattern
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(
@@ -180,14 +180,14 @@ def library_errors_as_user_errors(texts: Sequence[str] = ()) -> Iterator[None]:
 
 
 def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
-    """Whether the tokens of a text are those of its words put end to end.
+    """Whether the tokens of a text are the concatenated tokens of its words.
 
-    The kinds of the parts say that they look no further than a space; trying says that a space of any kind and number
-    separates and leaves nothing.
+    The types of the components show that they work within words. A trial shows that any white space separates words and
+    leaves no token.
     """
     if any(not token.get("special") for token in content.get("added_tokens", ())) or content["model"].get("dropout"):
         return False
-    # The parts that stand for one `Precompiled` look no further than it does.
+    # The components that replace `Precompiled` work within words, as it does.
     normalizers, pre_tokenizers = flat(plain(content.get("normalizer"))), flat(content.get("pre_tokenizer"))
     local = all(part.get("type") in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
     local = local and all(part.get("type") in PRE_TOKENIZERS for part in pre_tokenizers)
@@ -197,10 +197,10 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
 def ids_and_ends(
     encodings: Sequence[tokenizers.Encoding], mark: int | None
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """int32 [tokens] twice, one text after the other: ids, and the character of its text after each token's last; then
-    the number of tokens of each text. `mark` is SentencePiece's mark of a space.
+    """Return ids, ends in characters (both int32 [tokens], texts concatenated), and the number of tokens of each text.
 
-    Ends never fall. A mark that is a token of its own ends where the token that it announces does.
+    `mark` is the id of SentencePiece's mark of a space. Ends never decrease. A separate mark ends where the token after
+    it does.
     """
     counts = [len(encoding) for encoding in encodings]
     ids = np.array(list(chain.from_iterable(encoding.ids for encoding in encodings)), dtype=np.int32)
@@ -210,15 +210,15 @@ def ids_and_ends(
     if mark is not None:
         lone = np.flatnonzero((ids[:-1] == mark) & (text[:-1] == text[1:]))
         ends[lone] = ends[lone + 1]
-    # One that was put before the text belongs to its first character.
+    # A mark that was added before the text belongs to its first character.
     ends = np.maximum(ends, 1)
-    # A character that a normalizer moved keeps its old place; what comes after it does not end before it.
+    # A character that a normalizer moved keeps its old offset; later tokens must not end before it.
     far = text * (int(ends.max(initial=0)) + 1)
     return ids, (np.maximum.accumulate(ends + far) - far).astype(np.int32), counts
 
 
 def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
-    """Whether every punctuation mark of ASCII separates words too, and is one by itself."""
+    """Whether every ASCII punctuation mark separates words and is a word by itself."""
     if any(part["type"] not in BY_CHARACTER for part in flat(content.get("normalizer"))):
         return False
     marks = (mark for mark in string.punctuation)
@@ -238,7 +238,7 @@ def _replaces_within_words(part: Mapping[str, Any]) -> bool:
 
 
 def _is_space(library: tokenizers.Tokenizer, space: str) -> bool:
-    """Whether this character separates words, alone, doubled or among others, and leaves nothing of itself."""
+    """Whether a character separates words, alone, doubled or among others, without leaving a token."""
     for one, two in pairwise(("a", "it's", "12", "漢字か", "é.", "B😀")):
         apart = _pieces(library, one) + _pieces(library, two)
         for between in (space, space * 2, f" {space}", f"{space} ", f"\n{space} "):
@@ -256,7 +256,7 @@ def _pieces(library: tokenizers.Tokenizer, text: str) -> list[str]:
 
 
 def _word_begins(text: str) -> np.ndarray:
-    """int64 [words]: the first character of each."""
+    """Return int64 [words]: first character of each word."""
     raw = np.frombuffer(text.encode(), dtype=np.uint8)
     space = SPACES[raw]
     begins = np.flatnonzero(~space & np.concatenate(([True], space[:-1])))

@@ -1,4 +1,4 @@
-"""The kinds of tokenizers, and what is usual for each."""
+"""Kinds of tokenizers, and their defaults."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from megaptm.tokenizers.kinds.words import learn_words
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A way to cut texts into tokens."""
+    """Algorithm that divides texts into tokens."""
 
     learn: Callable[[Iterable[str], VocabularyRequest], Any]
-    """The `tokenizers.Tokenizer` of some texts, the special tokens of `last` not yet in it."""
+    """Training function: returns a `tokenizers.Tokenizer`, without the special tokens in `last`."""
     specials: str
-    """The set of special tokens where nobody says: that of the family that the kind is known from."""
+    """Default set of special tokens: that of the family known for this kind."""
     lowercase: bool | None
-    """Whether case is folded where nobody says; None: it never is."""
+    """Default of case folding; None if it is not supported."""
     unknown: bool = True
-    """Whether it needs a token for what has no id."""
+    """Whether the kind needs an unknown token."""
     digits: bool = False
-    """Whether it can keep each digit apart."""
+    """Whether each digit can be a separate token."""
     spaces: bool = False
-    """Whether tokens hold the space before them, so that a mask has to as well."""
+    """Whether tokens include the space before them, as the mask token must then, too."""
 
 
 KINDS: dict[str, Kind] = {

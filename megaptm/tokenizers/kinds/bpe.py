@@ -1,4 +1,4 @@
-"""BPE as SentencePiece does it (Llama): words begin with their space, what has no id is spelled in bytes."""
+"""BPE as in SentencePiece (Llama): words include the space before them, and unknown characters are encoded as bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """256 bytes, characters, then merges.
+    """Learn 256 bytes, characters, then merges.
 
-    A text begins with a space that is not there, so that a word is the same token at the beginning and within.
+    A space is added before a text, so that a word has the same tokens at the start and within.
     """
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    # Lines, as SentencePiece does: the end of a line is a byte, never part of a word.
+    # Lines, as in SentencePiece: a line end is encoded as a byte and never part of a word.
     lines = list(lines_of(texts, lambda line: line))
     first = [*request.first, *(f"<0x{byte:02X}>" for byte in range(256))]
     alphabet = ["▁", *alphabet_of(lines)]
@@ -35,7 +35,7 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
         show_progress=False,
     )
     library.train_from_iterator(lines, trainer)
-    # Digits that no merge knows stay apart: as in SentencePiece, to split them is a matter of learning alone.
+    # Afterwards, only merges keep digits apart. As in SentencePiece, digits are split during training only.
     library.pre_tokenizer = words
     library = without_special(library, {*request.first, *request.last})
     library.decoder = decoders.Sequence(
@@ -45,8 +45,8 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
 
 
 def without_special(library: Any, names: Iterable[str]) -> Any:
-    """The same without what its trainer made special, which is all that it was told first, and without merges that
-    spell one of these names: text is never a special token."""
+    """Return the tokenizer without the tokens that its trainer marked as special, and without merges that spell one of
+    these names, so that text never becomes a special token."""
     from tokenizers import Tokenizer as Library
 
     content = json.loads(library.to_str())

@@ -1,4 +1,4 @@
-"""BPE of bytes (GPT-2, RoBERTa): every text has ids, and they spell it to the byte."""
+"""BPE of bytes (GPT-2, RoBERTa). Every text can be encoded, and decoding restores its bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def learn_byte_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """256 bytes, then merges."""
+    """Learn merges of the 256 bytes."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 

@@ -1,4 +1,4 @@
-"""BPE of characters within words, whose last token is marked `</w>` (GPT)."""
+"""BPE of characters within words. The last token of a word is marked with `</w>` (GPT)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ END_OF_WORD = "</w>"
 
 
 def learn_char_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Characters, their forms at the end of a word, then merges."""
+    """Learn characters, their forms at the end of a word, then merges."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=request.lowercase)
     texts = [normalizer.normalize_str(text) for text in texts]
     alphabet = alphabet_of(texts)
-    # Told every form beforehand: the trainer would number them in the order of a randomly seeded hash table.
+    # All forms are passed as special tokens, because the trainer would number them in the order of a hash table with a
+    # random seed.
     forms = [*alphabet, *(f"{character}{END_OF_WORD}" for character in alphabet)]
     request.require(len(forms), f"two forms of the {len(alphabet)} characters of this text")
     library = Library(models.BPE(unk_token=request.unknown, end_of_word_suffix=END_OF_WORD))

@@ -1,18 +1,18 @@
-"""The lines and characters of a text, as the kinds learn from them."""
+"""Lines and characters of training texts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-# Characters rarer than this share of the text do not get ids of their own (SentencePiece's default).
+# Share of the text that characters with ids must cover (SentencePiece's default). The rarest characters get none.
 CHARACTER_COVERAGE = 0.9995
-# A longer line is cut: it would cost quadratic time and teaches nothing about words.
+# Longer lines are cut: they cost quadratic time and add no information about words.
 LONGEST_LINE = 10_000
 
 
 def alphabet_of(texts: list[str]) -> list[str]:
-    """The characters that make up nearly all of the text, in code order."""
+    """Return the characters that cover nearly all of the text, sorted by code point."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -28,7 +28,7 @@ def alphabet_of(texts: list[str]) -> list[str]:
 
 
 def lines_of(texts: Iterable[str], normalize: Callable[[str], str]) -> Iterable[str]:
-    """The lines of the texts, normalized."""
+    """Yield the normalized lines of the texts."""
     for text in texts:
         for line in text.splitlines():
             for start in range(0, len(line), LONGEST_LINE):

@@ -1,4 +1,4 @@
-"""What is asked of each kind, and what it says when that cannot be."""
+"""Parameters of vocabulary training, and the check of its size."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRequest:
-    """A vocabulary to learn."""
+    """Parameters of a vocabulary to learn."""
 
     vocabulary: int
-    """Number of ids, special ones included."""
+    """Vocabulary size, including special tokens."""
     first: tuple[str, ...]
-    """Special tokens with the ids 0, 1 ..."""
+    """Special tokens with ids 0, 1 ..."""
     last: tuple[str, ...]
-    """Special tokens that are given their ids when the vocabulary is learnt."""
+    """Special tokens that get their ids after training."""
     unknown: str | None
-    """The one of `first` that stands for what has no id."""
+    """Unknown token, an element of `first`."""
     lowercase: bool
     digits: bool
-    """Whether a digit is a token by itself."""
+    """Whether each digit is a separate token."""
 
     @property
     def room(self) -> int:
-        """Ids before those of `last`."""
+        """Vocabulary size without `last`."""
         return self.vocabulary - len(self.last)
 
     def require(self, ids: int, what: str) -> None:
-        """Refuse a vocabulary without room for this many ids and the special ones."""
+        """Raise `UserError` if the vocabulary is too small for this many ids and the special tokens."""
         count = len(self.first) + len(self.last)
         if self.vocabulary < count + ids:
             raise UserError(

@@ -1,8 +1,8 @@
-"""Pieces of words with their probabilities (T5, ALBERT): the likeliest pieces that make up a text.
+"""Unigram: pieces with probabilities (T5, ALBERT). A text is divided into its most likely pieces.
 
-SentencePiece trains (as for T5); Hugging Face's trainer depends on a randomly seeded hash table and gives other scores
-each time. Hugging Face encodes, with these pieces and scores. Both read text that one function has normalized, the
-normalizer in tokenizer.json.
+SentencePiece trains, as for T5, because Hugging Face's trainer depends on a hash table with a random seed and gives
+different scores each time. Hugging Face encodes, with these pieces and scores. The same function normalizes the text
+for both: the normalizer in tokenizer.json.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from megaptm.tokenizers.kinds.characters import CHARACTER_COVERAGE, LONGEST_LINE
 from megaptm.tokenizers.kinds.request import VocabularyRequest
 from megaptm.tokenizers.normalization import exact, library_normalizer, nmt_nfkc
 
-# SentencePiece sums probabilities per thread, so their number is part of the result.
+# SentencePiece sums probabilities per thread, so the number of threads affects the result.
 SENTENCEPIECE_THREADS = 2
 
 
 def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Pieces, the likeliest first."""
+    """Learn pieces, the most likely first."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, pre_tokenizers
 
     assert request.unknown is not None
-    # ALBERT's folds, done before the table.
+    # ALBERT's folds, applied before the table.
     quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
     folds = [*quotes, *({"type": kind} for kind in ("NFKD", "StripAccents", "Lowercase"))] if request.lowercase else []
     table = nmt_nfkc()
     normalizer = library_normalizer(exact({"type": "Sequence", "normalizers": [*folds, table]} if folds else table))
     pieces = _pieces(lines_of(texts, normalizer.normalize_str), request)
-    # A special token is none of the pieces, even where texts are full of its name.
+    # A special token must not be a piece, even if its name is frequent in the text.
     names = {*request.first, *request.last}
     scored = [*((name, 0.0) for name in request.first), *(piece for piece in pieces if piece[0] not in names)]
     library = Library(models.Unigram(scored, unk_id=request.first.index(request.unknown)))
@@ -43,7 +43,7 @@ def learn_unigram(texts: Iterable[str], request: VocabularyRequest) -> Any:
 
 
 def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str, float]]:
-    """Pieces and the logarithms of their probabilities, from lines that are normalized already."""
+    """Return pieces and their log probabilities, learned from normalized lines."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -61,7 +61,7 @@ def _pieces(lines: Iterable[str], request: VocabularyRequest) -> list[tuple[str,
             split_digits=request.digits,
             num_threads=SENTENCEPIECE_THREADS,
             minloglevel=2,
-            # Special tokens count, under names with a space in them, which no piece has.
+            # Reserves ids for special tokens, under names with a space, which no piece has.
             control_symbols=[f"special {number}" for number in range(1, len(request.first))],
             unk_id=0,
             bos_id=-1,

@@ -1,4 +1,4 @@
-"""WordPiece (BERT): the longest piece that a word begins with, then `##` and what goes on."""
+"""WordPiece (BERT): the longest piece at the start of a word, then `##` pieces that continue it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def learn_wordpiece(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """Characters, their `##` forms, then what words are made of."""
+    """Learn characters, their `##` forms, then longer pieces."""
     from tokenizers import Tokenizer as Library
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
     normalizer = normalizers.BertNormalizer(lowercase=request.lowercase)
     texts = [normalizer.normalize_str(text) for text in texts]
     alphabet = alphabet_of(texts)
-    # A Chinese character, around which the normalizer puts spaces, is a word: nothing goes on with it.
+    # The normalizer puts spaces around a Chinese character, so it is a word and needs no `##` form.
     within = [character for character in alphabet if normalizer.normalize_str(character) != f" {character} "]
-    # The trainer numbers `##` characters in the order of a randomly seeded hash table, and breaks ties by number. Told
-    # every character beforehand, it has nothing left to number.
+    # The trainer numbers `##` characters in the order of a hash table with a random seed, and breaks ties by number.
+    # All characters are passed in advance, so that none is left to number.
     forms = [*alphabet, *(f"##{character}" for character in within)]
     request.require(len(forms), f"two forms of the {len(alphabet)} characters of this text, one of Chinese ones")
     teacher = Library(models.WordPiece(unk_token=request.unknown))

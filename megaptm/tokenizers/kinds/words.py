@@ -1,4 +1,4 @@
-"""Whole words: those that come most often have an id, all others share one."""
+"""Complete words. The most frequent words have ids, and all others share one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.tokenizers.kinds.request import VocabularyRequest
 
 
 def learn_words(texts: Iterable[str], request: VocabularyRequest) -> Any:
-    """BERT's words (a punctuation mark or a Chinese character is one), the most frequent first."""
+    """Learn BERT's words (a punctuation mark or a Chinese character is a word), the most frequent first."""
     from tokenizers import Tokenizer as Library
     from tokenizers import models, normalizers, pre_tokenizers, trainers
 
