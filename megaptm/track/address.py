@@ -77,7 +77,8 @@ def refuse_foreign_server(uri: str) -> None:
 
 
 def is_server(uri: str) -> bool:
-    return uri.startswith(("http://", "https://"))
+    """Whether MLflow asks a server at this address: like MLflow, it accepts `HTTP://` and spaces in front."""
+    return _origin(uri)[0] in ("http", "https")
 
 
 def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
@@ -85,7 +86,7 @@ def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
         parts = urlsplit(uri.strip())
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
     except ValueError:
-        return ("", None, None, uri)
+        return uri.strip().partition(":")[0].lower(), None, None, uri
     return parts.scheme, parts.hostname, port, parts.path.rstrip("/")
 
 

@@ -109,7 +109,7 @@ class UploadState:
         """What the last restart left, if there was one; a `UserError` where that is damaged."""
         path = run / STATE
         try:
-            content = path.read_bytes()
+            content = plain_file(path).read_bytes()
         except FileNotFoundError:
             return None
         return validated(cls, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY)

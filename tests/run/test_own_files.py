@@ -14,7 +14,8 @@ from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import absolute_paths, only_start, prepare
 from megaptm.storage import open_own
-from megaptm.track.journal import Journal
+from megaptm.track.address import how_to_look
+from megaptm.track.journal import Journal, UploadState
 from tests.run.test_folder import TINY
 
 
@@ -70,6 +71,13 @@ def test_a_pipe_is_refused_and_not_waited_for(run, flags):
     os.mkfifo(run / "lock")
     with pytest.raises(UserError, match="is not a regular file"):
         open_own(run / "lock", flags | os.O_CREAT)
+
+
+def test_a_pipe_named_as_the_upload_state_is_not_waited_for(run):
+    os.mkfifo(run / "track.json")
+    assert how_to_look(run) == []
+    with pytest.raises(OSError, match="Not a regular file"):
+        UploadState.read(run, uri=None, experiment="e")
 
 
 @pytest.mark.parametrize("name", ["logs", "tokenizer", "heartbeats", "submitted"])

@@ -86,6 +86,14 @@ def test_another_address_in_the_environment_does_not_allow_it(token, monkeypatch
         refuse_foreign_server(FOREIGN)
 
 
+@pytest.mark.parametrize(
+    "spelling", ["HTTP://foreign.example:5000", " http://foreign.example", "http://[", "Https://x"]
+)
+def test_a_server_is_known_however_its_address_is_spelled(token, spelling):
+    with pytest.raises(UserError, match="is named by the config alone"):
+        refuse_foreign_server(spelling)
+
+
 def test_a_login_in_the_file_of_mlflow_counts(tmp_path):
     refuse_foreign_server(FOREIGN)
     (tmp_path / ".mlflow").mkdir()
