@@ -1,1 +1,1 @@
-"""What a run needs, looked at before the queue: findings by topic, each one sentence. No torch."""
+"""Checks of a run's requirements before it is submitted: findings by topic, one sentence each. No torch."""

@@ -1,4 +1,4 @@
-"""Processes and nodes: is what is asked of a scheduler what the layout needs?"""
+"""Check of processes and nodes: whether the requested allocation matches the layout."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from megaptm.schedulers.slurm.options import option
 
 @dataclass(frozen=True)
 class Allocation:
-    """Where the processes of a job are."""
+    """Nodes of a job, and processes on each."""
 
     nodes: int
     per_node: int
 
 
 def allocation(case: Case) -> Allocation | None:
-    """As asked, and where nobody said, as the layout and the machine have it; None where neither says anything."""
+    """Return the allocation as requested; missing values follow from layout and machine. None if neither determines
+    them."""
     request, processes = case.request, case.config.layout.processes
     _refuse_none("--nodes", request.nodes, "node")
     _refuse_none("--per-node", request.processes_per_node, "process on each node")
@@ -42,7 +43,7 @@ def allocation(case: Case) -> Allocation | None:
 
 
 def arithmetic(case: Case) -> Iterator[Finding]:
-    """Nodes x processes of each = layout; tensor ranks that share a node."""
+    """Check that nodes x processes per node match the layout, and that tensor ranks share a node."""
     found, layout, machine = allocation(case), case.config.layout, case.machine
     if found is None:
         return
@@ -69,7 +70,7 @@ def arithmetic(case: Case) -> Iterator[Finding]:
 
 
 def _refuse_other_gpus(request: Request, per_node: int) -> None:
-    """--sbatch may name a kind of GPU, not another number of them."""
+    """Refuse another number of GPUs in --sbatch, which may only name their type."""
     written, gpus = option(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, number = (written or f":{gpus}").rpartition(":")
     if number != str(gpus) or (written and not kind):

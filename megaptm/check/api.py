@@ -1,4 +1,4 @@
-"""Everything that is looked at, in the order in which it is told."""
+"""All checks, in the order in which they are reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DECIDING: list[tuple[str, Check]] = [
     ("time", timing),
     ("slurm", scheduler),
 ]
-"""Without these no run starts."""
+"""Checks that decide whether the run can start."""
 CHECKS: list[tuple[str, Check]] = [
     *DECIDING,
     ("tracker", tracker),
@@ -38,19 +38,20 @@ CHECKS: list[tuple[str, Check]] = [
     ("nodes", check_nodes),
     ("speed", check_speed),
 ]
-"""All of them: topic and check."""
+"""All checks: topic and function."""
 
 
 def submission_findings(case: Case) -> list[Finding]:
-    """For a launcher: what decides whether the run can start and takes no time.
+    """Return the findings that decide whether the run can start, for launchers. Fast.
 
-    No shard is read, only their sizes, and nothing is asked that a run does without, as its tracking server.
+    Only sizes of shards are compared, their content is not read. Optional services, such as the tracking server, are
+    not contacted.
     """
     return list(look(DECIDING, replace(case, hashing="none")))
 
 
 def before_submission(case: Case) -> list[Finding]:
-    """The same; a `UserError` where the run cannot start."""
+    """Return the same findings. Raise UserError if the run cannot start."""
     found = submission_findings(case)
     must_pass(found)
     return found

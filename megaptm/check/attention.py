@@ -1,4 +1,4 @@
-"""Topic `attention`: by which kernels it will be computed, and whether the one that is wanted can be."""
+"""Topic `attention`: kernels of the model's attention, and whether the configured kernel can be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOPIC = "attention"
 
 
 def attention(case: Case) -> Iterator[Finding]:
-    """Each kind that the model has, on devices of the machine, or those that are here."""
+    """Yield a finding for each kind of attention, on the machine's devices or those present here."""
     if case.mistakes:
         yield Finding(TOPIC, "unknown", "which kernels compute it is not known: the config must be right first.")
         return

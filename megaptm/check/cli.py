@@ -1,4 +1,5 @@
-"""What `megaptm check` is told on its command line, as a case to look at; what cannot be read is a fault as well."""
+"""Command line of `megaptm check`: reads the arguments and runs the checks. Arguments that cannot be read are faults
+too."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ TOPIC_WIDTH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """Words, none of them read yet."""
+    """Arguments, not parsed yet."""
 
     config: Path
     overrides: tuple[str, ...]
@@ -47,11 +48,11 @@ class CommandLine:
     full: bool
     speed: bool
     only: tuple[str, ...]
-    """Topics; none: all."""
+    """Topics; empty: all."""
 
 
 def look_at(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
-    """All findings, as they come."""
+    """Yield all findings as they appear."""
     faults: list[Finding] = []
     seconds = _read(seconds_of, command_line.time, "time", faults)
     options = _read(read_options, command_line.slurm_options, "slurm", faults) or ()
@@ -86,7 +87,7 @@ def _chosen(topics: tuple[str, ...]) -> list[tuple[str, Check]]:
 
 
 def _read(how: Callable[[Word], Value], word: Word | None, topic: str, faults: list[Finding]) -> Value | None:
-    """None where nothing was said, or something that cannot be understood."""
+    """Return the parsed argument; None if it is absent or invalid."""
     if word is None:
         return None
     try:
@@ -110,7 +111,7 @@ def _request(command_line: CommandLine, seconds: float | None, options: tuple[st
 
 
 def show(findings: Iterable[Finding], console: Console) -> bool:
-    """Print each, a topic named once, and how many there are; whether a fault is among them."""
+    """Print the findings, each topic once, and their counts; return whether there is a fault."""
     found, before = Counter[Severity](), ""
     for finding in findings:
         console.print(_line(finding, finding.topic if finding.topic != before else ""))

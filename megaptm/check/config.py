@@ -1,4 +1,4 @@
-"""The config by itself: the rules that it breaks, and what its schedule does that nobody wants."""
+"""Check of the config: broken rules, and warnings about its schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.plan.count import count
 
 
 def rules(case: Case) -> Iterator[Finding]:
-    """Each broken rule; or the model and its layout, and warnings about what changes by step."""
+    """Yield each broken rule; or the model with its layout, and warnings about scheduled changes."""
     yield from (Finding("config", "fault", mistake) for mistake in case.mistakes)
     if case.mistakes:
         return

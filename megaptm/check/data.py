@@ -1,4 +1,4 @@
-"""The corpora of the mix: shards and tokenizers beside their manifests, the text beside the steps."""
+"""Check of the corpora: shards and tokenizers against the manifests, and the amount of text against the steps."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed, plain_file
 
 TIMEOUT_SECONDS = 20.0
-"""For a server of corpora: a run waits longer (data.patience), who sits before a screen does not."""
+"""Timeout for a server of corpora. A run waits longer (data.patience) than a user at a terminal."""
 MANY_EPOCHS = 40
-"""BERT read its text about so often (arXiv:1810.04805, section A.2); more is unusual, and worth a word."""
+"""BERT had about this many epochs (arXiv:1810.04805, section A.2); more is unusual and gives a warning."""
 SAMPLE_BYTES = 1 << 30
-"""Read of a corpus unless all is asked for: a second or two from a disk."""
+"""Bytes read of a corpus without --full: a second or two from a disk."""
 SAMPLE_DOCUMENTS = 10_000
-"""Looked up in the index of a shard unless all are asked for."""
+"""Documents looked up in the index of a shard without --full."""
 THREADS = 4
 MOST_TOLD = 5
-"""Damaged shards of a corpus that are told one by one."""
+"""Damaged shards of a corpus that are reported individually."""
 
 
 def corpora(case: Case) -> Iterator[Finding]:
-    """Each corpus by itself, then the mix of them, if they are all good and the config is."""
+    """Check each corpus, then their mix, if all corpora and the config are valid."""
     with away_from_the_cache(case.config) as config:
         case = replace(case, config=config)
         good = True
@@ -63,7 +63,7 @@ def corpora(case: Case) -> Iterator[Finding]:
 
 
 def _vectors(config: Config) -> Iterator[Finding]:
-    """The file that words begin with, where there is one; what is in it is read when the run begins."""
+    """Check that the file of initial word vectors can be opened; its content is read when the run starts."""
     if (path := config.model.vectors) is None or last_saved(Path(config.run)):
         return
     try:
@@ -75,9 +75,9 @@ def _vectors(config: Config) -> Iterator[Finding]:
 
 @contextmanager
 def away_from_the_cache(config: Config) -> Iterator[Config]:
-    """The config with a cache of its own that is not left behind, and with little patience.
+    """Yield the config with a temporary cache and a short timeout.
 
-    Shards are checked here, and not once more when they are opened.
+    Shards are checked here, so they are not verified again when opened.
     """
     with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
         seconds = min(TIMEOUT_SECONDS, config.data.patience)
@@ -105,7 +105,7 @@ def _corpus(case: Case, place: str) -> Iterator[Finding]:
 
 
 def _mix(config: Config) -> Iterator[Finding]:
-    """Whether corpora, tokenizer and objective go together, and there is enough text."""
+    """Check that corpora, tokenizer and objective match, and that there is enough text."""
     corpora, train = RunCorpora(config), config.train
     if config.distill is not None:
         check_teacher(config, corpora.tokenizer)
@@ -163,12 +163,12 @@ def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
 
 
 def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
-    """A warning for each corpus with documents that no row takes, as one of its shards has them."""
+    """Yield a warning for each corpus with documents that fit into no sample, based on one of its shards."""
     for source in text.sources:
         order, sequence = source.order, config.data.sequence
-        if not isinstance(order, DocumentOrder) or order.corpus.mirror:  # a shard elsewhere is not fetched for that
+        if not isinstance(order, DocumentOrder) or order.corpus.mirror:  # a remote shard is not downloaded for this
             continue
-        if source.task.objective.blobs:  # an image has room in any row
+        if source.task.objective.blobs:  # an image fits into any sample
             continue
         documents = [*islice(order.documents(random.randrange(len(order.shards))), SAMPLE_DOCUMENTS)]
         if lost := sum(not source.task.objective.has_room(document, sequence) for document in documents):
@@ -182,7 +182,7 @@ def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
 
 
 def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
-    """A fault for each shard that is not the manifest's, or one good finding for all."""
+    """Yield a fault for each shard that differs from the manifest, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
     sizes = _sizes(corpus)
     problems = [problem for info in shards if (problem := size_mismatch(corpus.name, info, sizes))]
@@ -197,7 +197,7 @@ def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
 
 
 def _sizes(corpus: Corpus) -> dict[str, int]:
-    """File -> bytes, of shards that lie elsewhere, too."""
+    """Return file -> bytes, including shards in other locations."""
     sizes, places = listed(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
     folders = {url.rpartition("/")[0] for url in places.values()}
     there = {join(folder, name): size for folder in folders for name, size in listed(folder, _retry(corpus)).items()}
@@ -222,7 +222,7 @@ def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInf
 
 
 def _chosen(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
-    """Those whose bytes are read; a sample is another one each time."""
+    """Return the shards whose content is read; a sample is random each time."""
     if case.hashing == "all":
         return list(shards)
     drawn: list[ShardInfo] = []
@@ -236,7 +236,7 @@ def _chosen(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
 
 
 def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
-    """What is wrong with the bytes of these shards."""
+    """Return the problems found in the content of these shards."""
     problems = []
     with ThreadPoolExecutor(THREADS) as threads:
         work = {threads.submit(_wrong_hash, corpus, info): info for info in shards}
@@ -256,7 +256,7 @@ def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
 
 
 def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
-    """Of a shard whose bytes are those that were written; one that is elsewhere is not fetched for that."""
+    """Return the problem of the index of an undamaged shard. A remote shard is not downloaded for this."""
     if corpus.mirror:
         return None
     try:
@@ -269,7 +269,7 @@ def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
 
 
 def index_mistake(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> str | None:
-    """What the index says of a shard that is not so; `most` documents are looked up."""
+    """Return a statement of the index that does not hold for its shard, or None; `most` documents are looked up."""
     places = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
     if int(places[:, 1].sum()) != info.tokens:
         return f"{info.index_name} counts {int(places[:, 1].sum()):,} tokens where the manifest says {info.tokens:,}"
@@ -283,7 +283,7 @@ def index_mistake(shard: Shard, info: ShardInfo, vocabulary: int, most: int | No
 
 
 def _lies_there(shard: Shard, document: int, at: int, count: int) -> bool:
-    """Whether the tar has an array of so many tokens there: its header ends where they begin."""
+    """Whether the tar file has an array of this many tokens there; its header ends where the tokens start."""
     size = count * shard.dtype.itemsize
     if not 0 < size <= shard.content.size - at:
         return False

@@ -1,4 +1,4 @@
-"""What a check says: one sentence, and whether the run can start."""
+"""Findings of checks: one sentence each, and whether the run can start."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 
 Severity = Literal["good", "warning", "fault", "unknown"]
-"""`warning`: it will run, not as one might wish; `unknown`: not to be seen from here, the sentence says from where."""
+"""`warning`: the run can start, but may not do what the user wants. `unknown`: cannot be checked here; the sentence
+says where."""
 Hashing = Literal["none", "some", "all"]
-"""Whose bytes are read: of no shard (sizes are still compared), of a sample, or of every one."""
+"""Shards whose content is read: none (sizes are still compared), a sample, or all."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Finding:
     topic: str
     state: Severity
     says: str
-    """One sentence: what was looked at and found; for a fault, what to change."""
+    """One sentence: what was checked and found; for a fault, what to change."""
     numbers: dict[str, Any] = field(default_factory=dict)
-    """The same for a script."""
+    """The same facts, for scripts."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -33,19 +34,19 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the run asks of a scheduler; None where nobody said."""
+    """Resources that the run requests from a scheduler; None if not specified."""
 
     nodes: int | None = None
     processes_per_node: int | None = None
     gpus_per_node: int | None = None
-    """None: one for each process; 0: none."""
+    """None: one per process; 0: none."""
     seconds: float | None = None
     """Time limit of one job."""
     slurm_options: tuple[str, ...] | None = None
-    """Further options of sbatch: --partition=large; None: it is no job of Slurm, which is not asked."""
+    """Further options of sbatch, such as --partition=large; None: no Slurm job, so Slurm is not queried."""
 
     def gpus_on_node(self, processes: int) -> int:
-        """Of a node with so many processes."""
+        """Return the number of GPUs for a node with `processes`."""
         return processes if self.gpus_per_node is None else self.gpus_per_node
 
 
@@ -55,27 +56,28 @@ def _silent(words: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is looked at."""
+    """Input of the checks."""
 
     config: Config
     mistakes: tuple[str, ...] = ()
-    """Rules that the config breaks: nothing is counted from one that does; its corpora and folders are looked at."""
+    """Broken rules of the config. With any, nothing is computed from the config; corpora and folders are still
+    checked."""
     machine: Machine | None = None
-    """That the run is for; None: nobody said, and nothing about memory and time is known."""
+    """Machine of the run; None: not specified, so memory and time are unknown."""
     request: Request = Request()
     hashing: Hashing = "some"
     speed: bool = False
-    """Whether the nodes are measured: half a minute of their time."""
+    """Whether to measure the speed of the nodes, which takes half a minute."""
     tell: Callable[[str], object] = _silent
-    """Is told what takes time while it does."""
+    """Callback for progress messages."""
 
 
 Check = Callable[[Case], Iterator[Finding]]
-"""Looks at one topic. A `UserError` that it raises is a fault with that sentence."""
+"""Check of one topic. A UserError that it raises counts as a fault with that sentence."""
 
 
 def look(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
-    """All findings, in order, as they come; a check that raises says no more, the others go on."""
+    """Yield all findings in order. A check that raises is ended; the others continue."""
     for topic, check in checks:
         try:
             yield from check(case)
@@ -84,12 +86,12 @@ def look(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Return `1 node`, `2 nodes`."""
     return f"{number:,} {one if number == 1 else many}"
 
 
 def must_pass(findings: Iterable[Finding]) -> None:
-    """A `UserError` with the sentence of the first fault, and how many more there are."""
+    """Raise UserError with the first fault, and the number of further ones."""
     faults = [finding.says for finding in findings if finding.state == "fault"]
     if faults:
         more = f" ({len(faults) - 1} more: see megaptm check)" if len(faults) > 1 else ""

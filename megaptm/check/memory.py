@@ -1,4 +1,4 @@
-"""Does the fullest rank fit on a device of the machine, and what checkpoints are written from in its host's memory?"""
+"""Check of memory: whether the fullest rank fits on a device, and checkpoint copies in host memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from megaptm.plan.workload import workload_of
 TOPIC = "memory"
 GIB = 2**30
 HOST_SHARE = 0.75
-"""Of the host's memory that copies may take: the rest is of the processes, some GiB each, and of the system."""
+"""Share of host memory for checkpoint copies; the rest is for the processes, some GiB each, and the system."""
 
 
 def memory(case: Case) -> Iterator[Finding]:
-    """What the plan says of the stage that holds most, and the room that is left."""
+    """Compare the planned memory of the fullest stage with the machine."""
     machine = case.machine
     if case.mistakes or machine is None:
         how = "the config must be right first" if case.mistakes else "name one with --machine"
@@ -57,7 +57,8 @@ def memory(case: Case) -> Iterator[Finding]:
 
 
 def _tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
-    """Word vectors are in the host's memory, divided among its ranks and those of other nodes; networks are small."""
+    """Return the finding for word vectors, whose tables are in host memory, sharded over ranks on all nodes. Networks
+    are small."""
     on_node = min(machine.devices, config.layout.processes)
     needed = spec.bytes * on_node // (1 if spec.family.network else config.layout.processes)
     says, numbers = f"tables of {_gib(needed)} GiB are in the memory of a node", {"bytes": needed}
@@ -70,7 +71,7 @@ def _tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
 
 
 def _copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
-    """`free`: bytes of a device that the run leaves."""
+    """Check the host memory for checkpoint copies. `free`: bytes of a device that the run leaves."""
     needed = saving(config, machine, parameters).host_bytes
     if not needed:
         return
@@ -87,5 +88,5 @@ def _copies(config: Config, machine: Machine, parameters: int, free: float) -> I
 
 
 def _gib(size: float) -> str:
-    """With the digits that say something: 0.02, 61.3."""
+    """Return GiB with significant digits: 0.02, 61.3."""
     return f"{size / GIB:,.{1 if size > GIB else 2}f}"

@@ -1,4 +1,4 @@
-"""`python -m megaptm.check.node`: what this node is and sees, as lines of JSON. Run on every node, in a second."""
+"""`python -m megaptm.check.node`: facts about this node as lines of JSON. Runs on every node, for a second."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from megaptm.check.software import software
 
 LINE_BYTES = 1000
-"""srun cuts lines of several processes into pieces of 1,024 bytes, which then come mixed."""
+"""Largest line. srun splits lines of several processes into pieces of 1,024 bytes and mixes them."""
 
 
 @click.command()
@@ -23,7 +23,7 @@ LINE_BYTES = 1000
 @click.option("--folder", "folders", multiple=True, type=click.Path(path_type=Path), help="Must be seen from here.")
 @click.option("--place", "places", multiple=True, type=click.Path(path_type=Path), help="Must be writable from here.")
 def main(token: Path | None, folders: tuple[Path, ...], places: tuple[Path, ...]) -> None:
-    """One fact a line."""
+    """Print one fact per line."""
     say("clock", time.time())
     say("node", own_name())
     say("sees_token", None if token is None else token.exists())
@@ -42,12 +42,12 @@ def say(name: str, fact: Any) -> None:
 
 
 def own_name() -> str:
-    """As the scheduler calls this node, else the host's name."""
+    """Return the scheduler's name of this node, or the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def nearest(place: Path) -> Path:
-    """The folder, or the first above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     return next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
 
 

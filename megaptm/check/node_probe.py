@@ -1,4 +1,4 @@
-"""Asks every node that there is: those of a Slurm job, of a Ray cluster, or this machine alone."""
+"""Probe of every node of a Slurm job or Ray cluster, or of this machine alone."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from megaptm.schedulers.node_process import ProcessOutput, facts, last_line, run
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What the nodes said."""
+    """Replies of the nodes."""
 
     by_node: dict[str, dict[str, Any]]
-    """Facts by the node's name, in the scheduler's order."""
+    """Facts by node name, in the scheduler's order."""
     silent: dict[str, str]
-    """Why, of the nodes that said nothing."""
+    """Reasons by node that did not reply."""
     begin: float
-    """This machine's clock, before and after."""
+    """This machine's clock before and after the probe."""
     end: float
     everywhere: bool
-    """Whether a scheduler's nodes were asked, or only this machine."""
+    """Whether a scheduler's nodes were probed, not only this machine."""
 
 
 def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> Answers:
-    """One process on each node; those that have not answered in time are silent."""
+    """Run one process on each node; nodes without a reply in time are silent."""
     begin = time.time()
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
         from megaptm.schedulers.slurm.nodes import run_on_slurm
@@ -46,7 +46,7 @@ def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -
 
 
 def gather(nodes: Sequence[str], output: Sequence[ProcessOutput], *, begin: float, everywhere: bool) -> Answers:
-    """Facts of those that gave any, and the last words of the others."""
+    """Return the facts of nodes that replied, and the last error line of the others."""
     pairs = list(zip(nodes, output, strict=True))
     return Answers(
         by_node={node: found for node, one in pairs if (found := facts(one.stdout))},

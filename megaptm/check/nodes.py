@@ -1,4 +1,4 @@
-"""Topic `nodes`: every node of an allocation says what it is and sees; without one, only this machine."""
+"""Topic `nodes`: facts of every node of an allocation are compared; without an allocation, only this machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from megaptm.errors import UserError
 TIMEOUT_SECONDS = 60.0
 TOPIC = "nodes"
 CLOCK_SECONDS = 1.0
-"""Further off than this, the events of a run that moves between nodes are out of order."""
+"""With a larger clock offset, events of a run that moves between nodes are out of order."""
 CLOCK_FAULT_SECONDS = 60.0
-"""And than this, servers refuse what is signed with the time."""
+"""With a larger clock offset, servers reject requests that are signed with the time."""
 SHARE = 0.9
-"""Of the usual memory or number of CPUs; somewhat less is nothing to speak of."""
+"""Share of the usual memory or number of CPUs below which a node gives a warning."""
 NAMED = 5
 """Nodes that a sentence names; further ones are counted."""
 WHERE = "on these nodes"
 
 
 def check_nodes(case: Case) -> Iterator[Finding]:
-    """What the nodes say, compared."""
+    """Compare the replies of the nodes."""
     run = Path(case.config.run)
     with token(run) as written:
         asked = questions(case.config, written.parent)
@@ -42,7 +42,7 @@ def check_nodes(case: Case) -> Iterator[Finding]:
 
 
 def questions(config: Config, token: Path) -> Asked:
-    """Folders that each node must see, and those that it must be able to write to."""
+    """Return the folders that each node must see, and those that it must be able to write to."""
     folders = tuple(corpus for corpus in config.data.mix if "://" not in corpus)
     cache = (config.data.cache,) if config.data.cache and len(folders) < len(config.data.mix) else ()
     return Asked(folders=folders, places=(config.run, *cache), token=str(token))
@@ -50,7 +50,7 @@ def questions(config: Config, token: Path) -> Asked:
 
 @contextlib.contextmanager
 def token(run: Path) -> Iterator[Path]:
-    """A file in the run folder, or where that would be made, for as long as the nodes are asked."""
+    """Yield a temporary file in the run folder, or in its nearest existing parent, while nodes are probed."""
     path = nearest(run) / f".megaptm-check-{secrets.token_hex(8)}"
     try:
         path.touch()
@@ -65,7 +65,7 @@ def token(run: Path) -> Iterator[Path]:
 
 
 def not_asked(case: Case, answers: Answers) -> Iterator[Finding]:
-    """That there will be others, which nobody can ask before they are allocated."""
+    """Yield a finding that nodes of a later allocation cannot be probed yet."""
     alone = case.request.nodes == 1 or (case.request.nodes is None and case.config.layout.processes == 1)
     if not answers.everywhere and not alone:
         says = "Only this machine was asked: inside an allocation (salloc, sbatch, a Ray job) check asks every node."
@@ -74,18 +74,18 @@ def not_asked(case: Case, answers: Answers) -> Iterator[Finding]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the nodes were asked beside what they are."""
+    """Paths that the nodes were asked about."""
 
     folders: tuple[str, ...] = ()
-    """Must be seen."""
+    """Must be visible."""
     places: tuple[str, ...] = ()
     """Must be writable."""
     token: str = ""
-    """Folder that holds the file by which nodes know a shared disk."""
+    """Folder of the file that shows whether a disk is shared."""
 
 
 def compare(answers: Answers, asked: Asked) -> Iterator[Finding]:
-    """What is wrong with single nodes; one good finding where nothing is."""
+    """Yield the problems of single nodes, or one good finding if there are none."""
     findings = [*silent(answers), *software(answers), *clocks(answers), *disks(answers, asked), *hardware(answers)]
     yield from findings
     if not findings:
@@ -107,7 +107,7 @@ def silent(answers: Answers) -> Iterator[Finding]:
 
 
 def software(answers: Answers) -> Iterator[Finding]:
-    """Versions that differ, and what cannot work whatever the others have."""
+    """Yield faults for versions that differ between nodes, and for software that cannot work on any."""
     versions = each(answers, "versions")
     differences: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for found in versions.values() for name in found):
@@ -116,7 +116,7 @@ def software(answers: Answers) -> Iterator[Finding]:
             differences.setdefault(node, []).append(f"{has} ({others} {usual or 'none'})")
     for node, found in differences.items():
         yield fault(f"{node} has {listed(found)}: install the same on all nodes.", node=node)
-    if answers.everywhere:  # of this machine it is said elsewhere
+    if answers.everywhere:  # for this machine, topic `software` reports it
         yield from unusable(answers)
 
 
@@ -130,7 +130,8 @@ def unusable(answers: Answers) -> Iterator[Finding]:
 
 
 def clocks(answers: Answers) -> Iterator[Finding]:
-    """A node reads its clock between question and answer: it is wrong by at least what it lies outside of that."""
+    """Check the clocks. A node reads its clock between request and reply, so it is off by at least the distance from
+    that interval."""
     for node, said in answers.by_node.items():
         ahead, behind = said["clock"] - answers.end, answers.begin - said["clock"]
         if max(ahead, behind) > CLOCK_SECONDS:
@@ -158,7 +159,7 @@ def disks(answers: Answers, asked: Asked) -> Iterator[Finding]:
 
 
 def hardware(answers: Answers) -> Iterator[Finding]:
-    """GPUs that are missing or of another kind; less memory or fewer CPUs than usual."""
+    """Check for missing or different GPUs, and for less memory or fewer CPUs than usual."""
     for node, own, usual, others in odd(each(answers, "gpus")):
         says = f"{node} has {gpus_named(own)}, {others} {gpus_named(usual)}."
         yield (
@@ -179,12 +180,12 @@ def less(name: str, unit: str, scale: int, answers: Answers) -> Iterator[Finding
 
 
 def each(answers: Answers, name: str) -> dict[str, Any]:
-    """Node -> one of its facts."""
+    """Return node -> one of its facts."""
     return {node: said[name] for node, said in answers.by_node.items() if name in said}
 
 
 def odd(values: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Nodes whose value is not the usual one: node, its value, the usual one, `node1 has`."""
+    """Yield nodes with an unusual value: node, its value, the usual value, `node1 has`."""
     usual = most_common(values)
     have_it = [node for node, own in values.items() if own == usual]
     others = f"{have_it[0]} has" if len(have_it) == 1 else f"{len(have_it)} others have"
@@ -196,13 +197,13 @@ def most_common(values: Mapping[str, Any]) -> Any:
 
 
 def listed(nodes: Sequence[str]) -> str:
-    """`node1, node2 and 7 more`."""
+    """Return `node1, node2 and 7 more`."""
     more = len(nodes) - NAMED
     return ", ".join(nodes[:NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def gpus_named(gpus: Sequence[str]) -> str:
-    """`8 x NVIDIA H200 143771 MiB`."""
+    """Return `8 x NVIDIA H200 143771 MiB`."""
     return " + ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "no GPU"
 
 

@@ -1,4 +1,4 @@
-"""A run that was begun: may this config continue it, and is its newest checkpoint whole?"""
+"""Check of an existing run: whether this config may continue it, and whether its newest checkpoint is undamaged."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint
 
 SAMPLE_BYTES = 1 << 30
-"""Read of a checkpoint unless all is asked for."""
+"""Bytes read of a checkpoint without --full."""
 TOPIC = "run"
 
 
 def resume(case: Case) -> Iterator[Finding]:
-    """Nothing where there is no run yet."""
+    """Check the run; no findings if it does not exist yet."""
     run = Path(case.config.run)
     check_phase(case.config)
     if (run / SCRIPT).exists():
@@ -57,9 +57,9 @@ def resume(case: Case) -> Iterator[Finding]:
 
 
 def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint, and what is wrong with those after it."""
+    """Return the newest undamaged checkpoint, and the problems of later ones."""
     from megaptm.checkpoint.files import DamagedError
-    from megaptm.checkpoint.store import Store  # loads torch: only where there is something to continue
+    from megaptm.checkpoint.store import Store  # imports torch: only if there is a run to continue
 
     store = Store(run)
     problems: list[str] = []
@@ -74,7 +74,7 @@ def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
             return checkpoint, problems
         except DamagedError as error:
             problems.append(str(error))
-    # What a job has set aside: to begin again at step 0 would look like success, so the next one refuses, too.
+    # Checkpoints that a job set aside. Starting again at step 0 would look like success, so the next job refuses too.
     return None, problems + [f"{folder} was set aside" for folder in store.folder.glob("step-*.damaged*")]
 
 
@@ -87,7 +87,8 @@ def _verify(case: Case, checkpoint: Checkpoint) -> None:
 
 
 def _must_fit(case: Case, checkpoint: Checkpoint) -> None:
-    """The checkpoint is of this model, tokenizer and text; what is wrong with a corpus itself is told with the data."""
+    """Check that the checkpoint has this model, tokenizer and text. Topic `data` reports problems of a corpus
+    itself."""
     if case.mistakes:
         return
     with away_from_the_cache(case.config) as config:

@@ -1,4 +1,5 @@
-"""The run folder: can checkpoints be written there, as a run writes them, and is there room for those it keeps?"""
+"""Check of the run folder: whether checkpoints can be written there as a run does, and whether there is enough
+space."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from megaptm.run.folder import no_folder
 from megaptm.storage import sync, write_whole
 
 EXPORT_BYTES = 4
-"""Of a parameter in an exported model."""
+"""Bytes per parameter of an exported model."""
 TRIED_BYTES = 1 << 20
 TOPIC = "folder"
 IN_MEMORY = ("tmpfs", "ramfs")
@@ -32,7 +33,7 @@ KEEP_SIZE = 1
 
 
 def run_folder(case: Case) -> Iterator[Finding]:
-    """Write, sync, rename and lock there; then compare the room with what the policy keeps. Nothing stays behind."""
+    """Write, sync, rename and lock there, then compare free space with the checkpoint policy. All files are removed."""
     run = Path(case.config.run)
     with _beside(run) as place:
         case.tell(f"writing to {place.parent}")
@@ -55,7 +56,7 @@ def run_folder(case: Case) -> Iterator[Finding]:
 
 @contextmanager
 def _beside(run: Path) -> Iterator[Path]:
-    """An empty folder where the run's is, or would be made."""
+    """Yield an empty temporary folder at the location of the run folder."""
     there = next(path for path in (run, *run.parents) if os.path.lexists(path))
     with _told(run):
         probe = tempfile.TemporaryDirectory(prefix=".megaptm-check-", dir=there, ignore_cleanup_errors=True)
@@ -80,7 +81,7 @@ def _told(run: Path) -> Iterator[None]:
 
 
 def _write_as_a_run_does(run: Path) -> None:
-    """The steps of a commit, in the store's own functions, with a file of a megabyte."""
+    """Commit a checkpoint of one megabyte with the functions of the store."""
     with RunLock(run):
         writing, final = run / "checkpoints/step-0.writing", run / "checkpoints/step-0"
         writing.mkdir(parents=True)
@@ -97,10 +98,10 @@ def _write_as_a_run_does(run: Path) -> None:
 
 
 def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
-    """Room for the checkpoints that are kept, the one being written, and one export."""
+    """Check the space for the retained checkpoints, the one being written, and one export."""
     parameters = count(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
-    # Where there is no more room than this, the oldest leaves before the next is written; the last one never does.
+    # If there is not more space, the oldest is removed before the next one is written, but never the last one.
     number = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
     needed, export = max(0, number * size - saved), EXPORT_BYTES * parameters
@@ -124,14 +125,14 @@ def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
 
 @dataclass(frozen=True)
 class Disk:
-    """The file system that holds a folder."""
+    """File system of a folder."""
 
     kind: str
-    """ext4, nfs4, lustre ...; `unknown` where the system does not say."""
+    """ext4, nfs4, lustre and so on; `unknown` if the system does not report it."""
     free: int
-    """Bytes that this user may still write."""
+    """Free bytes for this user."""
     free_files: int | None
-    """Files; None where their number has no limit."""
+    """Free files; None if their number is not limited."""
 
     @property
     def in_memory(self) -> bool:
@@ -144,7 +145,7 @@ class Disk:
 
 
 def _kind(folder: Path) -> str:
-    """By the number of the device, which a bind mount or a subvolume need not have in common with its own line."""
+    """Return the type by device number. A bind mount or subvolume may have another device number than its own line."""
     device, mounts = folder.stat().st_dev, Path("/proc/self/mountinfo")
     wanted = f"{os.major(device)}:{os.minor(device)}"
     for line in reversed(mounts.read_text().splitlines() if mounts.exists() else []):
@@ -155,10 +156,11 @@ def _kind(folder: Path) -> str:
 
 
 def reserve(folder: Path, size: int, *, piece: int) -> str | None:
-    """Ask the file system itself for `size` bytes in files of `piece`, and give them back; why it refuses.
+    """Allocate `size` bytes in files of `piece` bytes and free them; return why the file system refuses, or None.
 
-    It knows of quotas, where the number of free bytes does not. One that cannot reserve is not asked, nor one in
-    memory, where that would take the memory; and never for more than half of what is free, which others may need now.
+    This detects quotas, which the number of free bytes does not show. File systems that cannot reserve space are
+    skipped, and so are those in memory, where it would use the memory. Never more than half of the free space is
+    reserved, because others may need it now.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and min(piece, size) > limit:
@@ -176,7 +178,7 @@ def reserve(folder: Path, size: int, *, piece: int) -> str | None:
 
 
 def _reserve_file(path: Path, size: int) -> int:
-    """The number of the error, 0 for none. Not `posix_fallocate`: it writes the bytes where none can be reserved."""
+    """Return the error number, 0 for none. `posix_fallocate` would write the bytes where space cannot be reserved."""
     if not sys.platform.startswith("linux"):
         return errno.EOPNOTSUPP
     with path.open("wb") as file:

@@ -1,4 +1,5 @@
-"""Slurm's own answer: is there such a partition, with such nodes and GPUs, for so long, and would it take the job?"""
+"""Check with Slurm: whether the partition exists with enough nodes, GPUs and time, and whether sbatch accepts the
+job."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ TOPIC = "slurm"
 
 
 def scheduler(case: Case) -> Iterator[Finding]:
-    """Only where a job of Slurm is asked for; what does not fit the layout is told elsewhere."""
+    """Check only if a Slurm job is requested. Other topics report conflicts with the layout."""
     request = case.request
     if request.slurm_options is None:
         return
@@ -40,7 +41,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
 
 
 def _partition(options: Sequence[str]) -> dict[str, str]:
-    """What Slurm says of the partition that is asked for, or of the one that jobs go to."""
+    """Return Slurm's facts about the requested partition, or the default one."""
     found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in ask("scontrol", "show", "partition", "--oneliner")]
     wanted = option(options, "partition")
     for partition in found:
@@ -53,7 +54,7 @@ def _partition(options: Sequence[str]) -> dict[str, str]:
 
 
 def _room(case: Case, request: Request, partition: dict[str, str], asked: Allocation | None) -> Iterator[Finding]:
-    """What the partition has beside what is asked of it."""
+    """Compare the partition with the request."""
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
         raise UserError(f"partition {name} of Slurm is {partition['State']}: choose another, or wait.")
@@ -74,13 +75,13 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Alloca
             "the partition."
         )
     nodes = _nodes(name)
-    # Nodes of a cloud are not shown while they are switched off: of those sbatch says what it knows.
+    # Cloud nodes are not listed while they are powered down; for those sbatch decides.
     if len(nodes) == whole:
         yield _gpus(case, name, nodes, asked)
 
 
 def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Allocation) -> Finding:
-    """As many nodes as are asked for must have declared as many GPUs."""
+    """Check that as many nodes as requested declare as many GPUs."""
     wanted = case.request.gpus_on_node(asked.per_node)
     fitting = sum(gpus >= wanted for gpus in nodes.values())
     most = max(nodes.values(), default=0)
@@ -104,19 +105,19 @@ def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Allocation) -> Fi
 
 
 def _nodes(partition: str) -> dict[str, int]:
-    """Node of a partition -> its GPUs."""
+    """Return node of a partition -> number of its GPUs."""
     lines = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
     return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}
 
 
 def _gpus_in(gres: str) -> int:
-    """`gpu:a100:8(S:0-1),nvme:1` -> 8."""
+    """Return the number of GPUs in `gpu:a100:8(S:0-1),nvme:1`: 8."""
     kinds = [word.split(":") for word in re.sub(r"\([^)]*\)", "", gres).split(",")]
     return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
 
 
 def _test_only(request: Request, asked: Allocation) -> None:
-    """The last word is Slurm's: accounts, limits, features, whatever a site has."""
+    """Let Slurm decide about accounts, limits, features and site rules."""
     gpus = request.gpus_on_node(asked.per_node)
     limit = request.seconds
     given = [

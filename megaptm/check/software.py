@@ -1,4 +1,4 @@
-"""Topic `software`: versions of libraries, fused ones, and the GPUs' driver, of this machine. No torch."""
+"""Topic `software`: versions of libraries, fused libraries, and the GPU driver of this machine. No torch."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from megaptm.check.finding import Case, Finding
 
 TOPIC = "software"
 BESIDE = ("ray", "transformers")
-"""Not always needed; told and compared where they are installed."""
+"""Optional libraries; reported and compared if installed."""
 TOLD = ("python", "torch", "megatron-core", "mlflow", *BESIDE)
 BROKEN = "broken: "
 IMPORT_SECONDS = 45
-"""For a library, perhaps on a network disk. Less than `check.nodes` gives a node for all: it tells of it itself."""
+"""Timeout of importing a library, possibly from a network disk. Shorter than that of a node in `check.nodes`, so that
+the node reports it itself."""
 NVIDIA_SMI_SECONDS = 30
 
 
 def check_software(case: Case) -> Iterator[Finding]:
-    """What is installed here, against what megaptm needs."""
+    """Compare the installed software with megaptm's requirements."""
     facts = software()
     yield from fit(facts["versions"])
     problems = list(wrong(facts, "here"))
@@ -40,24 +41,24 @@ def check_software(case: Case) -> Iterator[Finding]:
 
 
 def software() -> dict[str, Any]:
-    """Facts of this machine, for JSON."""
+    """Return facts of this machine as JSON values."""
     return {"versions": versions(), "fused": fused(), **gpus()}
 
 
 def wrong(facts: dict[str, Any], where: str) -> Iterator[str]:
-    """What cannot work on one machine, whatever the others have."""
+    """Yield what cannot work on one machine, regardless of other nodes."""
     yield from wrong_fused(facts["fused"], where)
     yield from wrong_build(facts, where)
 
 
 def versions() -> dict[str, str]:
-    """Of Python, and of each installed library that megaptm needs or uses."""
+    """Return the versions of Python and of installed libraries that megaptm requires or uses."""
     names = (*(requirement.name for requirement in needed()), *BESIDE)
     return {"python": platform.python_version()} | {name: found for name in names if (found := version(name))}
 
 
 def fit(found: dict[str, str]) -> Iterator[Finding]:
-    """A fault for each library that is missing, or of a version that megaptm does not work with."""
+    """Yield a fault for each library that is missing or has an unsupported version."""
     requirements = needed()
     if not requirements:
         yield Finding(TOPIC, "unknown", "megaptm is not installed, so its needs are not known: pip install -e .")
@@ -77,18 +78,18 @@ def fit(found: dict[str, str]) -> Iterator[Finding]:
 
 
 def release(version: str) -> str:
-    """The version without its local part; of what NVIDIA builds, the release that it calls itself a pre-release of."""
+    """Return the version without its local part. NVIDIA's builds call themselves pre-releases: return the release."""
     found = Version(version)
     return found.base_version if is_nvidias(version) else found.public
 
 
 def is_nvidias(version: str) -> bool:
-    """Whether a library is of one of NVIDIA's images, as torch 2.10.0a0+b4e4ee81d3.nv25.12."""
+    """Whether a library comes from an NVIDIA image, such as torch 2.10.0a0+b4e4ee81d3.nv25.12."""
     return re.search(r"\bnv\d+\.\d+", Version(version).local or "") is not None
 
 
 def needed() -> list[Requirement]:
-    """What pyproject.toml names, without the optional parts."""
+    """Return the requirements in pyproject.toml without extras."""
     try:
         named = importlib.metadata.requires("megaptm") or []
     except importlib.metadata.PackageNotFoundError:
@@ -105,12 +106,12 @@ def version(name: str) -> str | None:
 
 
 def fused() -> dict[str, str]:
-    """State of each library: `none`, `found`, or what is wrong with it."""
+    """Return the state of each fused library: `none`, `found`, or the problem."""
     return {"NVIDIA apex": apex(), "Transformer Engine": transformer_engine()}
 
 
 def wrong_fused(states: dict[str, str], where: str) -> Iterator[str]:
-    """Sentences on those that break megatron-core."""
+    """Yield a sentence for each library that breaks megatron-core."""
     if states["NVIDIA apex"] == "other":
         yield f"The apex {where} is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
     if states["NVIDIA apex"] == "not compiled":
@@ -124,18 +125,19 @@ def wrong_fused(states: dict[str, str], where: str) -> Iterator[str]:
 
 
 def apex() -> str:
-    """`none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
+    """Return `none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
         return "none"
-    # Its folder is looked at and nothing imported: another package of that name does who knows what.
+    # Only its folder is inspected; importing an unknown package of that name could do anything.
     if not any((Path(folder) / "optimizers").is_dir() for folder in spec.submodule_search_locations or ()):
         return "other"
     return "found" if importlib.util.find_spec("amp_C") else "not compiled"
 
 
 def transformer_engine() -> str:
-    """`none`, `found`, or `broken: why`: it installs without its parts for torch, and then fails to be imported."""
+    """Return `none`, `found`, or `broken: why`. It can be installed without its torch parts, and then fails to
+    import."""
     if importlib.util.find_spec("transformer_engine") is None:
         return "none"
     command = [sys.executable, "-P", "-c", "import transformer_engine.pytorch"]
@@ -150,7 +152,8 @@ def transformer_engine() -> str:
 
 
 def gpus() -> dict[str, Any]:
-    """GPUs, their driver, the newest CUDA that it knows (nvidia-smi says), and the one that torch is built for."""
+    """Return GPUs, driver, the newest CUDA version that the driver supports (from nvidia-smi), and that of torch's
+    build."""
     lines = nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader").splitlines()
     listed = [line.split(", ") for line in lines if line.count(", ") == 2]
     known = re.search(r"CUDA Version:\s*([\d.]+)", nvidia_smi()) if listed else None
@@ -163,11 +166,11 @@ def gpus() -> dict[str, Any]:
 
 
 def wrong_build(facts: dict[str, Any], where: str) -> Iterator[str]:
-    """A sentence where there are GPUs that torch, as it is built, cannot use."""
+    """Yield a sentence if there are GPUs that this build of torch cannot use."""
     built, known = facts["torch_cuda"], facts["driver_cuda"]
     if facts["gpus"] and built is None:
         yield f"torch {where} is built without CUDA though there are GPUs: install its build for CUDA {known or ''}."
-    # Within a major version an older driver runs what a newer toolkit built.
+    # Within a major version an older driver runs binaries of a newer toolkit.
     elif facts["gpus"] and known and major(built) > major(known):
         yield (
             f"torch {where} is built for CUDA {built} but the GPUs' driver {facts['driver']} ends at CUDA {known}: "
@@ -176,7 +179,7 @@ def wrong_build(facts: dict[str, Any], where: str) -> Iterator[str]:
 
 
 def torch_cuda() -> str | None:
-    """From the file in which torch's build notes it; torch itself takes seconds to import."""
+    """Return the CUDA version from torch's version file; importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -186,7 +189,7 @@ def torch_cuda() -> str | None:
 
 
 def nvidia_smi(*arguments: str) -> str:
-    """What it prints; nothing where it is not, or fails."""
+    """Return the output; empty if it is missing or fails."""
     try:
         command = ["nvidia-smi", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)

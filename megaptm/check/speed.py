@@ -1,4 +1,4 @@
-"""Topic `speed`: products, disk and links of every node, beside the others and the machine that the plan assumes."""
+"""Topic `speed`: matrix products, disk and links of every node, compared with other nodes and the planned machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from megaptm.plan.machine import Machine
 
 TOPIC = "speed"
 SHARE = 0.8
-"""Of what the others reach, or of the plan's number: what lies below is told."""
+"""Share of the other nodes' rate, or of the planned rate, below which a warning is given."""
 TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One kind of rate, by node."""
+    """Rates of one kind, by node."""
 
     what: str
     rates: Mapping[str, float]
@@ -28,7 +28,7 @@ class Measured:
 
 
 def check_speed(case: Case) -> Iterator[Finding]:
-    """Half a minute of every node's time, and its GPUs'."""
+    """Measure for half a minute on every node and its GPUs."""
     if not case.speed:
         return
     words = [f"--place={case.config.run}", f"--precision={case.config.train.precision}"]
@@ -61,19 +61,20 @@ def own_rates(answers: Answers, case: Case) -> Iterator[Measured]:
 
 
 def link_rates(answers: Answers, machine: Machine | None) -> Iterator[Measured]:
-    """The sum over all is as fast as the slowest node; of its own links a node is as fast as its best pair."""
+    """Yield rates of links. An all-reduce is as fast as the slowest node; a node's own links are as fast as its best
+    pair."""
     nodes, said = list(answers.by_node), answers.by_node.items()
     planned = machine.between.gigabytes_per_second * machine.between.efficiency * 1e9 if machine else None
     total = [found["all_reduce"] for _, found in said if "all_reduce" in found]
     if total:
         yield Measured(f"All-reduce over {len(nodes)} nodes", {"all": min(total)}, 1e9, "GB/s", planned)
     best = {node: max(found["pairs"].values()) for node, found in said if found.get("pairs")}
-    if len(best) > 2:  # of two nodes nobody can say whose link is the slow one
+    if len(best) > 2:  # with two nodes it is unknown whose link is slow
         yield Measured("Links", best, 1e9, "GB/s", None)
 
 
 def tell(measured: Measured) -> Iterator[Finding]:
-    """Who is slower than the others, else how fast all are."""
+    """Yield the nodes that are slower than the others, then the median rate."""
     rates = measured.rates
     if not rates:
         return
@@ -91,7 +92,7 @@ def tell(measured: Measured) -> Iterator[Finding]:
 
 
 def slower(rates: Mapping[str, float]) -> Iterator[tuple[str, float]]:
-    """Those below the share of what the others reach in the middle, with that."""
+    """Yield the nodes below the share of the median of the others, with that median."""
     for node, rate in rates.items():
         others = [other for name, other in rates.items() if name != node]
         if others and rate < SHARE * median(others):

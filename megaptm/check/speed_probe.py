@@ -1,4 +1,4 @@
-"""`python -m megaptm.check.speed_probe`: how fast this node multiplies, writes, reads and reaches the others."""
+"""`python -m megaptm.check.speed_probe`: measured speed of this node's products, disk and links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEETING_MINUTES = 2.0
 @click.option("--place", required=True, type=click.Path(path_type=Path), help="Where checkpoints will be written.")
 @click.option("--precision", required=True, help="Number format of the run.")
 def main(place: Path, precision: str) -> None:
-    """Each rate as soon as it is measured: who hangs has said what came before."""
+    """Print each rate when it is measured, so that earlier rates are known if a later one hangs."""
     say("node", own_name())
     with storage_errors_as_user_errors(place):
         for name, rate in disk_rates(nearest(place)).items():
@@ -40,7 +40,7 @@ def main(place: Path, precision: str) -> None:
 
 
 def disk_rates(folder: Path) -> dict[str, float]:
-    """Bytes a second of a file written to the disk, and read from there."""
+    """Return bytes per second of writing a file to disk and of reading it."""
     path, block = folder / f".megaptm-speed-{secrets.token_hex(8)}", os.urandom(BLOCK_BYTES)
     try:
         begin = time.perf_counter()
@@ -50,7 +50,7 @@ def disk_rates(folder: Path) -> dict[str, float]:
             os.fsync(file.fileno())
         written = time.perf_counter() - begin
         with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what memory still has of it is no measure
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # cached pages would falsify the rate
             begin = time.perf_counter()
             while file.read(BLOCK_BYTES):
                 pass

@@ -1,4 +1,4 @@
-"""How long the run takes, in how many jobs, and does it save as often as it should?"""
+"""Check of time: duration of the run, number of jobs, and checkpoint interval."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from megaptm.schedulers.slurm.slurm_time import seconds_of, warning_seconds, wor
 TOPIC = "time"
 LOST = 0.02
 LOST_DEVICE_HOURS = 100.0
-"""More than this share and these hours lost by saving too seldom, or too often, is told."""
+"""Warn if the checkpoint interval loses more than this share and these device hours against the best one."""
 
 
 def timing(case: Case) -> Iterator[Finding]:
-    """The plan's seconds beside the limit of a job, and its best interval beside `checkpoint.every`."""
+    """Compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
     written = option(options, "time")
     limit = seconds_of(written) if written else case.request.seconds
@@ -48,7 +48,8 @@ def timing(case: Case) -> Iterator[Finding]:
 
 
 def jobs_needed(made: Plan, limit: float, warned: float) -> int:
-    """Jobs of the whole run: its days, with failures, over what starting and saving leave of a job's limit."""
+    """Return the number of jobs of the whole run: its duration with failures, over a job's time without start and
+    save."""
     return max(1, ceil(made.days_with_failures * DAY / _seconds_of_steps(made, limit, warned)))
 
 

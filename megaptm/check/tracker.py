@@ -1,4 +1,5 @@
-"""The tracking server: does it answer, or can its database be written? MLflow's own client would wait for minutes."""
+"""Check of the tracking server: whether it replies, or its database is writable. MLflow's own client would wait for
+minutes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ ANYWAY = "or set track.enabled=false (metrics.jsonl in the run folder has them a
 
 
 def tracker(case: Case) -> Iterator[Finding]:
-    """One question to the address of `track.uri`."""
+    """Send one request to `track.uri`."""
     track = case.config.track
     if not track.enabled:
         yield Finding(TOPIC, "good", "metrics stay in the run folder (track.enabled is false).")
@@ -45,7 +46,7 @@ def tracker(case: Case) -> Iterator[Finding]:
 
 
 def _server(uri: str, experiment: str) -> Finding:
-    """The first question that a run asks, with the credentials that MLflow would send."""
+    """Send the first request of a run, with the credentials that MLflow would send."""
     import requests
 
     address = f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name"
@@ -59,7 +60,7 @@ def _server(uri: str, experiment: str) -> Finding:
         "verify": environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() not in ("true", "1"),
     }
     try:
-        # Within: the library's own deadline begins anew with every byte.
+        # `within`, because the library's own timeout restarts with every byte.
         answer = within(2 * ANSWER_SECONDS, lambda: requests.get(address, **options))
     except (requests.Timeout, TimeoutError):
         raise UserError(_unreachable(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
@@ -84,7 +85,7 @@ def _unreachable(uri: str, why: str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause: what the system said, without the pools and retries around it."""
+    """Return the innermost cause: the system's message, without pools and retries around it."""
     inner: Any = error
     while isinstance(inner, BaseException):
         error = inner
