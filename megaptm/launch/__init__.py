@@ -1,1 +1,1 @@
-"""The processes of a run, started, watched and ended together: on this machine, under Slurm, on Ray. No torch."""
+"""Launch of a run's processes on this machine, under Slurm, or on Ray: start, supervision, end. No torch."""

@@ -1,6 +1,6 @@
-"""Trains a run on this machine: starts its processes, watches them, and ends all when one fails. No torch.
+"""Training on this machine: starts the processes, supervises them, and ends all when one fails. No torch.
 
-Where torchrun or srun has started the processes, this is one of them.
+If torchrun or srun started the processes, this is one of them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from megaptm.run.folder import (
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
 
 SILENT_SECONDS = 20.0
-"""For which a rank that found a mistake leaves it to rank 0 to tell: it may start so much later."""
+"""Time for which other ranks leave an error that all ranks detect to rank 0, which may start that much later."""
 
 
 def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> int:
-    """Train the run of a config, or continue it, and return the exit code of the whole, or of this rank."""
+    """Train or continue the run of a config; return the exit code of the run, or of this rank."""
     place = worker_environment()
     try:
         wanted = read_config(config, overrides)
@@ -45,7 +45,7 @@ def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> in
             check_processes(place, wanted.layout)
     except UserError:
         if place is not None and place.rank > 0:
-            # All ranks find the same mistake, and rank 0 tells it: torchrun and srun then end the others.
+            # All ranks detect the same error and rank 0 reports it; torchrun and srun then end the others.
             time.sleep(SILENT_SECONDS)
             sys.exit(EXIT_USER_ERROR)
         raise
@@ -101,17 +101,19 @@ def launch(
     hang_seconds: float | None = None,
     patience: float = 0.0,
 ) -> int:
-    """Run `command` once for each rank and return the exit code of the whole.
+    """Run `command` once per rank and return the exit code of the run.
 
     Rank 0 writes to the terminal; each rank writes to `run/logs/rank-N.log`. When one fails, the others have
-    `grace_seconds` to end by themselves, as many again after a SIGTERM, and are killed. A user's mistake in a worker
-    (exit code 2) is raised here as `UserError`; 75 is returned when nobody failed and somebody asks to be continued,
-    and when a rank hung: see `Watchdog`, also for `hang_seconds` and `patience`. 130 after Ctrl-C, twice.
+    `grace_seconds` to exit, the same again after SIGTERM, and are killed. A user error of a worker (exit code 2) is
+    raised here as UserError.
+
+    Returns 75 if none failed and one asks to be continued, and after a hang: see `Watchdog`, also for `hang_seconds`
+    and `patience`. Returns 130 after two Ctrl-C.
     """
     logs = run / "logs"
     listener = listen()
     rendezvous = Rendezvous(processes, "127.0.0.1", listener.getsockname()[1])
-    # On a terminal rank 0 draws a progress bar: it has the terminal itself. A pipe is also logged.
+    # On a terminal rank 0 draws a progress bar and inherits stdout. Otherwise its output is also copied to the log.
     out = None if sys.stdout.isatty() else _binary(sys.stdout, sys.__stdout__)
     workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
@@ -133,5 +135,5 @@ def launch(
 
 
 def _binary(stream: Any, original: Any) -> IO[bytes]:
-    """What takes a stream's bytes; that of the process itself where another, as a notebook's, takes only text."""
+    """Return the binary stream; that of the process if stdout was replaced by a text-only one, as in notebooks."""
     return stream.buffer if hasattr(stream, "buffer") else original.buffer

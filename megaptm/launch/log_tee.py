@@ -1,4 +1,4 @@
-"""Copies what rank 0 writes to the terminal and to its log, but keeps back an error until it is judged."""
+"""Copy of rank 0's output to the terminal and its log. A traceback is held back until its cause is known."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import IO
 
 from megaptm.resilience.failures import TAIL_BYTES, TRACEBACK, USER_ERROR
 
-# Longer than a process needs to die after its traceback. A traceback of one that lives on is only a message.
+# Longer than a process needs to exit after its traceback. If it lives on, the traceback is only a message.
 HOLD_SECONDS = 5.0
 MARKS = (TRACEBACK.encode(), USER_ERROR.encode())
 
 
 class LogTee(threading.Thread):
-    """One stream of one process. Its error may be no more than an echo of another's, which the user must see first."""
+    """Copy of one stream of one process. Its error may only echo that of another rank, which the user must see
+    first."""
 
     def __init__(self, source: IO[bytes], *, terminal: IO[bytes], log: Path) -> None:
         super().__init__(daemon=True, name=f"tee-{log.stem}")
         self._source, self._terminal, self._log = source, terminal, log
         self.held = b""
-        """What was kept back; after the thread has ended, whoever judges prints it or does not."""
+        """Output held back. After the thread has ended, the launcher prints or drops it."""
         self.unlogged = b""
-        """The end of what found no room in the log."""
+        """End of the output that could not be written to the log."""
 
     def run(self) -> None:
         with self._source, self._log.open("ab", buffering=0) as log:
@@ -40,12 +41,12 @@ class LogTee(threading.Thread):
 
     def _write(self, log: IO[bytes], chunk: bytes) -> None:
         written = 0
-        with contextlib.suppress(OSError):  # a full disk: who waits for us to read on would wait for ever
+        with contextlib.suppress(OSError):  # a full disk must not block the process that writes
             written = log.write(chunk)
         self.unlogged = (self.unlogged + chunk[written:])[-TAIL_BYTES:]
 
     def release(self) -> None:
-        """Show what was kept back."""
+        """Print the output that was held back."""
         self._show(self.held)
         self.held = b""
 
@@ -53,7 +54,7 @@ class LogTee(threading.Thread):
         if self.held:
             self.held += chunk
             return
-        # At the beginning of a line only: elsewhere the words are part of somebody's sentence.
+        # Only at the start of a line: elsewhere the words are part of a message.
         starts = [at for mark in MARKS if (at := (b"\n" + chunk).find(b"\n" + mark)) >= 0]
         cut = min(starts, default=len(chunk))
         self.held = chunk[cut:]

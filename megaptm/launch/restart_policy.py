@@ -1,4 +1,4 @@
-"""When a run that ended before its last step is started again by itself: one rule for Slurm and for Ray."""
+"""Rule for automatic restarts of an unfinished run, for Slurm and Ray."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Literal
 from megaptm.resilience.events import hung_again
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed"]
-"""How a start ended: a node was lost; the scheduler ended it, or it is saved to go on; a rank hung, or failed."""
+"""Reason of an end: a node was lost; the scheduler ended the run or it saved itself to continue; a rank hung; a rank
+failed."""
 
 
 @dataclass
 class RestartPolicy:
-    """Of one run, for as long as somebody watches it."""
+    """Restart policy of one run while it is supervised."""
 
     run: Path
     retries: int | None = None
-    """Starts that are left after hangs and failures; absent: any number."""
+    """Remaining restarts after hangs and failures; None: any number."""
 
     def goes_on(self, ending: Ending, *, progress: bool = True) -> bool:
-        """Whether to start it once more; counts the start. `progress`: something was saved since it began.
+        """Whether to restart; counts the restart. `progress`: whether a checkpoint was saved since the last start.
 
-        A lost node is nobody's fault. What ends twice at one place would end there for ever.
+        A lost node always allows a restart. A run that ends twice at the same step would end there forever.
         """
         if ending == "node-lost":
             return True

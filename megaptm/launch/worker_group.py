@@ -1,4 +1,4 @@
-"""The processes of a run on one machine: some of its ranks, or all; they are watched, and end together. No torch."""
+"""Processes of a run on one machine (all or some ranks), supervised and ended together. No torch."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 BACKLOG = 2048
-"""Ranks that may come before rank 0 has loaded torch."""
+"""Pending connections of ranks that start before rank 0 has imported torch."""
 KILL_SECONDS = 30.0
-"""After which a process that was killed is left to the kernel."""
+"""Seconds after which a killed process is left to the kernel."""
 SAVES = "finishing the step and saving; then this ends with exit code 75"
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a run find each other."""
+    """Address at which the ranks of a run meet."""
 
     world: int
-    """How many there are, on all machines."""
+    """Number of ranks on all machines."""
     address: str
-    """Of the machine that rank 0 runs on."""
+    """Address of rank 0's machine."""
     port: int
 
 
 class LocalWorkerGroup:
-    """The ranks that one machine has of a run; what rank 0 says is copied to `out` and `err`.
+    """Ranks of a run on one machine. Rank 0's output is copied to `out` and `err`.
 
-    Without `out` rank 0 has this process's own standard output, to draw on.
+    Without `out` rank 0 inherits this process's standard output, to draw a progress bar.
     """
 
     def __init__(self, command: Sequence[str], *, logs: Path, out: IO[bytes] | None, err: IO[bytes]) -> None:
@@ -57,15 +57,15 @@ class LocalWorkerGroup:
         self._begins: dict[int, int] = {}
         self._tees: list[LogTee] = []
         self.ends: list[ProcessExit] = []
-        """In order of time; without those that we ended."""
+        """Exits in order of time, without processes that the launcher ended."""
         self.forwarded: set[int] = set()
 
     def start(self, environments: Mapping[int, dict[str, str]], listener: socket.socket | None = None) -> None:
-        """Start a process for each rank; `listener`, at which all meet, goes to rank 0 and is closed here."""
+        """Start a process per rank. `listener`, the socket of the rendezvous, is passed to rank 0 and closed here."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        # Restarts append to the same log: what an earlier one said must not be taken for news.
+        # Restarts append to the same log: output of an earlier start must not be read as new.
         self._begins = {rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments}
-        # Resolved before the fork: a child between fork and exec may not import or allocate much.
+        # Created before the fork: a child between fork and exec must not import or allocate much.
         begin, rank_0_output = _begin_of_child(), None if self._out is None else subprocess.PIPE
         for rank, environment in environments.items():
             handed: tuple[int, ...] = ()
@@ -78,13 +78,14 @@ class LocalWorkerGroup:
                     stdin=subprocess.DEVNULL,
                     stdout=log if rank else rank_0_output,
                     stderr=log if rank else subprocess.PIPE,
-                    # A group of its own: Ctrl-C reaches a worker once, through us, and its helpers die with it.
+                    # In its own session: Ctrl-C reaches a worker once, through the launcher, and its helpers are killed
+                    # with it.
                     start_new_session=True,
                     preexec_fn=begin,
                     pass_fds=handed,
                 )
         if listener is not None:
-            listener.close()  # or others would wait at the socket of a rank 0 that has died
+            listener.close()  # otherwise ranks would wait at the socket of a dead rank 0
         if first := self._processes.get(0):
             for source, terminal in ((first.stdout, self._out), (first.stderr, self._err)):
                 if source is not None and terminal is not None:
@@ -92,12 +93,12 @@ class LocalWorkerGroup:
                     self._tees[-1].start()
 
     def forward(self, number: int) -> None:
-        """Pass on a signal that asks for a stop."""
+        """Forward a signal that requests a stop."""
         self.forwarded.add(number)
         self._send(number)
 
     def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
-        """Until all have ended, one has failed, or one hangs, which is returned."""
+        """Wait until all have exited, one has failed, or one hangs; return the hang."""
         if watchdog is not None:
             watchdog.know({rank: process.pid for rank, process in self._processes.items()})
         while self.look() and not failures(self.ends):
@@ -108,7 +109,8 @@ class LocalWorkerGroup:
         return None
 
     def end_all(self, grace_seconds: float) -> None:
-        """Let those that are left notice by themselves, then ask, then kill. At once when none is left."""
+        """Let the remaining processes exit by themselves, then send SIGTERM, until the deadline. Returns at once if
+        none is left."""
         deadline = time.monotonic() + grace_seconds
         while self.look() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -118,14 +120,14 @@ class LocalWorkerGroup:
             time.sleep(POLL_SECONDS)
 
     def kill_all(self) -> None:
-        """Kill every group, also that of a process that has ended: its helpers may not have."""
+        """Kill every process group, including those of exited processes, whose helpers may still run."""
         for process in self._processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):  # in the midst of a call to a disk that is gone
+            with contextlib.suppress(subprocess.TimeoutExpired):  # blocked in a call to a lost disk
                 process.wait(KILL_SECONDS)
         for tee in self._tees:
             tee.join(timeout=5.0)
@@ -133,12 +135,12 @@ class LocalWorkerGroup:
         self.ends = [replace(end, unlogged=unlogged) if end.rank == 0 else end for end in self.ends]
 
     def release(self) -> None:
-        """Show what was kept back as a possible echo of an error: there was none."""
+        """Print output that was held back as a possible echo of an error: there was no other error."""
         for tee in self._tees:
             tee.release()
 
     def look(self) -> bool:
-        """Write down who has ended since; whether anybody is alive."""
+        """Record processes that have exited; return whether any is alive."""
         known = {end.rank for end in self.ends}
         for rank, process in self._processes.items():
             code = process.poll()
@@ -157,7 +159,7 @@ class LocalWorkerGroup:
 def environments(
     ranks: Sequence[int], rendezvous: Rendezvous, given: Mapping[str, str], *, threads: int | None
 ) -> dict[int, dict[str, str]]:
-    """The environment of each rank of this machine; its cores are shared equally unless the user says otherwise."""
+    """Return the environment of each rank on this machine. Cores are shared equally unless `threads` is set."""
     share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
     wanted = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
     place = {
@@ -170,7 +172,7 @@ def environments(
 
 
 def listen(address: str | None = "127.0.0.1") -> socket.socket:
-    """A socket that listens at some port of this machine; of all its addresses, of both kinds, where none is given."""
+    """Return a socket that listens at a free port of this machine; `address` None: at all IPv4 and IPv6 addresses."""
     if address is None and socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     return socket.create_server((address or "", 0), backlog=BACKLOG)
@@ -178,9 +180,9 @@ def listen(address: str | None = "127.0.0.1") -> socket.socket:
 
 @contextmanager
 def forwarding(send: Callable[[int], None]) -> Iterator[None]:
-    """Hand the signals that ask for a stop to the workers, which save and leave; the launcher only waits for them.
+    """Forward signals that request a stop to the workers, which save and exit; the launcher waits for them.
 
-    The first Ctrl-C is answered at once; the second raises KeyboardInterrupt, and later ones are of no use.
+    The first Ctrl-C prints a message at once; the second raises KeyboardInterrupt, and later ones are ignored.
     """
     asked: set[int] = set()
 
@@ -189,12 +191,12 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt
         is_first = number not in asked
-        asked.add(number)  # before the answer to it, which the next one may follow at once
+        asked.add(number)  # before the message, which another signal may follow at once
         if is_first:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             again = ". Ctrl-C again: leave at once, without saving" if number == signal.SIGINT else ""
-            with contextlib.suppress(OSError):  # the terminal may be what is lost
-                # Not print: the signal may come in the middle of one.
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                # Not print: the signal may interrupt one.
                 os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
         send(number)
 
@@ -207,11 +209,11 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 
 
 def _begin_of_child() -> Callable[[], None]:
-    """What a child does first."""
+    """Return the function that a child runs before exec."""
     end_with_launcher = end_with_parent(os.getpid())
 
     def begin() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # Ray's workers cannot be interrupted; theirs can
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)  # Ray blocks these signals; ranks need them
         end_with_launcher()
 
     return begin

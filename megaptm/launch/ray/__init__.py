@@ -1,1 +1,1 @@
-"""A run on a Ray cluster: where its ranks go, an agent for those of each node, and what follows when a node is lost."""
+"""Runs on a Ray cluster: placement of ranks, an agent for the ranks of each node, and recovery from lost nodes."""

@@ -1,4 +1,4 @@
-"""One start of a run: an agent on each of its nodes, from the placement of its ranks to the end of the last."""
+"""One start of a run on Ray: an agent on each node, from the placement of ranks to the end of the last."""
 
 from __future__ import annotations
 
@@ -20,42 +20,41 @@ from megaptm.schedulers.ray.cluster import nodes
 
 WORKER = "megaptm.train.worker"
 GRACE_SECONDS = 10.0
-"""For ranks to end by themselves when one has failed, and again after they were asked."""
+"""Seconds for ranks to exit by themselves after a failure, and again after SIGTERM."""
 READY_SECONDS = 900.0
-"""In which an agent must answer for the first time: Ray may install a runtime environment before, or read from a cold
-disk."""
+"""Seconds for the first reply of an agent: Ray may install a runtime environment or read from a cold disk before."""
 SILENT_SECONDS = 120.0
-"""After which a node that does not answer counts as lost, whatever Ray thinks of it."""
+"""Seconds without a reply after which a node counts as lost, whatever its state in Ray."""
 GONE_SECONDS = 20.0
-"""In which Ray finds out that a node is dead whose processes were the first to go."""
+"""Seconds in which Ray notices the death of a node, after its processes have died."""
 POLL_SECONDS = 0.2
 
 
 @dataclass
 class AgentHandle:
-    """The agent of a node, as the driver sees it."""
+    """Agent of a node, in the driver."""
 
     assignment: RankAssignment
     actor: Any
     ends: list[ProcessExit] = field(default_factory=list)
     last_answer: float = field(default_factory=time.monotonic)
-    """When it answered last."""
+    """Time of its last reply."""
     ready: bool = False
-    """Whether it ever did."""
+    """Whether it has ever replied."""
 
 
 @dataclass
 class Outcome:
-    """How a start ended."""
+    """Result of a start."""
 
     ends: list[ProcessExit] = field(default_factory=list)
-    """Of ranks that ended by themselves, in the order in which it was heard of."""
+    """Ranks that exited by themselves, in order of their reports."""
     lost: list[RankAssignment] = field(default_factory=list)
-    """On nodes that are dead, or do not answer."""
+    """Ranks on nodes that are dead or do not reply."""
     broken: list[RankAssignment] = field(default_factory=list)
-    """Whose agent died, though the node lives: somebody killed it, or Ray did for memory."""
+    """Ranks whose agent died on a living node: killed by a user, or by Ray for lack of memory."""
     late: list[RankAssignment] = field(default_factory=list)
-    """Whose agent never answered."""
+    """Ranks whose agent never replied."""
     hang: Hang | None = None
 
     @property
@@ -64,7 +63,7 @@ class Outcome:
 
 
 class RunAttempt:
-    """Agents in the bundles of a placement group. Leaving it ends them, and with them their ranks."""
+    """Agents in the bundles of a placement group. Leaving the context ends the agents and their ranks."""
 
     def __init__(
         self, assignments: Sequence[RankAssignment], group: Any, *, kind: str, run: Path, logs: Path, watchdog: Watchdog
@@ -86,8 +85,10 @@ class RunAttempt:
             ray.kill(agent.actor)
 
     def begin(self, environment: Mapping[str, str], *, threads: int | None, asked: Sequence[int] = ()) -> None:
-        """Start all ranks, unless a node is gone already; refuse where a node does not see the run. A signal, which
-        `asked` then has, ends the wait for agents that are not ready."""
+        """Start all ranks, unless a node is already gone. Raise UserError if a node does not see the run folder.
+
+        A signal in `asked` ends the wait for agents that are not ready.
+        """
         token = self._run / f".seen-{secrets.token_hex(4)}"
         token.touch()
         try:
@@ -111,8 +112,8 @@ class RunAttempt:
             self._each(self._agents, lambda agent: agent.actor.start.remote(agent.assignment.ranks, rendezvous, *given))
 
     def run_to_end(self, asked: Sequence[int]) -> Outcome:
-        """Until all have ended, or one has failed or hangs and the others were ended. `asked` grows by signals to pass
-        on."""
+        """Run until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
+        appended to `asked` are forwarded."""
         passed_on = 0
         waiting = {self._look(agent): agent for agent in self._left()}
         while waiting:
@@ -126,7 +127,7 @@ class RunAttempt:
             self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(asked))
             if self.outcome.hang:
                 break
-        grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # nobody can save without the one that hangs
+        grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # no rank can save without the hung one
         self._finish(lambda agent: agent.actor.end.remote(len(agent.ends), grace))
         if not self.outcome.failed:
             self._finish(lambda agent: agent.actor.release.remote(len(agent.ends)))
@@ -145,7 +146,7 @@ class RunAttempt:
         return [agent for agent in self._agents if agent.assignment not in gone]
 
     def _take_answers(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
-        """Take the answers that are there; those are returned who are to be asked again."""
+        """Process the available replies; return the agents to poll again."""
         import ray
 
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)
@@ -174,7 +175,7 @@ class RunAttempt:
         return look.alive
 
     def _give_up(self, waiting: dict[Any, AgentHandle], again: list[AgentHandle]) -> None:
-        """A connection may hang for longer than anybody wants to wait."""
+        """Count agents without a recent reply as lost; a connection may block for very long."""
         for answer, agent in list(waiting.items()):
             if time.monotonic() - agent.last_answer > SILENT_SECONDS:
                 del waiting[answer]
@@ -186,7 +187,7 @@ class RunAttempt:
     def _each(
         self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any], asked: Sequence[int] = ()
     ) -> list[Any]:
-        """The answer of each; None from those that are gone, or are not awaited because of a signal."""
+        """Return the reply of each agent; None for dead ones, and for those not awaited because of a signal."""
         import ray
 
         begun, answers = time.monotonic(), dict.fromkeys(range(len(agents)))
@@ -223,7 +224,7 @@ class RunAttempt:
         return found
 
     def _are_dead(self, agents: Sequence[AgentHandle]) -> None:
-        """Their nodes are, too, if Ray says so in time."""
+        """Classify dead agents: lost, if Ray reports their node dead in time, else broken."""
         deadline, left = time.monotonic() + GONE_SECONDS, [agent for agent in agents if agent in self._left()]
         while left:
             alive, over = {node.id for node in nodes()[1]}, time.monotonic() > deadline
@@ -236,7 +237,7 @@ class RunAttempt:
 
 
 def _agent_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
-    """Of an agent that has the devices of its ranks."""
+    """Return the actor class of an agent that owns the devices of its ranks."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,4 +1,4 @@
-"""Which ranks run on which node: tensor ranks of one group share one. No Ray: numbers in, numbers out."""
+"""Placement of ranks on nodes: tensor ranks of a group share a node. Does not use Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaptm.schedulers.ray.cluster import Node
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """The ranks that one node gets."""
+    """Ranks of one node."""
 
     node: Node
     ranks: range
@@ -24,9 +24,9 @@ class RankAssignment:
 
 
 def place(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
-    """All ranks on as few nodes as can be, each with whole tensor groups; None where there is no room.
+    """Return a placement on as few nodes as possible, each with whole tensor groups; None if there is not enough room.
 
-    Ranks of a node follow each other, and megatron-core numbers tensor ranks first: no group is on two nodes.
+    Ranks of a node are consecutive, and megatron-core numbers tensor ranks first, so no group spans two nodes.
     """
     assignments: list[RankAssignment] = []
     first = 0
@@ -39,12 +39,12 @@ def place(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
 
 
 def places_for(free: Sequence[int], tensor: int) -> int:
-    """How many ranks find a device, in whole tensor groups on one node."""
+    """Return how many ranks get a device, in whole tensor groups per node."""
     return sum(_whole(one, tensor) for one in free)
 
 
 def refuse(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
-    """Why `place` found nothing: what is needed and what there is."""
+    """Return the error for a failed `place`: the required and available devices."""
     groups = f", {layout.tensor} together on a node (layout.tensor)" if layout.tensor > 1 else ""
     needed = f"the layout needs {layout.processes} {kind}s{groups}"
     if not any(node.devices for node in nodes):

@@ -1,4 +1,4 @@
-"""Finding devices on the cluster, at once or as soon as they come, and keeping them."""
+"""Reservation of devices on the cluster, at once or when they become available."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Reservation:
-    """Devices for all ranks of a layout, kept for this run."""
+    """Devices reserved for all ranks of a layout."""
 
     layout: Layout
     assignments: list[RankAssignment]
     kind: str
     group: Any
-    """A placement group: a bundle for each assignment, in their order."""
+    """Placement group with one bundle per assignment, in order."""
 
     def __enter__(self) -> Reservation:
         return self
@@ -34,7 +34,7 @@ class Reservation:
 
 
 def reserve(layout: Layout, *, seconds: float, given_up: Callable[[], object] = lambda: False) -> Reservation | None:
-    """As soon as there is any, within so many seconds; None where there is not."""
+    """Reserve devices within `seconds`; return None if there are not enough."""
     deadline = time.monotonic() + seconds
     if (found := _take(layout)) or seconds <= 0:
         return found
@@ -45,7 +45,7 @@ def reserve(layout: Layout, *, seconds: float, given_up: Callable[[], object] = 
             time.sleep(POLL_SECONDS)
             if found := _take(layout):
                 return found
-    # What met the demand is free a moment after the demand is gone.
+    # Devices that met the demand become free shortly after the demand is removed.
     until = time.monotonic() + RESERVE_SECONDS
     while not (found := _take(layout)) and time.monotonic() < until and not given_up():
         time.sleep(POLL_SECONDS)
@@ -63,16 +63,16 @@ def _take(layout: Layout) -> Reservation | None:
     )
     if group.wait(RESERVE_SECONDS):
         return Reservation(layout, assignments, kind, group)
-    _remove(group)  # somebody else was quicker, or a node is gone
+    _remove(group)  # another job was faster, or a node is gone
     return None
 
 
 @contextmanager
 def _demand(layout: Layout) -> Iterator[Callable[[], bool]]:
-    """Lets the autoscaler know what is missing, for as long as it is entered.
+    """Report the missing devices to the autoscaler while the context is open.
 
-    In units of a tensor group, which nodes of any size can satisfy; and by a placement group, which goes when this
-    process goes, rather than by the autoscaler's own request, which would keep nodes running for nobody.
+    In units of a tensor group, which nodes of any size can satisfy. By a placement group, which ends with this process;
+    the autoscaler's own request would keep nodes running afterwards.
     """
     kind, _ = nodes()
     group = _group([{kind: layout.tensor}] * (layout.processes // layout.tensor))

@@ -1,4 +1,4 @@
-"""A run on a Ray cluster from its first start to its last: nodes are lost, ranks fail, people ask it to stop."""
+"""Supervision of a run on a Ray cluster over all its starts: lost nodes, failed ranks, stop requests."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from megaptm.run.folder import discard_unused, environment_of, note_launch, only
 from megaptm.schedulers.ray.cluster import nodes
 
 BUSY_SECONDS = 10.0
-"""In which a job that has just ended gives back what it had."""
+"""Seconds in which a job that just ended frees its devices."""
 
 
 def command_of(address: str | None) -> list[str]:
-    """What starts a run on the cluster at `address`, or on the one found without, before the run's folder."""
+    """Return the command that starts a run on the cluster at `address`, or the default one, without the run folder."""
     return ["launch", "ray", *(["--address", address] if address else [])]
 
 
 def show_placement(config: Config) -> None:
-    """Print where the ranks would run now, or raise because there is no room."""
+    """Print where the ranks would run now. Raise UserError if there is not enough room."""
     kind, there = nodes()
     assignments = place(there, config.layout)
     if assignments is None:
@@ -50,7 +50,7 @@ def show_placement(config: Config) -> None:
 
 
 class Supervisor:
-    """Starts the ranks of a run, and again: after a lost node always, after a failure if there was progress."""
+    """Starts the ranks of a run, and restarts them: after a lost node always, after a failure if there was progress."""
 
     def __init__(
         self,
@@ -62,19 +62,19 @@ class Supervisor:
         machine: Machine | None,
         address: str | None = None,
     ) -> None:
-        """`address`: of the cluster, where the command line named it."""
+        """`address`: address of the cluster, if given on the command line."""
         self._command = command_of(address)
         self._config, self._run = config, Path(config.run)
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
         self._policy = RestartPolicy(self._run, retries=retries)
         self._attempt = Attempt.here() or Attempt(secrets.token_hex(4), 0, 0)
         self._asked: list[int] = []
-        """Signals that asked for a stop."""
+        """Signals that requested a stop."""
         self._held, self._begun = ExitStack(), False
-        """What keeps other commands from the run, once this one has room for it."""
+        """Lock that keeps other commands from the run, taken after the first reservation."""
 
     def supervise(self) -> int:
-        """Until the run is done, cannot go on, or was asked to stop; returns the exit code."""
+        """Supervise the run until it is done, cannot continue, or was stopped; return the exit code."""
         is_new = not self._run.exists()
         with self._held:
             try:
@@ -107,8 +107,8 @@ class Supervisor:
         return found
 
     def _reserve_again(self) -> Reservation | None:
-        """With all that is needed if it comes in time, else with what is left."""
-        seconds = max(self._wait_again, BUSY_SECONDS)  # what the last start had is free in a moment
+        """Reserve the full layout if it becomes available in time, else a smaller one."""
+        seconds = max(self._wait_again, BUSY_SECONDS)  # devices of the last start become free in a moment
         if found := reserve(self._config.layout, seconds=seconds, given_up=lambda: self._asked):
             return found
         if self._asked:
@@ -158,7 +158,7 @@ class Supervisor:
 
     @property
     def _logs(self) -> Path:
-        """A folder a start: what a lost node still writes does not get between the lines of the next one."""
+        """Log folder of this start, so that late output of a lost node does not mix with the next start."""
         return self._run / "logs" / f"{self._attempt.chain}.{self._attempt.start}"
 
     def _note(self, found: Reservation) -> None:
@@ -173,7 +173,7 @@ class Supervisor:
         print(f"Start {self._attempt.start}: {where}; each rank's log is in {self._logs}", flush=True)
 
     def _judge(self, outcome: Outcome, *, progress: bool) -> int | None:
-        """The exit code; None: start again."""
+        """Return the exit code, or None to restart."""
         if outcome.hang:
             code = exit_code_of_hang(outcome.hang, run=self._run)
             return None if self._goes_on("hung", progress=True) else code
@@ -206,6 +206,6 @@ class Supervisor:
     def _goes_on(self, ending: Ending, *, progress: bool) -> bool:
         if self._asked or not self._policy.goes_on(ending, progress=progress):
             return False
-        if ending != "node-lost":  # which was told
+        if ending != "node-lost":  # lost nodes were reported above
             print("Once again, from what was saved last.", file=sys.stderr, flush=True)
         return True

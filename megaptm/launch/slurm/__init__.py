@@ -1,1 +1,1 @@
-"""Runs as jobs of Slurm: what a job does before and after its processes, and how jobs are submitted. No torch."""
+"""Runs as Slurm jobs: submission, and the steps of a job before and after its processes. No torch."""

@@ -1,4 +1,4 @@
-"""Jobs that follow each other until a run is done."""
+"""Chain of jobs that follow each other until a run is done."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from megaptm.run.submission import SCRIPT
 from megaptm.schedulers.slurm.jobs import describe, follow, submit
 
 INTERRUPTED = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
-"""Ends of a job that are nobody's mistake."""
+"""End states of a job that are no failures of the run."""
 
 
 class JobChain:
-    """The jobs of one launch; they know each other as attempts at the same run by a word that they share."""
+    """Jobs of one launch. A shared random word identifies them as attempts at the same run."""
 
     def __init__(self, config: Config) -> None:
         self.run = Path(config.run)
         self._config = config
         self._policy = RestartPolicy(self.run)
         self.waiting: list[str] = []
-        """Jobs that are not over, in their order."""
+        """Jobs that are not over, in order."""
         chain = secrets.token_hex(4)
         self._environment = {
             "MEGAPTM_VENV": sys.prefix,
@@ -39,14 +39,14 @@ class JobChain:
         }
 
     def submit(self, jobs: int) -> list[str]:
-        """So many more, each to begin when the one before has ended; their numbers."""
+        """Submit `jobs` more, each to start after the one before; return their ids."""
         self.waiting = submit(self.run / SCRIPT, jobs=jobs, environment=self._environment)
         return list(self.waiting)
 
     def follow(self, show: Callable[[str], object]) -> bool:
-        """Show what the jobs say, to the end of the last one; whether the run is done then.
+        """Show the output of the jobs until the last one ends; return whether the run is done.
 
-        Where the last one could not go back to the queue but got on, another one is submitted.
+        If the last job was interrupted with progress but was not requeued, another one is submitted.
         """
         while self.waiting:
             number, before = self.waiting[0], last_saved(self.run)
@@ -62,6 +62,6 @@ class JobChain:
 
 
 def was_interrupted(number: str) -> bool:
-    """Whether a job ended because it had to, saved or lost with its node; not by a failure, nor by scancel."""
+    """Whether a job was interrupted, saved or lost with its node; not after a failure or scancel."""
     told = describe(number)
     return told.get("JobState") in INTERRUPTED or told.get("ExitCode") == f"{EXIT_CONTINUE}:0"

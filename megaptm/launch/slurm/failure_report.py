@@ -1,4 +1,4 @@
-"""`python -m megaptm.launch.slurm.failure_report LOGS`: whose fault it was that a job failed."""
+"""`python -m megaptm.launch.slurm.failure_report LOGS`: root cause of a failed job."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_IN_VAIN = 70
-"""It hung where it had hung before: the job that goes back to the queue would hang there for ever."""
+"""It hung at the same step as before: a requeued job would hang there forever."""
 EXIT_UNSAVED = 71
-"""Nobody failed, and it saved nothing since it began."""
-# srun says how a process was killed in the C library's words.
+"""No rank failed, but the start saved nothing."""
+# srun names signals as the C library does.
 SIGNALS = {signal.strsignal(number): -number for number in signal.valid_signals()}
 
 
 @click.command()
 @click.argument("logs", type=click.Path(path_type=Path))
 def main(logs: Path) -> None:
-    """Say which rank failed, on which node, and what it said last.
+    """Print the rank that failed, its node, and its last message.
 
-    Exit code 75: one hung, go on from what is saved; 70: one hung, again, and nothing was saved between; 71: none
-    failed, but this start saved nothing.
+    Exit code 75: a rank hung, continue from the checkpoint; 70: a rank hung again and nothing was saved between; 71:
+    none failed, but this start saved nothing.
     """
     run = logs.parents[1]
     if hung(run):
@@ -49,26 +49,26 @@ def main(logs: Path) -> None:
 
 
 def hung(run: Path) -> bool:
-    """Whether the last start was ended because a rank hung.
+    """Whether the last start ended because a rank hung.
 
-    Its processes leave with code 75, but for one that cannot: Slurm kills it, and counts that.
+    Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
     """
     return _since_last_start(run, HangEvent.kind)
 
 
 def saved(run: Path) -> bool:
-    """Whether the last start saved anything."""
+    """Whether the last start saved a checkpoint."""
     return _since_last_start(run, CheckpointEvent.kind)
 
 
 def _since_last_start(run: Path, kind: str) -> bool:
-    """Whether the last start wrote down such an event."""
+    """Whether the last start wrote such an event."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, kind)]
     return kinds[-1:] == [kind]
 
 
 def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
-    """How each process ended that did not end well, with its node, in order of time, from what srun said."""
+    """Yield node and exit of each process that failed, in order of time, from srun's log."""
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
         for rank in _numbers(ranks):
             number = int(code) if code else SIGNALS.get(killed.removesuffix(" (core dumped)"), 1)
@@ -76,7 +76,7 @@ def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
 
 
 def _numbers(ranges: str) -> Iterator[int]:
-    """`0-2,5` -> 0, 1, 2, 5."""
+    """Yield 0, 1, 2, 5 for `0-2,5`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)

@@ -1,4 +1,4 @@
-"""`python -m megaptm.launch.slurm.node_report LOGS`: what the nodes of a job say before it starts, judged."""
+"""`python -m megaptm.launch.slurm.node_report LOGS`: comparison of a job's nodes before it starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megaptm.schedulers.slurm.nodes import by_label
 @click.option("--asked", required=True, type=float, help="When, by this node's clock.")
 @click.argument("logs", type=click.Path(path_type=Path))
 def main(asked: float, logs: Path) -> None:
-    """Name each node that is not as the others; end with an error where the run cannot start so."""
+    """Name each node that differs from the others; exit with an error if the run cannot start."""
     nodes = (logs / "nodes").read_text().split()
     said = ProcessOutput(*((logs / f"look.{end}").read_text(errors="replace") for end in ("out", "err")))
     answers = gather(nodes, by_label(said, nodes), begin=asked, everywhere=True)

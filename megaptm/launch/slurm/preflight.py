@@ -1,4 +1,4 @@
-"""`python -m megaptm.launch.slurm.preflight CONFIG ...`: what a job does once, before its processes start."""
+"""`python -m megaptm.launch.slurm.preflight CONFIG ...`: steps that a job does once, before its processes start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megaptm.run.submission import check_submitted
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
-    """Print the folder of this attempt's logs; nothing when the run has all its steps."""
+    """Print the log folder of this attempt; nothing if the run has all its steps."""
     try:
         check_submitted(config)
         logs = preflight(read_config(config, overrides), attempt=attempt, tasks=tasks)
@@ -33,7 +33,7 @@ def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> 
 
 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
-    """Refuse what cannot run before a thousand processes try; make the folder for their logs."""
+    """Check the config before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
     if finished(config):
         click.echo(f"{run} has all its {config.train.steps} steps.", err=True)
@@ -41,7 +41,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     check_phase(config)
     check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
     check_corpora(config)
-    # A folder an attempt: what a lost node still writes does not get between the lines of the next one.
+    # A folder per attempt, so that late output of a lost node does not mix with the next one.
     logs = run / "logs" / attempt
     logs.mkdir(parents=True, exist_ok=True)
     return logs

@@ -1,4 +1,4 @@
-"""What `megaptm launch slurm` is asked for, looked at, and made into a script and a number of jobs."""
+"""Command line of `megaptm launch slurm`: checks, script, and number of jobs."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from megaptm.schedulers.slurm.slurm_time import seconds_of, warning_seconds
 
 COMMON = "slurm/common.sh"
 DEVICES = 8
-"""Processes on a node where nobody says otherwise."""
+"""Default number of processes per node."""
 MOST_JOBS = 500
-"""Of one launch: more than a year of days, and fewer than any Slurm's queue takes."""
+"""Largest number of jobs per launch: more than a year of one-day jobs, and within Slurm's usual limits."""
 
 
 def home() -> Path:
-    """The checkout, or what an installed megaptm has of it, which all nodes must see."""
+    """Return the checkout, or the files shipped with an installed megaptm; all nodes must see it."""
     checkout = Path(megaptm.__file__).parents[1]
     return Path(os.environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """The words of the command line."""
+    """Arguments of the command line."""
 
     config: Path
     overrides: tuple[str, ...] = ()
@@ -57,17 +57,17 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What would be submitted."""
+    """Result of a request, before it is submitted."""
 
     config: Config
     script: str
     jobs: int
     findings: tuple[Finding, ...] = ()
-    """What was found out about the run before."""
+    """Findings of the checks."""
 
     @property
     def faults(self) -> list[str]:
-        """Why it is not submitted."""
+        """Reasons why it is not submitted."""
         return [finding.says for finding in self.findings if finding.state == "fault"]
 
     @property
@@ -75,7 +75,7 @@ class Submission:
         return Path(self.config.run)
 
     def prepare(self) -> None:
-        """Ask Slurm about the script, then make the run folder with it; nothing where something is wrong."""
+        """Test the script with Slurm, then create the run folder with it. Raises UserError before changing anything."""
         must_pass(self.findings)
         if not (home() / COMMON).is_file():
             raise UserError(f"{home()} has no {COMMON}: set MEGAPTM_HOME to the checkout of megaptm.")
@@ -86,7 +86,7 @@ class Submission:
 
 
 def submission(wanted: JobRequest) -> Submission:
-    """The script, how many jobs of it, and what is wrong; a `UserError` where no script can be written."""
+    """Return the script, number of jobs, and findings. Raise UserError if no script can be written."""
     wanted = replace(wanted, more=read_options(wanted.more))
     config = read_config(wanted.config, wanted.overrides)
     machine = load_machine(wanted.machine) if wanted.machine else None
@@ -106,7 +106,7 @@ def submission(wanted: JobRequest) -> Submission:
         output=f"{config.run}/logs/job-%j.log",
         more=wanted.more,
     )
-    # Typed again in the job, as an address that the user trusts with a login.
+    # Passed again in the job, because credentials are sent only to a URL that the user typed.
     typed = [word for word in wanted.overrides if word.startswith("track.uri=")]
     script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
     jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
@@ -122,7 +122,7 @@ def submission(wanted: JobRequest) -> Submission:
 
 def _jobs(config: Config, machine: Machine, wanted: JobRequest) -> int:
     if isinstance(resolve(config), WordSpec):
-        return 1  # how long it takes is not planned
+        return 1  # the duration of word vectors is not planned
     limit = seconds_of(option(wanted.more, "time") or wanted.limit)
     return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
 
