@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,13 +40,15 @@ def _not_before(moment: float) -> None:
 class JournalFile:
     """Appends lines with one write each, so that a killed process leaves at most its last line incomplete.
 
-    A line that cannot be written (full disk) is kept in memory and written before the next one.
+    A line that cannot be written (full disk) is kept in memory and written before the next one. Several threads may
+    append: training writes events and metrics, and so does the thread that commits a checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: list[bytes] = []
+        self._lock = threading.Lock()
         size = os.fstat(self._file).st_size
         for record in journal_lines(os.pread(self._file, LAST_LINES, max(0, size - LAST_LINES))):
             _not_before(record["time"])
@@ -56,11 +59,12 @@ class JournalFile:
         Adds the time. Paths become strings, as do infinity and NaN, which JSON lacks.
         """
         line = {key: str(value) if is_not_finite(value) else value for key, value in record.items()}
-        self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
-        self.flush()
+        with self._lock:
+            self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
+            self._write_lines()
 
-    def flush(self) -> None:
-        """Write the unwritten lines; raise `OSError` if that fails again."""
+    def _write_lines(self) -> None:
+        """Write the unwritten lines; raise `OSError` if that fails. The caller holds the lock."""
         while self._unwritten:
             line = self._unwritten[0]
             separator = b"\n" if self._ends_torn() else b""
@@ -70,10 +74,11 @@ class JournalFile:
 
     def close(self) -> None:
         """Close the file; raise `OSError` if a line still cannot be written."""
-        try:
-            self.flush()
-        finally:
-            os.close(self._file)
+        with self._lock:
+            try:
+                self._write_lines()
+            finally:
+                os.close(self._file)
 
     def _ends_torn(self) -> bool:
         """Whether the last line is incomplete, so that the next one must not be appended to it."""

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -69,6 +70,18 @@ def test_metrics_that_a_full_disk_refuses_are_recorded_in_the_end(tmp_path):
             tracker.log_metrics(1, {"loss": 2.0})
         tracker.log_metrics(2, {"loss": 1.0})
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_threads_append_each_line_once(path):
+    journal = JournalFile(path)
+    threads = [
+        threading.Thread(target=lambda: [journal.append({"step": step}) for step in range(200)]) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(steps(path)) == sorted([*range(200)] * 8)
 
 
 def test_a_line_that_another_process_left_torn_does_not_spoil_the_next(path):
