@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import resource
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,6 +230,8 @@ def why_no_room(error: OSError, place: object) -> str:
     if error.errno == errno.EDQUOT:
         return f"your quota on the disk of {where} is used up: remove files there, or have it raised,"
     if named is None and not is_full(place):
+        import tempfile  # its imports take 10 ms, and `megaptm --help` 90 without them
+
         # Semaphores and shared memory have no name that the system tells.
         if str(place) == SHARED_MEMORY or is_full(SHARED_MEMORY):
             return f"no space left in {SHARED_MEMORY}, the memory that processes share: enlarge it (docker: --shm-size)"
