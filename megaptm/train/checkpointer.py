@@ -133,7 +133,7 @@ class Checkpointer:
             log.warning("checkpoint of step %d has read what train.skip.%d passes over: now in %s", step, skip, kept)
 
     def save(self, step: int, *, wait: bool) -> str | None:
-        """Write a checkpoint: all ranks write, then rank 0 commits. With `wait`, it is committed on return.
+        """Write a checkpoint: rank 0 prepares, all ranks write, rank 0 commits. With `wait`, it is committed on return.
 
         Without `wait`, training only waits for a copy to host memory, and the commit follows some steps later. If
         storage keeps failing, all ranks abandon the checkpoint and rank 0 logs it. Return the reason of the failure, if
@@ -142,21 +142,16 @@ class Checkpointer:
         self.finish()
         self._saving = step
         begun = time.monotonic()
-
-        def begin() -> None:
-            together(lambda: self.store.prepare(step) if self.events else None)
-            pieces = self.engine.pieces()
-            self._background.begin(
-                partial(self.store.write, step, self.place.rank, list(pieces) if wait else self._copies.take(pieces)),
-                partial(self._commit, step, self._state(step), begun),
-            )
-            if wait:
-                self._background.finish()
-
-        return self._unless_storage_fails(begin)
+        pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
+        self._background.begin(
+            lambda: self.store.prepare(step) if self.events else None,
+            partial(self.store.write, step, self.place.rank, pieces),
+            partial(self._commit, step, self._state(step), begun),
+        )
+        return self._unless_storage_fails(self._background.finish) if wait else None
 
     def advance(self) -> None:
-        """Commit if all ranks have finished writing; raise errors of the background work. All ranks call this at the
+        """Begin the next phase if all ranks have finished the last; raise errors of the background work. All ranks call this at the
         end of a step."""
         self._unless_storage_fails(self._background.advance)
 
@@ -165,6 +160,7 @@ class Checkpointer:
         self._unless_storage_fails(self._background.finish)
 
     def _unless_storage_fails(self, work: Callable[[], object]) -> str | None:
+        """Call `work`; if it raises that the checkpoint could not be written, report that and return why."""
         try:
             work()
         except NotSavedError as error:

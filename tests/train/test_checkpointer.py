@@ -1,8 +1,10 @@
-"""All ranks look for the newest good checkpoint together. Each case on real ranks."""
+"""All ranks look for the newest good checkpoint together, and save together. Each case on real ranks."""
 
 import errno
 import os
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -85,3 +87,40 @@ def test_where_the_journal_tells_of_checkpoints_that_are_gone_no_run_begins_at_s
     told, _ = run_ranks(1, look, str(tmp_path), "")[0]
     assert "tells of a checkpoint of step 20, and" in told
     assert "see that its disk is mounted" in told
+
+
+def save_while_the_storage_waits(run):
+    """Steps that are saved before and after the storage of the run answers."""
+    from megaptm.checkpoint.host_staging import HostStaging
+    from megaptm.checkpoint.store import Store
+    from megaptm.parallel.background import Background
+    from megaptm.resilience.events import Events
+    from megaptm.train.checkpointer import Checkpointer
+    from tests.checkpoint.test_store import pieces
+
+    answers = threading.Event()
+
+    class SlowStore(Store):
+        def _clean_up(self):
+            assert answers.wait(timeout=10.0)
+            super()._clean_up()
+
+    class Saver(Checkpointer):
+        def __init__(self):
+            self.store, self.events = SlowStore(run, fence=always), Events(Path(run))
+            self.engine, self.place = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1)), SimpleNamespace(rank=0, world=1)
+            self.tell, self._background, self._copies = lambda *_: None, Background(), HostStaging()
+
+        def _state(self, step):
+            return {}
+
+    saver = Saver()
+    saver.save(2, wait=False)
+    before = saver.store.steps()
+    answers.set()
+    saver.finish()
+    return before, saver.store.steps()
+
+
+def test_training_does_not_wait_for_storage_that_prepares_a_checkpoint(tmp_path):
+    assert run_ranks(1, save_while_the_storage_waits, str(tmp_path)) == [([], [2])]
