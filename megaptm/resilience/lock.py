@@ -86,13 +86,21 @@ class RunLock:
 
     def still_mine(self) -> bool:
         """Whether no other job has taken over the run. To be checked before any irreversible action."""
-        return self._file is not None and (
-            holds(self.run, self.token, self.path.name) or self._follows(_holder(self.path))
-        )
+        return self._is_mine(_holder(self.path))
 
     def must_be_mine(self) -> None:
-        """Raise `UserError` if another job has taken over."""
-        if not self.still_mine():
+        """Raise `UserError` if another job has taken over.
+
+        Called at each step, so a file system that fails is not waited for: a lock that cannot be read is read again at
+        the next step, and before a checkpoint is committed.
+        """
+        try:
+            holder = _parsed(self.path.read_bytes())
+        except FileNotFoundError:
+            holder = {}
+        except OSError:
+            return
+        if not self._is_mine(holder):
             raise UserError(f"another job took over the run {self.run}: this one must end.")
 
     def __enter__(self) -> RunLock:
@@ -138,6 +146,9 @@ class RunLock:
             time.sleep(self._beat_seconds / 4)
             if _last_beat(self.path) != last:
                 raise UserError(self._in_use(holder))
+
+    def _is_mine(self, holder: dict[str, Any]) -> bool:
+        return self._file is not None and (holder.get("token") == self.token or self._follows(holder))
 
     def _follows(self, holder: dict[str, Any]) -> bool:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
@@ -209,10 +220,17 @@ def _holder(path: Path) -> dict[str, Any]:
     over.
     """
     try:
-        found = json.loads(read_whole(path))
+        return _parsed(read_whole(path))
     except UnreadableError:
         raise
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):  # no such file, or no regular one
+        return {}
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -95,6 +95,20 @@ def test_a_lock_that_cannot_be_read_for_a_moment_is_not_taken_over(tmp_path, fau
     assert done.stdout == "True\n", done.stderr
 
 
+def test_a_step_does_not_wait_for_a_lock_that_cannot_be_read(tmp_path, faulty_files):
+    code = (
+        "import sys; from pathlib import Path; from megaptm.checkpoint import files\n"
+        "from megaptm.resilience.lock import RunLock\nfrom megaptm.storage import RetryPolicy\n"
+        "lock = RunLock(Path(sys.argv[1])).acquire()\nfiles.RETRY = RetryPolicy(seconds=0.1, pause=0.01)\n"
+        "lock.run = lock.run.rename(lock.run.with_name('failing'))\nlock.path = lock.run / 'lock'\n"
+        "lock.must_be_mine()\nprint('goes on', flush=True)\nimport os; os._exit(0)"
+    )
+    environment = {**os.environ, **faulty_files(("read", "/failing/lock", errno.EIO, -1))}
+    words = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "goes on\n", done.stderr
+
+
 def test_a_lock_file_removed_by_hand_is_no_longer_ours(tmp_path):
     with RunLock(tmp_path) as lock:
         (tmp_path / "lock").unlink()
