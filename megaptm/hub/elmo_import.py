@@ -19,8 +19,8 @@ from megaptm.hub.bilm import from_bilm, to_bilm
 from megaptm.hub.elmo_folder import SOFTMAX
 from megaptm.hub.folder import read_tensors
 from megaptm.hub.hdf5 import read_hdf5
-from megaptm.hub.huggingface import ImportedModel
 from megaptm.hub.import_run import RECIPE, refuse_of_model, refuse_taken, write_run
+from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Record, plain_file, read_object, validated

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,11 @@ from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_n
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
 from megaptm.hub.images import label_names
+from megaptm.hub.imported_weights import ImportedModel, heads_without_place, imported_model
 from megaptm.hub.library import quiet, transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
-from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
+from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import exported_tokenizer
-from megaptm.models import build_model
 from megaptm.objectives import BaseObjective, objective_of
 from megaptm.spec import PATTERN_NUMBERS, ModelSpec, change
 from megaptm.storage import AtomicFile, read_object
@@ -42,45 +41,6 @@ OF_TEXT = "text_config"
 LARGEST_ID_ENDS = 2
 """The end of a text, by which `CLIPTextModel` takes the largest id for it."""
 SPECIAL = (*ROLES, "decoder_start_token_id", *FORCED)
-# `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
-# that the released code never reads.
-BUFFERS = (
-    *(".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids"),
-    "EncDecAttention.relative_attention_bias.weight",
-)
-# BERT as it was first released names what its norms multiply by and add so.
-OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class ImportedModel:
-    """What a model of Hugging Face's format is here."""
-
-    spec: ModelSpec
-    weights: dict[str, Tensor]
-    """Whole parameters by their global names, float32."""
-    absent: dict[str, tuple[int, ...]]
-    """Shapes of the heads' parameters that the model came without."""
-    unused: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parameters of the files that the model does not have, by their names; those of a stack that is a model of its
-    own behind `STACK/`. An export writes them again."""
-    text_end: int | None = None
-    """Id by which their class finds the end of a text, or `LARGEST_ID_ENDS`; None if it needs none."""
-    otherwise: tuple[str, ...] = ()
-    """Numbers of its training that are others here, as `attention_dropout 0.0`."""
-    open_keys: tuple[str, ...] = ()
-    """Numbers of who sees whom that no file says, since the model only begins as theirs does."""
-    shown: Mapping[str, Any] = field(default_factory=dict)
-    """Options of an objective by which images are shown as its processor does, where these are not the usual ones."""
-
-    without_place: frozenset[str] = frozenset()
-    """Heads of the family that their class does not have."""
-
-    @property
-    def fresh(self) -> tuple[str, ...]:
-        """Modules of those heads, which begin as a new model's do."""
-        return tuple(dict.fromkeys(name.rpartition(".")[0] for name in self.absent))
 
 
 @dataclass(frozen=True)
@@ -159,7 +119,7 @@ def to_hugging_face(
     left_out = [
         head
         for place, (model, _) in models.items()
-        for head in (*_left_out(model, found[place]), *_without_place(model, found[place]))
+        for head in (*_left_out(model, found[place]), *heads_without_place(model, found[place]))
     ]
     told = (found[place].warning(model) for place, (model, _) in models.items())
     warnings = tuple(warning for warning in told if warning)
@@ -175,15 +135,6 @@ def _besides(unused: Mapping[str, Tensor], place: str, dtype: torch.dtype) -> di
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Heads that theirs has not, as those that an objective has added."""
     return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
-
-
-def _without_place(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
-    """Heads that the family has and theirs has not: none of their parameters goes anywhere."""
-    rules = {
-        head: [rule for rule in counterpart.rows if rule.ours.startswith(f"{HEADS}{head}.")]
-        for head in spec.family.heads
-    }
-    return tuple(head for head, own in rules.items() if own and not any(rule.theirs for rule in own))
 
 
 def _converted(
@@ -243,7 +194,7 @@ def from_hugging_face(
     if context is not None and counterpart.repeated:
         spec = replace(spec, context=context)
     model = replace(
-        _imported(counterpart, spec, state, where),
+        imported_model(counterpart, spec, state, where),
         text_end=_text_end(counterpart, config),
         otherwise=_otherwise(counterpart, spec, config),
         open_keys=_open_keys(counterpart, spec),
@@ -391,111 +342,6 @@ def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, An
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
     return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.all_fixed if name in said}
-
-
-def _imported(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
-    # A config may say any number of layers; as many are only built where each can have a tensor.
-    if spec.layers > len(state):
-        raise UserError(f"{where}: its {CONFIG} says {spec.layers:,} layers, for {len(state):,} tensors.")
-    with torch.device("meta"):
-        whole = dict(build_model(spec).named_parameters())
-    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
-    state = _without_zeros(counterpart, spec, state, where)
-    theirs, unused = _canonical(counterpart, state, shapes, where)
-    if (table := theirs.get(counterpart.repeated)) is not None:
-        theirs[counterpart.repeated] = _repeated(counterpart, spec, table, where)
-    for name, tensor in theirs.items():
-        if tensor.dtype not in FLOATS:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(f"{where}: {name} is {kind}; a quantized model cannot be trained, give the one it was.")
-        if tensor.shape != shapes[name]:
-            raise UserError(
-                f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
-                "config and the weights of one model."
-            )
-        # As they are here: what a float64 can say may be too much for a float32.
-        if not tensor.float().isfinite().all():
-            raise UserError(
-                f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
-                "saved before its training failed."
-            )
-        if name in counterpart.largest and (value := float(tensor.max())) > counterpart.largest[name] + 1e-4:
-            raise UserError(
-                f"{where}: {name} is {value:.6g}; megaptm's {counterpart.family} limits it to "
-                f"{counterpart.largest[name]:.6g}, so such a model cannot be imported."
-            )
-    weights, missing = import_weights(counterpart.rows, spec, theirs)
-    if missing:
-        names = _some([*dict.fromkeys(missing)])  # one of which several are made is missing once
-        raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
-    absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
-    # A model that only begins as theirs has another class there, which has other names.
-    kept = {} if counterpart.import_only else unused
-    without = spec.family.heads if counterpart.import_only else _without_place(spec, counterpart)
-    return ImportedModel(spec, weights, absent, kept, without_place=frozenset(without))
-
-
-def _without_zeros(
-    counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
-) -> dict[str, Tensor]:
-    """Their parameters without those that ours has not; an error where they are not zero."""
-    absent = counterpart.zeros(spec)
-    zeros = [name for name in state if name in absent or counterpart.prefix + name in absent]
-    if other := [name for name in zeros if state[name].count_nonzero()]:
-        # Of layers alike one stands for all.
-        names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in sorted(other))]
-        raise UserError(
-            f"{where}: {', '.join(names)} must be 0, since megaptm's {counterpart.family} has no such parameters; such "
-            "a model cannot be imported."
-        )
-    return {name: tensor for name, tensor in state.items() if name not in zeros}
-
-
-def _canonical(
-    counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Their parameters under the names that the complete model has today, each once; and those that ours has not."""
-    found: dict[str, Tensor] = {}
-    unused: dict[str, Tensor] = {}
-    unknown = []
-    for written, tensor in state.items():
-        if written.endswith(BUFFERS):
-            continue
-        today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
-        for pattern, ours in counterpart.renamed.items():
-            today = re.sub(pattern, ours, today)
-        names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
-        name = next((name for name in names if name in known), None)
-        if name is None:
-            names = (name for name in (today, counterpart.prefix + today) if name.startswith(counterpart.unused))
-            if (name := next(names, None)) is None:
-                unknown.append(written)
-            else:
-                unused[name] = tensor
-            continue
-        if name in found and not torch.equal(found[name], tensor):
-            raise UserError(f"{where}: {written} differs from {name}, with which it is one in a {counterpart.model}.")
-        found[name] = tensor
-    if unknown:
-        raise UserError(
-            f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "
-            "what was put on top of it (`model.base_model.save_pretrained`)."
-        )
-    found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
-    return {name: found[name] for name in known if name in found}, unused
-
-
-def _repeated(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:
-    """Their table of positions with its rows taken in turn, until all places of ours have one."""
-    begin = counterpart.repeated_from
-    if table.dim() != 2 or len(table) <= begin:
-        raise UserError(f"{where}: {counterpart.repeated} is {list(table.shape)}, no table of positions; restore it.")
-    turns = torch.arange(spec.context) % (len(table) - begin)
-    return torch.cat([table[begin - spec.family.first_position : begin], table[begin + turns]])
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _room(spec: ModelSpec) -> dict[str, int]:

@@ -23,8 +23,9 @@ from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
-from megaptm.hub.huggingface import LARGEST_ID_ENDS, ImportedModel, from_hugging_face
+from megaptm.hub.huggingface import LARGEST_ID_ENDS, from_hugging_face
 from megaptm.hub.images import read_labels
+from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer

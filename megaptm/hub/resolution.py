@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.hub.huggingface import ImportedModel
+from megaptm.hub.imported_weights import ImportedModel
 
 POSITIONS = "embed.position.weight"
 

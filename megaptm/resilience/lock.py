@@ -86,7 +86,7 @@ class RunLock:
 
     def still_mine(self) -> bool:
         """Whether no other job has taken over the run. To be checked before any irreversible action."""
-        return self._is_mine(_holder(self.path))
+        return self._is_own(_holder(self.path))
 
     def must_be_mine(self) -> None:
         """Raise `UserError` if another job has taken over.
@@ -100,7 +100,7 @@ class RunLock:
             holder = {}
         except OSError:
             return
-        if not self._is_mine(holder):
+        if not self._is_own(holder):
             raise UserError(f"another job took over the run {self.run}: this one must end.")
 
     def __enter__(self) -> RunLock:
@@ -147,7 +147,7 @@ class RunLock:
             if _last_beat(self.path) != last:
                 raise UserError(self._in_use(holder))
 
-    def _is_mine(self, holder: dict[str, Any]) -> bool:
+    def _is_own(self, holder: dict[str, Any]) -> bool:
         return self._file is not None and (holder.get("token") == self.token or self._follows(holder))
 
     def _follows(self, holder: dict[str, Any]) -> bool:

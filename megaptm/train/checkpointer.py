@@ -64,13 +64,13 @@ class Checkpointer:
         engine: TrainingEngine,
         spec: ModelSpec | WordSpec,
         source: StepSource,
-        place: RankEnvironment,
+        rank_env: RankEnvironment,
         *,
         lock: RunLock | None,
         events: Events | None,
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
-        self.place, self.events = place, events
+        self.rank_env, self.events = rank_env, events
         self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
         self.teacher = None if config.distill is None else teacher_id(config)
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
@@ -99,7 +99,7 @@ class Checkpointer:
         if self.events:
             self.store.take_over()
             self._go_back(self.events)
-        checkpoint = newest(self.store, self.place)
+        checkpoint = newest(self.store, self.rank_env)
         self.found = checkpoint is not None
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
@@ -114,7 +114,7 @@ class Checkpointer:
         else:
             self.engine.fill()
         if self.events:
-            layout, processes = self.config.layout.model_dump(), self.place.world
+            layout, processes = self.config.layout.model_dump(), self.rank_env.world
             if checkpoint is None:
                 self.events.write(StartEvent(parameters=count(self.spec), layout=layout, processes=processes))
             else:
@@ -145,7 +145,7 @@ class Checkpointer:
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
         self._background.begin(
             lambda: self.store.prepare(step) if self.events else None,
-            partial(self.store.write, step, self.place.rank, pieces),
+            partial(self.store.write, step, self.rank_env.rank, pieces),
             partial(self._commit, step, self._state(step), begun),
         )
         return self._unless_storage_fails(self._background.finish) if wait else None
@@ -173,7 +173,7 @@ class Checkpointer:
 
     def _commit(self, step: int, state: dict[str, Any], begun: float) -> None:
         if self.events:
-            committed = self.store.commit(step, state, ranks=self.place.world)
+            committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - begun, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.tell(step, seconds)
@@ -197,7 +197,7 @@ class Checkpointer:
         }
 
 
-def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
+def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
     """Return the newest undamaged checkpoint, or None if there is none. Each rank verifies its share of the files.
 
     Terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a checkpoint that
@@ -206,16 +206,16 @@ def newest(store: Store, place: RankEnvironment) -> Checkpoint | None:
 
     def look(step: int) -> Checkpoint | str | None:
         # No other job removes files of this one: a checkpoint that disappears on any rank ends the run.
-        found = together(partial(store.look, step, part=place.rank, parts=place.world))
+        found = together(partial(store.look, step, part=rank_env.rank, parts=rank_env.world))
         damages = [
             damage for damage in all_gather_object(found if isinstance(found, str) else None) if damage is not None
         ]
         if isinstance(found, Checkpoint) and not damages:
             return found
-        return damages[0] if place.rank == 0 else None
+        return damages[0] if rank_env.rank == 0 else None
 
-    checkpoint = store.first_good(broadcast_object(store.steps() if place.rank == 0 else []), look)
-    if checkpoint is None and place.rank == 0:
+    checkpoint = store.first_good(broadcast_object(store.steps() if rank_env.rank == 0 else []), look)
+    if checkpoint is None and rank_env.rank == 0:
         store.refuse_to_begin_again()
         refuse_to_forget(store.run)
     return checkpoint

@@ -95,6 +95,7 @@ def save_while_the_storage_waits(run):
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import Background
     from megaptm.resilience.events import Events
+    from megaptm.run.rank import RankEnvironment
     from megaptm.train.checkpointer import Checkpointer
     from tests.checkpoint.test_store import pieces
 
@@ -108,7 +109,8 @@ def save_while_the_storage_waits(run):
     class Saver(Checkpointer):
         def __init__(self):
             self.store, self.events = SlowStore(run, fence=always), Events(Path(run))
-            self.engine, self.place = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1)), SimpleNamespace(rank=0, world=1)
+            self.engine = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1))
+            self.rank_env = RankEnvironment(0, 1, 0)
             self.tell, self._background, self._copies = lambda *_: None, Background(), HostStaging()
 
         def _state(self, step):
