@@ -151,8 +151,10 @@ class Checkpointer:
         return self._unless_storage_fails(self._background.finish) if wait else None
 
     def advance(self) -> None:
-        """Begin the next phase if all ranks have finished the last; raise errors of the background work. All ranks call this at the
-        end of a step."""
+        """Begin the next phase if all ranks have finished the last; raise errors of the background work.
+
+        All ranks call this at the end of a step.
+        """
         self._unless_storage_fails(self._background.advance)
 
     def finish(self) -> None:
