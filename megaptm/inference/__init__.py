@@ -1,1 +1,1 @@
-"""What is done with a trained model: load it, generate, evaluate. One process, no megatron-core."""
+"""Use of trained models: load, generate, encode, evaluate. One process, no megatron-core."""

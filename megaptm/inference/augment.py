@@ -1,8 +1,7 @@
-"""Sentences that are made of one, for a student to learn a task from: some words give way to what a masked language
-model holds likely in their place, or, where they are several pieces, to words whose vectors are near (TinyBERT,
-arXiv:1909.10351, algorithm 1)."""
+"""Data augmentation for distillation: words of a sentence are replaced by likely words of a masked language model, or,
+if they have several subwords, by words with similar vectors (TinyBERT, arXiv:1909.10351, algorithm 1)."""
 
-# W words of a text that are asked about, S tokens of a row, V vocabulary
+# W masked words of a text, S tokens of a sequence, V vocabulary
 
 from __future__ import annotations
 
@@ -23,25 +22,25 @@ might must my no nor not of on or our shall she should so than that the their th
 too us was we were what when where which who whom will with would you your
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-"""Words of English that say how others belong together: as the released code does, they are left as they are."""
+"""English function words, which are not replaced, as in the released code."""
 PARTS = re.compile(r"\w+|\W+")
-"""Words, and what stands between them."""
+"""Words, and the characters between them."""
 AT_ONCE = 64
-"""Rows."""
+"""Sequences per forward pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """How many sentences are made, and how; the defaults are the paper's (section 4.2)."""
+    """Settings of augmentation; the defaults are the paper's (section 4.2)."""
 
     copies: int = 20
-    """Times that the sentence is gone through; copies that are alike are one."""
+    """Number of passes over the sentence; equal results count once."""
     candidates: int = 15
-    """Words among which one is drawn in the place of each."""
+    """Candidates from which the replacement of a word is sampled."""
     probability: float = 0.4
-    """Of each word, that one is drawn."""
+    """Probability of replacing a word."""
     kept: frozenset[str] = FUNCTION_WORDS
-    """Words, in lower case, that are left as they are."""
+    """Words in lower case that are not replaced."""
 
     def __post_init__(self) -> None:
         for name in ("copies", "candidates"):
@@ -62,11 +61,11 @@ def augment(
     settings: Augmentation = PAPER,
     seed: int = 0,
 ) -> list[str]:
-    """Sentences that differ from `text` and from each other, in the order in which they were made: a function of the
-    text, the seed and the model.
+    """Return sentences that differ from `text` and each other, in the order of their creation: a function of text, seed
+    and model.
 
-    `nearest`: the words that are nearest to one, so many of them; without it words of several pieces, or of none, are
-    left as they are. The masked language model reads the text with a mask, and behind it the text as it is.
+    `nearest(word, number)`: words with the most similar vectors. Without it, words of several subwords and unknown
+    words are not replaced. The masked language model reads the text with a mask, followed by the original text.
     """
     parts = PARTS.findall(text)
     pieces = [loaded.tokenizer.encode(part).tolist() for part in parts]
@@ -94,7 +93,7 @@ def _copy(parts: Sequence[str], candidates: dict[int, list[str]], probability: f
 
 
 def _likely(loaded: LoadedModel, pieces: list[list[int]], places: list[int], number: int) -> dict[int, list[str]]:
-    """Place of a word of one piece -> the likeliest whole words there."""
+    """Return index of a single-token word -> most likely whole words there."""
     special, tokenizer, family = loaded.tokenizer.special, loaded.tokenizer, loaded.spec.family
     if tokenizer.kind != "wordpiece" or "mlm" not in family.heads or special.mask is None:
         raise UserError(
@@ -109,7 +108,7 @@ def _likely(loaded: LoadedModel, pieces: list[list[int]], places: list[int], num
             f"the text has {len(ids)} tokens, and is read twice: {length} are more than the {loaded.spec.longest} that "
             "the model reads; cut it up."
         )
-    # No marks, no special tokens, and no pieces that go on with a word, which begin with ##.
+    # No punctuation, no special tokens, and no continuation subwords, which start with ##.
     whole = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]
     rows = torch.tensor([special.cls, *ids, special.sep, *ids, special.sep]).repeat(len(places), 1)
     at = torch.tensor([1 + int(begins[place]) for place in places], dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Beam search: the likeliest answer of an encoder-decoder to a text, such as its translation."""
+"""Beam search: the most likely output of an encoder-decoder for a text, such as its translation."""
 
 # S sequence, B beams, D width, V vocabulary
 
@@ -20,18 +20,18 @@ from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import fields_of_texts, prepare_prompt, require, stack_of_words, text_ids
 from megaptm.layers.layer import Stack
 
-# Each is a row of what the model computes at once.
+# Every beam is one sequence of a batch.
 MOST_BEAMS = 1024
-# Its power of any length is a number.
+# Bounded so that the penalty of any length is finite.
 MOST_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
-"""What each beam has said, and which beam of the step before it goes on from -> logits [B, V] of what comes next."""
+"""Function from the output of each beam, and the index of its parent beam in the previous step -> logits [B, V] of the
+next token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beam:
-    """How many answers are followed at once, and how answers of different lengths compare; the Transformer's numbers
-    (arXiv:1706.03762, section 6.1)."""
+    """Beam width and length penalty; defaults of the Transformer (arXiv:1706.03762, section 6.1)."""
 
     width: int = 4
     length_penalty: float = 0.6
@@ -46,21 +46,21 @@ class Beam:
             )
 
     def score(self, logarithm: float, length: int) -> float:
-        """Of an answer of so many tokens, its end included, by the logarithm of its probability (arXiv:1609.08144,
-        equation 14, without coverage)."""
+        """Return the score of an output of `length` tokens with its end token, from its log-probability
+        (arXiv:1609.08144, equation 14, without coverage)."""
         return logarithm / ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """An answer."""
+    """Output and its score."""
 
     ids: list[int]
     score: float
 
 
 def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
-    """The best answer to a text, of at most so many tokens."""
+    """Return the best output for a text, with at most `tokens` tokens."""
     require(loaded, "fill")
     if loaded.spec.family.stacks[stack_of_words(loaded)].cross is None:
         raise UserError(f"{loaded.spec.name} has no encoder, whose text a beam answers: let it fill without beams.")
@@ -68,11 +68,11 @@ def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
 
 
 def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
-    """Answers to a text, the best first, at most `beam.width`; where no answer ends within so many tokens, cut ones."""
+    """Return at most `beam.width` outputs for a text, best first; truncated ones if too few end within `tokens`."""
     special = loaded.tokenizer.special
     text, decoder_start, tokens = prepare_prompt(loaded, "text", ids, tokens)
     generated: list[list[int]] = [[] for _ in range(beam.width)]
-    # All beams begin alike: only the first is followed.
+    # All beams start equal: only the first is expanded.
     totals = [0.0] + [-math.inf] * (beam.width - 1)
     parents = list(range(beam.width))
     ended: list[Hypothesis] = []
@@ -83,7 +83,7 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
             chances_BV[:, never_generated(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
             best = chances_BV.flatten().topk(min(2 * beam.width, chances_BV.numel()))
-            # Twice as many as beams: were all of the better half to end, as many would be left.
+            # Twice as many as beams: enough remain even if the better half all end.
             for place, (chance, at) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
                 parent, id_ = divmod(at, chances_BV.shape[1])
                 if id_ != special.end:
@@ -94,7 +94,8 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
             totals, parents = [chance for chance, _, _ in live], [parent for _, parent, _ in live]
             generated = [[*generated[parent], id_] for _, parent, id_ in live]
             ended = sorted(ended, key=lambda one: one.score, reverse=True)[: beam.width]
-            # What goes on loses probability, and gains by its length at most what the longest does.
+            # Log-probabilities only decrease, and the length penalty improves a score at most to that of the full
+            # length.
             if len(ended) == beam.width and ended[-1].score >= beam.score(totals[0], tokens):
                 return ended
     cut = [Hypothesis(ids, beam.score(total, tokens)) for ids, total in zip(generated, totals, strict=True)]
@@ -104,8 +105,8 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
 
 @contextmanager
 def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
-    """The model once it has read a text; it remembers what beams have said, where its places allow. `decoder_start`:
-    what the decoder begins with."""
+    """Yield the step function of a model that has read a text. It uses a key-value cache if positions allow it.
+    `decoder_start`: first tokens of the decoder."""
     model = loaded.model
     (encoder, _), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)
@@ -114,8 +115,8 @@ def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], bea
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
-    # What has been said is read anew for each word where places are not told, by recurrent decoders, and where what is
-    # seen may follow from how long a text is.
+    # The output is read again for each token by recurrent decoders, with score biases, and with user-defined patterns,
+    # which may depend on the length.
     caches = isinstance(stack, Stack) and not stack.block.score_bias and not has_custom_pattern(stack.block)
     with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 

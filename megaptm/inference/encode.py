@@ -1,6 +1,6 @@
-"""Vectors of texts: what the last layer of a model's first stack says of them."""
+"""Text vectors: outputs of the last layer of a model's first stack."""
 
-# N texts, B of them at once, S tokens of the longest, D width
+# N texts, B texts per batch, S tokens of the longest, D width
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOLS = ("mean", "first", "last", "none")
 
 
 def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
-    """[N, D], or with pool `none` [N, S, D], float32 on the CPU; see `LoadedModel.encode`."""
+    """Return [N, D], or [N, S, D] with pool `none`, float32 on the CPU; see `LoadedModel.encode`."""
     if pool not in POOLS:
         raise UserError(f"pool ({pool}) must be one of {', '.join(POOLS)}.")
     if batch < 1:
@@ -44,7 +44,7 @@ def encode(loaded: LoadedModel, texts: str | Sequence[str], *, pool: str = "mean
 
 
 def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
-    """Ids of one text, with the special tokens that training had around it."""
+    """Return the ids of a text with the special tokens of training."""
     tokenizer = loaded.tokenizer
     ids = loaded.config.built_objective.with_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
@@ -57,8 +57,8 @@ def _ids(loaded: LoadedModel, text: str, number: int) -> list[int]:
 
 
 def _hidden(loaded: LoadedModel, rows: list[list[int]]) -> list[Tensor]:
-    """[S, D] of each row, of its own length."""
-    with torch.no_grad():  # not inference mode: a classifier may be trained on what comes
+    """Return [S, D] of each sequence, with its own length."""
+    with torch.no_grad():  # not inference mode: the result may be used to train a classifier
         x_BSD = loaded.model.encode(fields_of_texts(loaded, rows)).float().cpu()
     return [one_SD[: len(row)] for one_SD, row in zip(x_BSD, rows, strict=True)]
 

@@ -1,4 +1,4 @@
-"""`megaptm evaluate`: how well a model predicts held-out text, beside what needs no model at all."""
+"""`megaptm evaluate`: losses of a model on held-out text, compared with baselines without a model."""
 
 from __future__ import annotations
 
@@ -35,30 +35,29 @@ from megaptm.track import Tracker
 
 FILE = "evaluation.json"
 
-# Training rows whose answers are counted for the unigram baseline: millions of tokens, some seconds.
+# Training samples whose labels are counted for the unigram baseline: millions of tokens, a few seconds.
 COUNTED_ROWS = 20_000
-# Without gradients a pass needs a fraction of the memory of one in training.
+# Without gradients a pass needs a fraction of the memory of a training pass.
 MICROBATCHES = 4
 
 
 @dataclass(frozen=True)
 class EvaluatedLoss:
-    """Nats for each answer, of the model and of two who do not read the question."""
+    """Loss in nats per label, of the model and of two baselines that do not read the input."""
 
     asked: int
-    """Answers."""
+    """Number of labels."""
     model: float
     unigram: float
-    """Says each answer as often as it was the answer in training (one added to each count). Whether a token was
-    replaced (ELECTRA) depends on the model that draws: as often as it is so in the rows that are measured. Of what
-    compares the rows of a batch, takes any of those that are asked."""
+    """Predicts each label with its frequency in training, with one added to each count. For replaced tokens (ELECTRA),
+    which depend on the sampling model: the frequency in the evaluated samples. For contrastive losses: as `uniform`."""
     uniform: float
-    """Says every answer equally often."""
+    """Predicts every label with equal probability. For contrastive losses: every sample of the batch."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found."""
+    """Result of `evaluate`."""
 
     run: str
     step: int
@@ -67,19 +66,19 @@ class Evaluation:
     rows: int
     losses: dict[str, EvaluatedLoss]
     weights: dict[str, float]
-    """Of the losses in their sum."""
+    """Weights of the losses in their sum."""
     bytes_per_token: float | None
-    """UTF-8 bytes of text for each answer, where every token of the text is one (causal-lm)."""
+    """UTF-8 bytes of text per label, if every token is a label (causal-lm)."""
 
     def total(self, who: str) -> float:
-        """The weighted sum of the losses of `model`, `unigram` or `uniform`: what training minimizes."""
+        """Return the weighted sum of the losses of `model`, `unigram` or `uniform`: the objective of training."""
         return sum(self.weights[name] * getattr(loss, who) for name, loss in self.losses.items())
 
     def bits_per_byte(self, who: str) -> float | None:
         return None if self.bytes_per_token is None else bits_per_byte(self.total(who), self.bytes_per_token)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the evaluation as JSON values."""
         people = ("model", "unigram", "uniform")
         bits = {who: self.bits_per_byte(who) for who in people} if self.bytes_per_token is not None else None
         return {**asdict(self), "loss": {who: self.total(who) for who in people}, "bits_per_byte": bits}
@@ -93,8 +92,8 @@ def evaluate(
     console: Console | None = None,
     tell: Callable[[str], object] = lambda what: None,
 ) -> Evaluation:
-    """Measure the model on held-out rows of the run's corpora, or of others; a `UserError` where an option does not go
-    with the model. `console` shows progress, `tell` is called with what begins."""
+    """Evaluate the model on held-out samples of the run's corpora, or of others. Raise UserError if an option does not
+    apply to the model. `console` shows progress, `tell` is called at the start of each phase."""
     if options.sequence is not None:
         data = loaded.config.data.model_copy(update={"sequence": options.sequence})
         loaded = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
@@ -117,7 +116,7 @@ def evaluate(
     if unlearned := {part.split(".")[1] for part in loaded.fresh} & {*names}:
         raise UserError(f"{loaded.folder} came without the head {min(unlearned)}, which has nothing to be measured.")
     contrasts = {name for name in names if HEADS[name].contrasts}
-    # A row is found among those of a whole batch, as in training.
+    # A sample is contrasted with a whole batch, as in training.
     each = config.train.batch if contrasts else MICROBATCHES * config.layout.microbatch
     if goes_on:
         each = min(each, rows)
@@ -127,9 +126,9 @@ def evaluate(
     for past in pasts.values():
         past.same_length = options.same_length
     sizes = {name: loaded.tokenizer.vocabulary if HEADS[name].projects else bricks[name].classes for name in names}
-    sizes |= dict.fromkeys(contrasts, 1)  # of what is compared only how often it is asked is counted
+    sizes |= dict.fromkeys(contrasts, 1)  # for contrastive losses only the number of labels is counted
     chance = dict.fromkeys(contrasts, 0.0)
-    judged = {name for name in names if HEADS[name].judges_draws}  # their answers are known once the model has drawn
+    judged = {name for name in names if HEADS[name].judges_draws}  # their labels are known after the model has sampled
     counts, training_counts = ({name: np.zeros(size, np.int64) for name, size in sizes.items()} for _ in range(2))
     sums = dict.fromkeys(names, 0.0)
     tell(f"measuring the loss of {rows:,} held-out rows")
@@ -141,7 +140,7 @@ def evaluate(
             if judged:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}
         _count(batch, counts)
-        for name in contrasts:  # who guesses takes any of the batch's rows that are asked
+        for name in contrasts:  # a random guess picks any sample of the batch that has a label
             compared = int(np.count_nonzero(batch[HEADS[name].answers] != IGNORED))
             chance[name] += compared * math.log(max(compared, 1))
         for name in names:
@@ -172,9 +171,7 @@ def evaluate(
         run=str(loaded.folder),
         step=loaded.step,
         objective=config.built_objective.name,
-        weights=weights_at(
-            config.built_objective, max(loaded.step - 1, 0)
-        ),  # of the last step, as validation takes them
+        weights=weights_at(config.built_objective, max(loaded.step - 1, 0)),  # of the last step, as in validation
         corpora=dict(corpora),
         rows=rows,
         losses=losses,
@@ -183,7 +180,7 @@ def evaluate(
 
 
 def record(config: Config, evaluation: Evaluation) -> Path:
-    """Keep an evaluation with its run: in a file, in the journals, and where metrics go."""
+    """Save an evaluation with its run: to a file, the journals, and the tracking server."""
     run = Path(evaluation.run)
     write_whole(run / FILE, json.dumps(evaluation.plain(), indent=1).encode() + b"\n")
     numbers = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
@@ -199,7 +196,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """A table: a line for the model and for each baseline, of each loss."""
+    """Print a table with a row for the model and each baseline, for each loss."""
     several, bits = len(evaluation.losses) > 1, evaluation.bytes_per_token is not None
     table = Table(box=None, pad_edge=False)
     for heading in [*(["asked"] if several else []), ""]:
@@ -231,7 +228,7 @@ def _perplexity(nats: float) -> float:
 
 
 def _refuse_options(loaded: LoadedModel, options: EvaluationOptions) -> None:
-    """Raise a `UserError` where an option is for models of another kind."""
+    """Raise UserError if an option is for another kind of model."""
     objective, block = loaded.config.built_objective, loaded.spec.family.first_block
     goes_on = objective.unit == "lane"
     if not goes_on and (options.memory is not None or options.farthest is not None):
@@ -271,7 +268,7 @@ def _open(loaded: LoadedModel, corpora: dict[str, float], split: str, *, lanes: 
 
 
 def _read(mix: Mix, rows: int, each: int, title: str, console: Console | None) -> Iterator[Sample]:
-    """The first rows of a mix, stacked `each` by `each`, behind a progress bar."""
+    """Yield the first samples of a mix in batches of `each`, with a progress bar."""
     columns = (TextColumn(f"{title:<16}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=console is None) as progress:
         bar = progress.add_task(title, total=rows)
@@ -281,17 +278,17 @@ def _read(mix: Mix, rows: int, each: int, title: str, console: Console | None) -
 
 
 def _count(batch: Sample, counts: dict[str, np.ndarray]) -> None:
-    """Add a batch's answers to `counts`: loss -> int64 [answers possible]."""
+    """Add a batch's labels to `counts`: loss -> int64 [number of classes]."""
     for name, count in counts.items():
         answers = batch[HEADS[name].answers].reshape(-1)
         asked = answers[answers != IGNORED]
-        if HEADS[name].contrasts:  # the answer is the row itself, and what the batch says is where it is
+        if HEADS[name].contrasts:  # the label is the sample itself; the field holds its position
             count[0] += len(asked)
         else:
             count += np.bincount(asked, minlength=len(count))
 
 
 def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:
-    """Of the mix; its weights count tokens."""
+    """Return the bytes per token of the mix; its weights count tokens."""
     each = [bytes_per_token(Corpus.open(place, cache), "validation") for place in corpora]
     return float(np.average(each, weights=list(corpora.values())))

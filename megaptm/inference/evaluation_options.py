@@ -1,4 +1,4 @@
-"""How a model is measured on held-out rows: each option once, for the command line and for Python. No torch."""
+"""Options of evaluation, shared by the command line and Python. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 
 
 def _at_least(least: int, says: str) -> Any:
-    """An integer, or None."""
+    """Return a field for an integer or None."""
     return field(default=None, metadata={"least": least, "help": says})
 
 
@@ -19,10 +19,10 @@ def _flag(says: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
-    """Options of `megaptm evaluate` and of `LoadedModel.evaluate`; a `UserError` names a number that is too small.
+    """Options of `megaptm evaluate` and `LoadedModel.evaluate`. Raise UserError for a number that is too small.
 
-    The last three are for models that remember what was before a row, of Transformer-XL's released code `mem_len`,
-    `clamp_len` and `same_length`.
+    The last three are for models with a recurrence cache: `mem_len`, `clamp_len` and `same_length` of Transformer-XL's
+    released code.
     """
 
     rows: int | None = _at_least(1, "Held-out rows to measure on; all by default.")
@@ -39,5 +39,5 @@ class EvaluationOptions:
 
     @property
     def as_trained(self) -> bool:
-        """Whether rows are read as in training, so that what is found may be kept with the run."""
+        """Whether samples are read as in training, so that the result may be saved with the run."""
         return self == EvaluationOptions(rows=self.rows)

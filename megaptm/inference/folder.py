@@ -1,4 +1,4 @@
-"""Which folders hold a trained model. No torch: a wrong path is told before that is loaded."""
+"""Recognition of folders with a trained model. No torch: a wrong path is reported before torch is imported."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from megaptm.run.folder import CONFIG
 
 
 def is_run(folder: Path, step: int | None = None) -> bool:
-    """Whether a folder is a run's, or, False, of an exported model; a `UserError` where it is neither, or where the
-    step of a model is asked that has none."""
+    """Whether a folder is a run, rather than an exported model. Raise UserError if it is neither, or if `step` is given
+    for an exported model."""
     if (folder / CONFIG).is_file():
         return True
     if not (folder / EXPORTED).is_file():

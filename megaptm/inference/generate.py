@@ -1,5 +1,5 @@
-"""Text from a model: a decoder continues a prompt, an encoder-decoder fills holes, an encoder guesses masks, and so
-does ELECTRA's generator."""
+"""Text generation: a decoder continues a prompt, an encoder-decoder fills holes, and an encoder or ELECTRA's generator
+predicts masked tokens."""
 
 # S sequence, B batch, H heads, K head width, V vocabulary
 
@@ -35,12 +35,12 @@ from megaptm.tokenizers import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn."""
+    """Sampling of the next token."""
 
     temperature: float = 0.8
-    """Logits are divided by it; 0 takes the likeliest token."""
+    """Divisor of the logits; 0: take the most likely token."""
     top_k: int = 50
-    """Only so many of the likeliest tokens are drawn from; 0: all."""
+    """Sample only from this many most likely tokens; 0: all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class Sampling:
 
 
 class Draw:
-    """Draws one token after another; on the CPU, so that a seed says the same thing on any device."""
+    """Sampler of tokens. It runs on the CPU, so that a seed gives the same result on any device."""
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
         self.sampling = sampling
@@ -72,7 +72,8 @@ class Draw:
 
 
 def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
-    """[..., V] of the tokenizer's tokens, of which the model's table may have more, in float32 on the CPU."""
+    """Return the logits [..., V] of the tokenizer's tokens in float32 on the CPU; the model's table may have more.
+    Raise UserError if they are not finite."""
     logits_V = logits_V[..., : tokenizer.vocabulary].float().cpu()
     if not logits_V.isfinite().all():
         raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
@@ -80,12 +81,12 @@ def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
 
 
 def never_generated(special: SpecialTokens) -> list[int]:
-    """What no text has within it."""
+    """Return the ids that never occur within a text."""
     return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
 
 
 def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
-    """A decoder's continuation, piece by piece, until a document's end or so many tokens."""
+    """Yield the text by which a decoder continues a prompt, up to a document end or `tokens` tokens."""
     require(loaded, "generate")
     said = text_ids(loaded, prompt)
     told = loaded.tokenizer.decode(said)
@@ -93,14 +94,14 @@ def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sa
     for id_ in continue_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, loaded.tokenizer)):
         said.append(id_)
         text = loaded.tokenizer.decode(said)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # bytes of a character whose rest comes with the next token
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # incomplete bytes of a character
             yield text[len(told) :]
             told = text
 
 
 def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """A decoder's continuation id by id, until a document's end or so many tokens. Past the model's context it goes on
-    from the second half of what it has seen."""
+    """Yield the ids by which a decoder continues, up to a document end or `tokens` tokens. Beyond the model's context
+    it continues from the second half of the context."""
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
     decoder = loaded.model.stack(stack_of_words(loaded))
@@ -133,8 +134,8 @@ def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw
 
 
 def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """Of a decoder that attends to what it remembers: each token is a row that follows the one before. It remembers as
-    many places as in training, a row and what was before it."""
+    """Continue a decoder with a recurrence cache: each token is a sequence that follows the one before. The cache is as
+    long as a training sequence plus its cache."""
     spec, end = loaded.spec, loaded.tokenizer.special.end
     places = spec.context + spec.size_of(stack_of_words(loaded)).remembered
     pasts = loaded.model.empty_pasts(1, places=places)
@@ -150,8 +151,8 @@ def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
 
 
 def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
-    """Of a decoder whose layers sort what they read, or see by a pattern of the user's own, which a new token may
-    change: all is read again for each."""
+    """Continue a decoder with LSH or local attention, a custom pattern, or reversible layers, where a new token may
+    change all positions: all tokens are processed again for each."""
     limit, end = loaded.spec.longest, loaded.tokenizer.special.end
     for _ in range(tokens):
         if limit is not None and len(ids) > limit:
@@ -165,7 +166,7 @@ def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
 
 
 class CachedAttend(nn.Module):
-    """Attention that keeps the keys and values it was given, so that each token passes through the model once."""
+    """Attention with a key-value cache, so that each token passes through the model once."""
 
     def __init__(self, attend: Attend) -> None:
         super().__init__()
@@ -192,7 +193,7 @@ class CachedAttend(nn.Module):
 
 
 class OnceMapped(nn.Module):
-    """A linear map of what stays the same, such as of what an encoder gave: done once."""
+    """Linear layer whose input does not change, such as an encoder's output: computed once."""
 
     def __init__(self, whole: nn.Module) -> None:
         super().__init__()
@@ -207,7 +208,7 @@ class OnceMapped(nn.Module):
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """What the layers of a stack remember."""
+    """Key-value caches of the layers of a stack."""
 
     layers: list[CachedAttend]
 
@@ -216,7 +217,7 @@ class KeyValueCache:
             layer.past = None
 
     def follow(self, rows_B: Tensor) -> None:
-        """Go on with these rows of what was seen."""
+        """Select these sequences of the cache."""
         for layer in self.layers:
             if layer.past is not None:
                 keys, values = layer.past
@@ -225,7 +226,8 @@ class KeyValueCache:
 
 @contextmanager
 def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
-    """Within the block the stack's self-attention remembers what it has seen, and what it attends to besides stays."""
+    """Enable the key-value cache of the stack's self-attention in this context; cross-attention keys and values are
+    computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
     memory = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
     try:
@@ -242,13 +244,13 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """The prompt with a model's words in the place of its sentinels (T5's `<extra_id_0>` ...); or all that it answers
-    to a text, with masks (BART) or as it is."""
+    """Return the prompt with its sentinels (T5's `<extra_id_0>` ...) replaced by generated text, or the output for a
+    text with masks (BART) or without."""
     return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
 def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
-    """The same in pieces, and of each whether the model said it."""
+    """Return the same in pieces, each with a flag whether the model generated it."""
     require(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     kind, ids = read_prompt(loaded, prompt)
@@ -259,11 +261,11 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
     said: list[int] = []
     for id_ in answer:
         if id_ in special.sentinels and id_ not in holes:
-            break  # a hole that is not there: what follows is about nothing
+            break  # a hole that is not in the prompt: ignore what follows
         said.append(id_)
     pieces, before, shown = filled(ids, said, holes), [], ""
     found = []
-    for part, is_said in pieces:  # decoded with what is before it, on which spaces depend
+    for part, is_said in pieces:  # decoded with the preceding text, which determines spaces
         before += part
         text = tokenizer.decode(before)
         found.append((text[len(shown) :], is_said))
@@ -272,7 +274,7 @@ def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Samp
 
 
 def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, draw: Draw) -> Iterator[int]:
-    """What a model answers to a prompt, until the end or so many tokens."""
+    """Yield the output ids of a model for a prompt, up to the end or `tokens` tokens."""
     special = loaded.tokenizer.special
     text, decoder_ids, tokens = prepare_prompt(loaded, kind, ids, tokens)
     if decoder_ids is text:  # a decoder alone
@@ -293,8 +295,8 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", to
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
-    """`ids` with each hole replaced by what was said after its name (nothing, if it was not named), in pieces; and of
-    each whether it was said."""
+    """Return `ids` in pieces, with each hole replaced by the output after its sentinel (empty if it is absent there),
+    and a flag whether it was generated."""
     fillings: dict[int, list[int]] = {hole: [] for hole in holes}
     said = said[next((at for at, id_ in enumerate(said) if id_ in fillings), len(said)) :]
     for id_ in said:
@@ -309,14 +311,14 @@ def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list
 @dataclass(frozen=True)
 class Guess:
     token: str
-    """As the vocabulary has it."""
+    """Name in the vocabulary."""
     chance: float
     shown: str
-    """For people (`Tokenizer.shown`)."""
+    """Readable form (`Tokenizer.shown`)."""
 
 
 def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
-    """For each mask in the prompt, the likeliest tokens of an encoder, or a generator."""
+    """Return the most likely tokens of an encoder or generator for each mask in the prompt."""
     require(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None:

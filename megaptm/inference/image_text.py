@@ -1,7 +1,6 @@
-"""Images and texts of a model that learned which belong together (CLIP): their vectors, classes without training
-(arXiv:2103.00020, 3.1), and how many find each other."""
+"""Image-text models (CLIP): vectors, zero-shot classification (arXiv:2103.00020, 3.1), and retrieval."""
 
-# N rows, E features of a side, C classes
+# N samples, E features of a side, C classes
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ RECALLS = (1, 5, 10)
 
 
 def text_vectors(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
-    """[N, E] float32, of length 1, on the CPU: where texts lie in the space that images share."""
+    """Return normalized text vectors [N, E], float32 on the CPU, in the joint space with images."""
     task = _task(loaded)
     special, places = loaded.tokenizer.special, min(task.texts, loaded.spec.longest or task.texts)
     rows = [shown_text(ids, special, places) for ids in loaded.tokenizer.encode_batch(list(texts))]
@@ -43,8 +42,8 @@ def text_vectors(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 64) 
 
 
 def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
-    """[N, E] float32, of length 1, on the CPU: of image files, or of what is in them; a `UserError` names one that is
-    none."""
+    """Return normalized image vectors [N, E], float32 on the CPU, from files or their bytes. Raise UserError for one
+    that is no image."""
     task = _task(loaded).held_out()
     assert isinstance(task, ImageText)
     if batch < 1:
@@ -68,7 +67,7 @@ def image_vectors(loaded: LoadedModel, images: Sequence[Image], *, batch: int = 
 
 
 def class_vectors(loaded: LoadedModel, names: Sequence[str], templates: str | Sequence[str] = TEMPLATES) -> Tensor:
-    """[C, E]: of each name the mean of the vectors of its texts, of length 1 again."""
+    """Return [C, E]: for each name the normalized mean of the vectors of its texts."""
     templates = [templates] if isinstance(templates, str) else templates
     if not templates:
         raise UserError("templates is empty: give at least one, such as 'a photo of a {}.'")
@@ -82,33 +81,33 @@ def class_vectors(loaded: LoadedModel, names: Sequence[str], templates: str | Se
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """Which names images have."""
+    """Result of zero-shot classification."""
 
     names: tuple[str, ...]
     cosines: Tensor
     """[N, C], of each image with each name."""
     labels: np.ndarray | None = None
-    """int64 [N]: the right ones, where they are known."""
+    """int64 [N]: labels, if known."""
 
     @property
     def said(self) -> list[str]:
-        """The likeliest name of each image."""
+        """Most likely name of each image."""
         return [self.names[number] for number in self.cosines.argmax(-1).tolist()]
 
     def accuracy(self, among: int = 1) -> float:
-        """Share of images whose name is among the likeliest."""
+        """Return the share of images whose label is among the `among` most likely names."""
         assert self.labels is not None, "accuracy is of a corpus with labels"
         best = self.cosines.topk(min(among, len(self.names))).indices
         return float((best == torch.from_numpy(self.labels)[:, None]).any(-1).float().mean())
 
     @property
     def chance(self) -> float:
-        """Of who says the most frequent label each time."""
+        """Accuracy of predicting the most frequent label."""
         assert self.labels is not None
         return float(np.bincount(self.labels).max() / len(self.labels))
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return the result as JSON values."""
         return {"zero_shot": {"images": len(self.cosines), "accuracy": self.accuracy(), "chance": self.chance}}
 
     def show(self, console: Console) -> None:
@@ -129,7 +128,7 @@ def zero_shot(
     templates: Sequence[str] = TEMPLATES,
     rows: int | None = None,
 ) -> ZeroShot:
-    """See `LoadedModel.zero_shot`."""
+    """Classify images by class names; see `LoadedModel.zero_shot`."""
     if (images is None) == (corpus is None):
         raise UserError("give images, or a corpus with labels.")
     if rows is not None and rows < 1:
@@ -169,14 +168,14 @@ def zero_shot(
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Of images and texts, how many find their own among all (recall at 1, 5, 10)."""
+    """Retrieval among all pairs: recall at 1, 5, 10."""
 
     pairs: int
     texts_of_images: dict[int, float]
     images_of_texts: dict[int, float]
 
     def plain(self) -> dict[str, object]:
-        """As JSON has it."""
+        """Return the result as JSON values."""
         return {"retrieval": asdict(self)}
 
     def show(self, console: Console) -> None:
@@ -190,8 +189,8 @@ class Retrieval:
 
 
 def retrieval(loaded: LoadedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None) -> Retrieval:
-    """Among the first `rows` held-out pairs (absent: all, at most 5,000 as in COCO's). A text that is as near as the
-    right one, as where it says the same, does not count against that."""
+    """Evaluate retrieval among the first `rows` held-out pairs (None: all, at most 5,000 as for COCO). Texts whose
+    score ties with the correct one, such as equal texts, do not count as errors."""
     config = loaded.config
     mix = open_mix(
         corpora or config.data.mix,
@@ -214,7 +213,7 @@ def retrieval(loaded: LoadedModel, corpora: dict[str, float] | None = None, *, r
 
 
 def recalls(scores_NN: Tensor) -> Retrieval:
-    """Of what images and texts are to each other, the larger the nearer; the right ones in the diagonal."""
+    """Return recalls of similarities [N, N]; correct pairs are on the diagonal."""
     found = []
     for scores in (scores_NN, scores_NN.t()):
         better = (scores > scores.diagonal()[:, None] + TIE).sum(-1)
@@ -223,10 +222,10 @@ def recalls(scores_NN: Tensor) -> Retrieval:
 
 
 BATCH_ROWS = 64
-"""Pairs that pass at once; without gradients they are small."""
+"""Pairs per forward pass; they need little memory without gradients."""
 MOST_PAIRS = 5000
 TIE = 1e-6
-"""Cosines that differ by less are the same, but for the order of sums."""
+"""Cosines that differ by less count as equal; the order of sums changes them that much."""
 
 
 def _task(loaded: LoadedModel) -> ImageText:
@@ -247,7 +246,7 @@ def _content(image: Image) -> bytes:
 
 
 def batches_of(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
-    """Of its first samples."""
+    """Yield batches of the first samples of a mix."""
     for at in range(0, number, BATCH_ROWS):
         yield as_tensors(stacked(mix, range(at, min(at + BATCH_ROWS, number))))
 
@@ -265,7 +264,7 @@ def _image_side(loaded: LoadedModel, patches: Tensor) -> Tensor:
 
 
 def _features(loaded: LoadedModel, batch: dict[str, Tensor], *, without: str) -> tuple[Tensor, Tensor]:
-    """Of both sides, one of which has nothing to read."""
+    """Return the features of both sides; the side `without` has no input."""
     rows = len(next(iter(batch.values())))
     nothing = torch.zeros(1, rows, loaded.spec.size_of(without).width, device=loaded.device)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""A trained model, whole and on one device: for whoever uses it without training it. No megatron-core."""
+"""Trained model on one device, for use without training. No megatron-core."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 
 Image = str | Path | bytes
-"""A file of an image, or what is in it."""
+"""Image file, or its content."""
 TEMPLATES = ("a photo of a {}.",)
-"""What is said of a class where nobody knows more of its images (CLIP, arXiv:2103.00020, 3.1.4)."""
+"""Default prompt template of a class (CLIP, arXiv:2103.00020, 3.1.4)."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A trained model with its tokenizer. `megaptm.load` opens one."""
+    """Trained model with its tokenizer. `megaptm.load` opens one."""
 
     folder: Path
-    """Of the run, or the exported model."""
+    """Folder of the run, or of the exported model."""
     config: Config
-    """That of the run; of an exported model, the one that importing it would begin a run with."""
+    """Config of the run; for an exported model, the config of a run that imports it."""
     step: int
-    """Of the run; 0 of an exported model."""
+    """Step of the run; 0 for an exported model."""
     model: Model
     """In evaluation mode, without gradients."""
     tokenizer: Tokenizer
     tokenizer_folder: Path
     fresh: tuple[str, ...] = ()
-    """Heads that an exported model came without: they have learned nothing."""
+    """Heads that an exported model does not have: they are untrained."""
 
     @property
     def spec(self) -> ModelSpec:
@@ -57,13 +57,13 @@ class LoadedModel:
 
     @property
     def is_run(self) -> bool:
-        """Whether the folder is a run's, which knows its corpora; not an exported model's."""
+        """Whether the folder is a run, which knows its corpora, rather than an exported model."""
         return (self.folder / CONFIG).is_file()
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        """What it can be asked with. An exported encoder-decoder may have learned to answer texts: its folder does
-        not tell."""
+        """Kinds of prompts that the model accepts. An exported encoder-decoder may be trained for plain texts, which
+        its folder does not tell."""
         shown, speaks = self.config.built_objective.prompts, self.spec.family.last_block.cross is not None
         return (*dict.fromkeys((*shown, "text")),) if speaks and not self.is_run else shown
 
@@ -74,9 +74,10 @@ class LoadedModel:
     def generate(
         self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0
     ) -> str:
-        """How a decoder (GPT) goes on after a prompt, until a document's end or for so many tokens.
+        """Return the continuation of a prompt by a decoder (GPT), up to a document end or `tokens` tokens.
 
-        `temperature` 0 takes the likeliest token each time; else one is drawn from the `top_k` likeliest (0: all).
+        With `temperature` 0 each token is the most likely one; otherwise it is sampled from the `top_k` most likely (0:
+        all).
         """
         from megaptm.inference.generate import Sampling, continue_text
 
@@ -84,42 +85,45 @@ class LoadedModel:
         return "".join(continue_text(self, prompt, tokens=tokens, sampling=sampling))
 
     def fill(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, top_k: int = 50, seed: int = 0) -> str:
-        """A prompt with an encoder-decoder's words in its holes, `<extra_id_0>`, `<extra_id_1>` ... (T5); or its answer
-        to a prompt with masks (BART), or to one as it is, where the objective has none of either."""
+        """Return the prompt with its holes `<extra_id_0>`, `<extra_id_1>` ... filled by an encoder-decoder (T5); or the
+        output for a prompt with masks (BART), or without, if the objective has none."""
         from megaptm.inference.generate import Sampling, fill_holes
 
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return fill_holes(self, prompt, tokens=tokens, sampling=sampling)
 
     def answer(self, prompt: str, *, tokens: int = 100, beams: int = 4, length_penalty: float = 0.6) -> str:
-        """The likeliest answer of an encoder-decoder to a text, such as its translation (Transformer), by beam search
-        (`inference.beam.Beam`)."""
+        """Return the most likely output of an encoder-decoder for a text, such as its translation (Transformer), by
+        beam search (`inference.beam.Beam`)."""
         from megaptm.inference.beam import Beam, answer
 
         return answer(self, prompt, tokens=tokens, beam=Beam(width=beams, length_penalty=length_penalty))
 
     def guess(self, prompt: str, *, guesses: int = 5) -> list[list[Guess]]:
-        """For each `[MASK]` in a prompt, an encoder's (BERT) likeliest tokens with their chances, likeliest first."""
+        """Return the most likely tokens of an encoder (BERT) for each `[MASK]` in a prompt with their probabilities,
+        most likely first."""
         from megaptm.inference.generate import guess_masks
 
         return guess_masks(self, prompt, guesses=guesses)
 
     def encode(self, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
-        """A vector of each text, float32 [texts, width] on the CPU, from the last layer of an encoder, or a decoder.
+        """Return a vector of each text, float32 [texts, width] on the CPU, from the last layer of an encoder or
+        decoder.
 
-        `pool`: the `mean` over a text's tokens, its `first` or its `last`; or `none`: [texts, tokens, width], with
-        zeros behind shorter texts. Special tokens stand where training had them. `batch` texts are read at once.
-        Of a model of both directions (ELMo) it is the mean of its layers, a vector for each word and none for marks.
-        Of one of images and texts (CLIP) it is what is compared with images, of length 1, whatever `pool` says.
+        `pool`: the `mean` over a text's tokens, the `first` or the `last` token; or `none`: [texts, tokens, width],
+        padded with zeros. Special tokens are added as in training. `batch`: texts per forward pass.
+
+        For a bidirectional language model (ELMo): the mean of its layers, with one vector per word and none for begin
+        and end marks. For an image-text model (CLIP): the normalized vector in the joint space, for any `pool`.
         """
         from megaptm.inference.encode import encode
 
         return encode(self, texts, pool=pool, batch=batch)
 
     def encode_images(self, images: Image | Sequence[Image], *, batch: int = 64) -> Tensor:
-        """A vector of each image, a file or its bytes, float32 [images, width] on the CPU: of a model of images and
-        texts (CLIP) what is compared with texts, of length 1. `self.encode(texts) @ self.encode_images(images).T` says
-        which belong together. Images are cropped as held-out ones are."""
+        """Return a vector of each image (a file or its bytes), float32 [images, width] on the CPU, for an image-text
+        model (CLIP): normalized, in the joint space. `self.encode(texts) @ self.encode_images(images).T` gives
+        similarities. Images are cropped as in validation."""
         from megaptm.inference.image_text import image_vectors
 
         return image_vectors(self, [images] if isinstance(images, str | Path | bytes) else images, batch=batch)
@@ -133,17 +137,17 @@ class LoadedModel:
         templates: Sequence[str] = TEMPLATES,
         rows: int | None = None,
     ) -> ZeroShot:
-        """Which of some names each image has, by the mean of the vectors of what `templates` make of a name (CLIP,
-        arXiv:2103.00020, 3.1.4): of images, or of the first `rows` held-out ones of a corpus with labels, whose names
-        are those of the labels."""
+        """Classify images by names, with the mean of the text vectors of `templates` for each name (CLIP,
+        arXiv:2103.00020, 3.1.4). Either `images`, or the first `rows` held-out images of a labeled corpus, whose label
+        names are the default `names`."""
         from megaptm.inference.image_text import zero_shot
 
         return zero_shot(self, names, images, corpus=corpus, templates=templates, rows=rows)
 
     def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
-        """Of each text what every layer of a model of both directions (ELMo) says of its words, float32 [layers + 1,
-        words, 2 x width] on the CPU; first come words by their characters. `megaptm.models.every_layer.ScalarMix`
-        weighs them, which is learned with what reads it."""
+        """Return the outputs of every layer of a bidirectional language model (ELMo) for the words of each text,
+        float32 [layers + 1, words, 2 x width] on the CPU; the first are character-based word embeddings.
+        `megaptm.models.every_layer.ScalarMix` is a trainable weighted sum of them."""
         from megaptm.inference.words_by_characters import layers_of_words
 
         return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
@@ -158,8 +162,8 @@ class LoadedModel:
         farthest: int | None = None,
         same_length: bool = False,
     ) -> Evaluation:
-        """How well it predicts held-out rows of the run's corpora, or of others: the options of `megaptm evaluate`
-        (`EvaluationOptions`). Unlike the command it writes nothing to the run's folder."""
+        """Evaluate the model on held-out samples of the run's corpora, or of others, with the options of `megaptm
+        evaluate` (`EvaluationOptions`). Unlike the command it writes nothing to the run folder."""
         from megaptm.inference.evaluate import evaluate
 
         options = EvaluationOptions(
@@ -172,13 +176,13 @@ class LoadedModel:
 
 
 def load_model(folder: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
-    """The model in the folder of a run, or in one of Hugging Face's format, as `megaptm export hf` writes it."""
+    """Load the model of a run folder, or of a folder in Hugging Face's format, as `megaptm export hf` writes it."""
     folder = Path(folder)
     return open_run(folder, step=step, device=device) if is_run(folder, step) else open_exported(folder, device=device)
 
 
 def open_run(run: str | Path, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
-    """The model as saved at `step` (absent: last), in float32, on `device` (absent: the GPU if there is one)."""
+    """Load the model saved at `step` (None: last), in float32, on `device` (None: the GPU if there is one)."""
     checkpoint = open_checkpoint(run, step=step)
     return LoadedModel(
         folder=checkpoint.run,
@@ -191,7 +195,7 @@ def open_run(run: str | Path, *, step: int | None = None, device: str | torch.de
 
 
 def open_exported(folder: str | Path, *, device: str | torch.device | None = None) -> LoadedModel:
-    """A model of Hugging Face's format, in a folder, in float32."""
+    """Load a model in Hugging Face's format, in float32."""
     from megaptm.hub.import_run import complete, first_config, read_model
 
     folder = Path(folder)
@@ -213,7 +217,7 @@ def open_exported(folder: str | Path, *, device: str | torch.device | None = Non
 def _filled(
     spec: ModelSpec, weights: Mapping[str, Tensor], device: str | torch.device | None, where: Path, run: str | Path
 ) -> Model:
-    """The model with these weights, which are read from `where`, ready to be asked."""
+    """Build the model with these weights, read from `where`, in evaluation mode."""
     with torch.device("meta"):
         model = build_model(spec)
     model.to_empty(device=device or ("cuda" if torch.cuda.is_available() else "cpu"))

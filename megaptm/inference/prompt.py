@@ -1,4 +1,4 @@
-"""What a model is given: a text as training showed texts to it, and what its prompt asks of it."""
+"""Preparation of prompts: texts in the form of training, and the kind of a prompt."""
 
 # S sequence, B batch
 
@@ -24,12 +24,12 @@ NUMBERED = (
 
 
 def uses_of(loaded: LoadedModel) -> tuple[Use, ...]:
-    """What it can be asked, the usual way first."""
+    """Return the uses of the model, the default first."""
     return uses(loaded.spec, loaded.prompts)
 
 
 def require(loaded: LoadedModel, way: Use) -> None:
-    """Raise a `UserError` where a model cannot be asked so."""
+    """Raise UserError if the model does not support this use."""
     if loaded.spec.family.reads_images:
         raise UserError(f"{loaded.spec.name} reads images, and cannot {way}: `megaptm evaluate` says how well it does.")
     if way not in (found := uses_of(loaded)):
@@ -39,7 +39,7 @@ def require(loaded: LoadedModel, way: Use) -> None:
 
 
 def use_of(loaded: LoadedModel, prompt: str) -> Use:
-    """How it takes a prompt: as a text to go on after, unless there are holes in it that its objective knows."""
+    """Return the use for a prompt: fill if it has holes that the objective knows, else the default one."""
     found = uses_of(loaded) or ("guess",)
     if "generate" in found and "fill" in found:
         return "generate" if read_prompt(loaded, prompt)[0] == "text" else "fill"
@@ -47,12 +47,12 @@ def use_of(loaded: LoadedModel, prompt: str) -> Use:
 
 
 def stack_of_words(loaded: LoadedModel) -> str:
-    """The stack that says tokens, one after another."""
+    """Return the stack that generates tokens."""
     return loaded.spec.readings("lm")[0].stack
 
 
 def fields_of_texts(loaded: LoadedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
-    """[B, S], and `task_ids` [B]: all that the first stack reads of texts, whose ids come with their special tokens."""
+    """Return the input fields [B, S] of the first stack, and `task_ids` [B]; `rows`: ids with special tokens."""
     task, inputs = loaded.config.built_objective, loaded.spec.family.inputs
     longest = max(map(len, rows))
 
@@ -76,7 +76,7 @@ def fields_of_texts(loaded: LoadedModel, rows: Sequence[list[int]]) -> dict[str,
 
 
 def text_ids(loaded: LoadedModel, prompt: str) -> list[int]:
-    """Ids of a prompt that is text and nothing else."""
+    """Return the ids of a prompt of plain text."""
     ids: list[int] = loaded.tokenizer.encode(prompt).tolist()
     if not ids:
         raise UserError("the prompt is empty: a model goes on from a text, or answers it, so give it at least a word.")
@@ -84,7 +84,7 @@ def text_ids(loaded: LoadedModel, prompt: str) -> list[int]:
 
 
 def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
-    """Which of the prompts that it knows a model is given that says tokens, and its ids."""
+    """Return the kind of a prompt among those that the model accepts, and its ids."""
     special, tokenizer, prompts = loaded.tokenizer.special, loaded.tokenizer, loaded.prompts
     holes = {"masks": () if special.blank is None else (special.blank,), "sentinels": special.sentinels}
     for kind in (one for one in prompts if one != "text"):
@@ -105,8 +105,8 @@ def read_prompt(loaded: LoadedModel, prompt: str) -> tuple[Prompt, list[int]]:
 
 
 def prepare_prompt(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
-    """Ids of the encoder, those that the decoder begins with, and how many tokens the answer may have; a decoder alone
-    begins with all of the prompt."""
+    """Return encoder ids, initial decoder ids, and the largest number of output tokens. A decoder alone starts with the
+    whole prompt."""
     special, longest, stack = loaded.tokenizer.special, loaded.spec.longest, stack_of_words(loaded)
     task = loaded.config.built_objective.of_prompt(kind)
     text = task.with_special_tokens(ids, special)
@@ -120,12 +120,12 @@ def prepare_prompt(loaded: LoadedModel, kind: Prompt, ids: list[int], tokens: in
 
 
 def ids_with(tokenizer: Tokenizer, text: str, wanted: tuple[int, ...]) -> list[int]:
-    """Ids of a text in which the names of these special tokens mean the tokens; elsewhere text is only ever text."""
+    """Return the ids of a text in which names of these special tokens stand for the tokens; all else is plain text."""
     ids = {tokenizer.name(id_): id_ for id_ in wanted}
-    # The longest first: <extra_id_1> must not be found in <extra_id_10>.
+    # Longest first: <extra_id_1> must not match in <extra_id_10>.
     names = "|".join(re.escape(name) for name in sorted(ids, key=len, reverse=True))
     parts = re.split(f"({names})", text) if names else [text]
-    # A mask of RoBERTa's takes the space before it, as the token did that it hides.
+    # RoBERTa's mask token absorbs the space before it, as the masked token did.
     takes_space = {token["content"] for token in tokenizer.content.get("added_tokens", ()) if token.get("lstrip")}
     nexts = [*parts[1:], ""]
     parts = [part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True)]

@@ -1,7 +1,7 @@
-"""How many texts and images find each other, of models that read regions of images behind a text: by whether they match
-(UNITER, arXiv:1909.11740, section 4), each text with each image, or by their vectors (UNIMO, arXiv:2012.15409)."""
+"""Retrieval with models of text and image regions: by matching scores of each text with each image (UNITER,
+arXiv:1909.11740, section 4), or by vectors (UNIMO, arXiv:2012.15409)."""
 
-# N pairs, W places of a text
+# N pairs, W positions of a text
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from megaptm.objectives.regions import ImageTextMatching
 from megaptm.run.corpora import cache_of
 
 MOST_MATCHED = 128
-"""Pairs of which each text is read with each image, unless more are asked for: 16,384 rows."""
+"""Default number of pairs for matching scores: 16,384 samples, each text with each image."""
 OF_IMAGES = ("region_features", "region_boxes")
 
 
 def region_retrieval(
     loaded: LoadedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
 ) -> Retrieval | None:
-    """Among the first `rows` held-out pairs (absent: 5,000, as in COCO's, by vectors; 128 where each text is read with
-    each image); None of a model that learned neither. By vectors, where it learned both."""
+    """Evaluate retrieval among the first `rows` held-out pairs. None: 5,000 by vectors, as for COCO; 128 by matching
+    scores.
+
+    Vectors are preferred if the model was trained for both. Return None if it was trained for neither.
+    """
     tasks = tasks_of(loaded.config.built_objective)
     for kind, most, compare in (
         (CrossModalContrast, MOST_PAIRS, _by_vectors),
@@ -42,7 +45,7 @@ def region_retrieval(
 
 
 def _pairs(loaded: LoadedModel, task: Task, corpora: dict[str, float] | None) -> Mix:
-    """Held-out rows of a text and its own image, with nothing else beside them."""
+    """Return held-out samples with only a text and its own image."""
     config, asked = loaded.config, task.objective
     assert isinstance(asked, ImageTextMatching | CrossModalContrast)
     alone = asked.alone
@@ -60,22 +63,22 @@ def _pairs(loaded: LoadedModel, task: Task, corpora: dict[str, float] | None) ->
 
 
 def _by_vectors(loaded: LoadedModel, mix: Mix, number: int) -> Tensor:
-    """[N, N]: cosines of images and texts."""
+    """Return [N, N]: cosines of images and texts."""
     images, texts, width = [], [], loaded.spec.width
     for batch in batches_of(mix, number):
         with torch.inference_mode():
             read = {name: one.to(loaded.device) for name, one in batch.items()}
             features = loaded.model(read, features=True)["cmcl"].float()
-            # A row's first image and its first text, of all that it has room for.
+            # First image and first text of a sample, of all slots that it has.
             images.append(features[:, :width].clone())
             texts.append(features[:, COMPARED_IMAGES * width :][:, :width].clone())
     return torch.cat(images).cpu() @ torch.cat(texts).cpu().t()
 
 
 def _by_match(loaded: LoadedModel, mix: Mix, number: int) -> Tensor:
-    """[N, N]: of each image and text, how much likelier it is that they match than that they do not, as a logarithm."""
+    """Return [N, N]: log-odds that image and text match."""
     rows = [*batches_of(mix, number)]
-    # A GPU has all of them once, and not again for each image: the host would wait for each copy.
+    # Copied to the GPU once, not for each image: every copy would synchronize.
     pairs = {
         name: torch.cat([batch[name] for batch in rows]).to(loaded.device) for name in rows[0] if name != "matched"
     }

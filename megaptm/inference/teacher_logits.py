@@ -1,6 +1,6 @@
-"""A teacher is run once over the samples that its student will read, and its largest logits are kept."""
+"""Cache of teacher logits: the teacher runs once over the student's samples, and its largest logits are saved."""
 
-# B batch, S places of a row, K words of each
+# B batch, S positions of a sequence, K tokens per position
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ DTYPES = {"float16": np.float16, "float32": np.float32}
 
 @dataclass(frozen=True)
 class CachedLogits:
-    """What came of it."""
+    """Result of `cache_logits`."""
 
     manifest: TeacherLogitsManifest
     samples: int
-    """Of which the teacher was asked now; the others were there, or are another's part."""
+    """Samples for which the teacher ran in this call; others existed, or belong to another part."""
     missing: int
-    """Files that others have to write."""
+    """Files of other parts that are not written yet."""
     bytes: int
-    """Of all files."""
+    """Bytes of all files."""
 
 
 def cache_logits(
@@ -69,12 +69,12 @@ def cache_logits(
     parts: int = 1,
     tell: Callable[[int, int], object] = lambda done, of: None,
 ) -> CachedLogits:
-    """Write `distill.cached` of a student's config: of each place of each sample that its run will read, training and
-    held-out, the `top` largest logits of the teacher, in float32, less the largest.
+    """Write the folder `distill.cached` of a student's config: for each position of each training and held-out sample
+    of its run, the `top` largest teacher logits, computed in float32 and relative to the largest.
 
-    What is there of an earlier call with the same teacher is kept: a run that becomes longer asks for what is new. One
-    of several `parts`, which may be written at once, is every so-manieth file; the last to end completes the folder.
-    `tell` is called with how many samples are done, and of how many.
+    Files of an earlier call with the same teacher are reused, so a longer run only adds new ones. With several `parts`,
+    which may run at the same time, each writes every `parts`-th file; the last to end completes the folder. `tell` is
+    called with the number of finished samples and of all.
     """
     folder, teacher, corpora = _folder(config), teacher_run(config), RunCorpora(config)
     teacher.check()
@@ -99,7 +99,7 @@ def _write(
     parts: int,
     tell: Callable[[int, int], object],
 ) -> CachedLogits:
-    """The files of a part that are not there, and the manifest where none is missing then."""
+    """Write the missing files of a part, and the manifest if no other file is missing."""
     files = [
         (folder / file_name(split, number), mixes[split], numbers)
         for split, samples in manifest.samples.items()
@@ -122,12 +122,12 @@ def _write(
 
 
 def _is_there(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
-    """Whether logits of these samples are in a file."""
+    """Whether a file holds the logits of these samples."""
     return holds(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
 def _folder(config: Config) -> Path:
-    """Of a config that says where logits are to be written."""
+    """Return the folder in which the config expects logits. Raise UserError if it has none."""
     if config.distill is None or config.distill.cached is None:
         raise UserError(
             "distill.cached is missing: give it the folder that the logits are to be written to, which the run then "
@@ -139,7 +139,7 @@ def _folder(config: Config) -> Path:
 def _manifest(
     config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
 ) -> TeacherLogitsManifest:
-    """What is to be written, of no files yet."""
+    """Return the manifest to write, without files."""
     distillation, train = distillation_of(config), config.train
     assert distillation is not None
     head = distillation.head_of(resolve_model(config))
@@ -165,7 +165,7 @@ def _manifest(
 
 
 def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
-    """A `UserError` where a folder is there that is not of the same."""
+    """Raise UserError if the folder exists with other content."""
     there = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
     if there is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
         raise UserError(f"distill.cached ({folder}) is there and no folder of logits: choose another.")
@@ -180,9 +180,9 @@ def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
 
 
 def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
-    """What says of whom the folder is."""
+    """Write the description of the folder's teacher."""
     write_whole(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
-    # What it is of is known from here on without its run.
+    # From here on the folder does not need the teacher's run.
     write_whole(folder / CONFIG, dump(teacher.config).encode())
     load_tokenizer(teacher.folder / "tokenizer").save(folder / "tokenizer")
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -191,7 +191,7 @@ def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> 
 def _of_samples(
     model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
 ) -> Iterator[tuple[np.ndarray, KeptLogits]]:
-    """The hash of each sample, and what is kept of it; `rows` are read at once."""
+    """Yield the hash and the saved logits of each sample; `rows`: samples per forward pass."""
     device = next(model.parameters()).device
     for start in range(numbers.start, numbers.stop, rows):
         batch = stacked(mix, range(start, min(start + rows, numbers.stop)))
@@ -199,7 +199,7 @@ def _of_samples(
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
             asked_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.places)
-            # Rows of what is projected are in the order (S, B).
+            # Projected positions are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]
         ids, logits = (torch.cat(found).cpu().numpy() for found in zip(*best, strict=True))
@@ -219,7 +219,7 @@ def _of_samples(
 
 
 def _largest(said: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Words [N, K] of the largest logits, and what these lack to the largest of all."""
+    """Return token ids [N, K] of the largest logits, and their differences to the largest."""
     logits_NV = said.logits()[:, : spec.vocabulary].float()
     best = logits_NV.topk(top)
     return best.indices, best.values - best.values[:, :1]

@@ -1,4 +1,4 @@
-"""Vectors of words that are read by their characters, whether or not the vocabulary has them (ELMo)."""
+"""Character-based word vectors, for words in or outside the vocabulary (ELMo)."""
 
 # L layers, S words of a text, D width of a direction
 
@@ -20,8 +20,8 @@ ENDS = {"<begin>": TEXT_BEGINS, "<end>": TEXT_ENDS}
 
 
 def layers_of_words(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
-    """[L + 1, S, 2 D] of each text, float32 on the CPU: its words by their characters, twice, then both directions of
-    each layer. Each text is read by itself, between marks of its beginning and its end, of which nothing is said."""
+    """Return [L + 1, S, 2 D] of each text, float32 on the CPU: character-based word embeddings, twice, then both
+    directions of each layer. Each text is processed alone, between begin and end marks, which are not returned."""
     if not loaded.spec.family.reads_characters:
         raise UserError(f"{loaded.spec.name} reads tokens of a table, not words by their characters: let it encode.")
     rows = [_letters(loaded, text, number) for number, text in enumerate(texts)]
@@ -31,7 +31,7 @@ def layers_of_words(loaded: LoadedModel, texts: Sequence[str], *, batch: int = 1
 
 
 def _letters(loaded: LoadedModel, text: str, number: int) -> np.ndarray:
-    """int16 [S + 2, C]"""
+    """Return character ids, int16 [S + 2, C]."""
     words = words_of(loaded, text)
     if not words:
         raise UserError(f"texts[{number}] is empty: a model says nothing of no text.")
@@ -40,7 +40,7 @@ def _letters(loaded: LoadedModel, text: str, number: int) -> np.ndarray:
 
 
 def words_of(loaded: LoadedModel, text: str) -> list[str]:
-    """As the tokenizer cuts a text, before it looks any of them up."""
+    """Return the words of a text as the tokenizer splits it, before the vocabulary lookup."""
     library = loaded.tokenizer.library
     text = library.normalizer.normalize_str(text) if library.normalizer is not None else text
     return [word for word, _ in library.pre_tokenizer.pre_tokenize_str(text)] if library.pre_tokenizer else text.split()
@@ -51,6 +51,6 @@ def _layers(loaded: LoadedModel, rows: Sequence[np.ndarray]) -> list[Tensor]:
     characters = torch.zeros(len(rows), int(lengths.max()), LONGEST_WORD, dtype=torch.int16)
     for place, row in enumerate(rows):
         characters[place, : len(row)] = torch.from_numpy(row)
-    with torch.no_grad():  # not inference mode: a classifier may be trained on what comes
+    with torch.no_grad():  # not inference mode: the result may be used to train a classifier
         said = every_layer(loaded.model, characters.to(loaded.device), lengths.to(loaded.device)).float().cpu()
     return [said[:, row, 1 : length - 1] for row, length in enumerate(lengths.tolist())]
