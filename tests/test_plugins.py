@@ -204,6 +204,14 @@ def test_an_empty_entry_of_pythonpath_is_not_the_working_directory(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_numba_takes_no_cache_from_the_working_directory(tmp_path):
+    (tmp_path / ".numba_config.yaml").write_text("cache_dir: cache\ncache_locator_classes: foreign.Locator\n")
+    code = "import megaptm.words.kernels, numba; print([numba.config.CACHE_DIR, numba.config.CACHE_LOCATOR_CLASSES])"
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("NUMBA_")}
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert ended.stdout == "['', '']\n", ended.stderr
+
+
 def test_an_objective_may_be_named_by_its_class(folder):
     config = load(ROOT / "configs/bert/tiny.yaml", ["objective=wren_of_mine:Rewritten"])
     assert config.built_objective.name == "rewritten"

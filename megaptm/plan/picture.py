@@ -169,8 +169,9 @@ def _png(plan: Plan, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, style
 
+    style.use("default")  # not what a `matplotlibrc` in the working directory says
     passes, _ = drawn_passes(plan)
     figure, (memory, schedule) = pyplot.subplots(2, 1, figsize=(12, 8), constrained_layout=True)
     title = f"{plan.title} on {plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"

@@ -83,10 +83,14 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
     """A PNG of `picture`."""
+    from matplotlib import style
+
     refuse_link(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
-    picture(records, title=title).savefig(content, dpi=120)
+    # A `matplotlibrc` in the working directory, which may be a run from somebody else, could have LaTeX read files.
+    with style.context("default"):
+        picture(records, title=title).savefig(content, dpi=120)
     write_whole(path, content.getvalue())
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 from megaptm.config import load
@@ -95,6 +96,13 @@ def test_a_picture_takes_the_place_of_a_link(run, theirs):
     save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
     assert theirs.read_text() == PRECIOUS
     assert not (run / "loss.png").is_symlink()
+
+
+def test_a_picture_ignores_the_settings_in_the_working_directory(run, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # from a file `matplotlibrc`: LaTeX can read files
+    monkeypatch.setenv("PATH", "")
+    save_picture(run / "loss.png", [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}], title="a run")
+    assert (run / "loss.png").is_file()
 
 
 def test_a_run_may_be_reached_through_a_link(tmp_path):
