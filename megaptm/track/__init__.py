@@ -1,4 +1,5 @@
-"""What a run reports of itself: a journal in the run folder first, MLflow from there, in the background."""
+"""Experiment tracking: metrics are written to a journal in the run folder, and sent from there to MLflow in the
+background."""
 
 from megaptm.track.address import default_uri, how_to_look
 from megaptm.track.journal import read_metrics

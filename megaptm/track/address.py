@@ -1,4 +1,4 @@
-"""Where the numbers of a run are kept and looked at: MLflow's address, its command, the run's page."""
+"""MLflow's URI, the command to view it, and the page of a run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from megaptm.track.journal import UploadState
 DATABASE = "mlflow.db"
 ARTIFACTS = "mlartifacts"
 SERVED_AT = "http://127.0.0.1:5000"
-"""Where `mlflow ui` answers unless told otherwise."""
+"""Default URL of `mlflow ui`."""
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 TYPED_URI = "MEGAPTM_TYPED_TRACK_URI"
-"""Variable with the `track.uri` of a command line, for the processes that the command starts."""
+"""Variable with the `track.uri` of a command line, for child processes."""
 LOGINS = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
-"""Variables by which MLflow logs in at any server that it is told of."""
+"""Variables with credentials that MLflow sends to any server."""
 CREDENTIALS = Path("~/.mlflow/credentials")
-"""File by which it does so."""
+"""File with credentials that MLflow sends to any server."""
 
 
 def default_uri(run: Path) -> str:
-    """The database beside a run folder, which all runs beside it share, so that they can be compared."""
+    """Return the URI of the database beside a run folder. Runs in the same folder share it, so that they can be
+    compared."""
     folder = run.absolute().parent
     if "?" in str(folder):
         raise UserError(
@@ -37,13 +38,13 @@ def default_uri(run: Path) -> str:
         )
     if "%" not in str(folder):
         return f"sqlite:///{folder / DATABASE}"
-    from sqlalchemy.engine import URL  # its versions differ in whether an address has %25 for a percent sign
+    from sqlalchemy.engine import URL  # sqlalchemy versions differ in whether a URL encodes a percent sign as %25
 
     return URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
 
 
 def database_path(uri: str) -> Path | None:
-    """The file that `sqlite:///PATH` names, as MLflow reads it; None where the address is of no file."""
+    """Return the file of `sqlite:///PATH`, as MLflow reads it; None for other URIs."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -57,13 +58,13 @@ def database_path(uri: str) -> Path | None:
 
 
 def trust_typed_uri(words: Sequence[str], uri: str | None) -> None:
-    """Remember, for this process and its children, a `track.uri` that the user typed as one of `words`."""
+    """Trust a `track.uri` that the user typed as one of `words`, in this process and its children."""
     if uri and any(word.startswith("track.uri=") for word in words):
         os.environ[TYPED_URI] = uri
 
 
 def refuse_foreign_server(uri: str) -> None:
-    """Raise if MLflow would send the user's login to a server that only a config names: the config may be another's."""
+    """Raise `UserError` if MLflow would send the user's credentials to a server that only an untrusted config names."""
     if not is_server(uri) or _origin(uri) in [_origin(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)]:
         return
     logins = [name for name in LOGINS if os.environ.get(name)]
@@ -91,7 +92,8 @@ def _origin(uri: str) -> tuple[str, str | None, int | None, str]:
 
 
 def how_to_look(run: Path) -> list[str]:
-    """A command, where there is no server, and the address of the run's curves; nothing where MLflow has no run yet."""
+    """Return the command to view the run's curves, unless there is a server, and their URL; empty without an MLflow
+    run."""
     try:
         state = UploadState.found(run)
         page = curves(state.experiment_id, state.run_id) if state else ""
@@ -106,5 +108,5 @@ def how_to_look(run: Path) -> list[str]:
 
 
 def curves(experiment_id: str | None, run_id: str | None) -> str:
-    """The page of MLflow that shows a run's metrics as curves; it opens on a table of last values otherwise."""
+    """Return the page with a run's curves. MLflow's default page shows a table of last values."""
     return f"#/experiments/{experiment_id}/runs/{run_id}/model-metrics" if experiment_id and run_id else ""

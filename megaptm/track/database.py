@@ -1,8 +1,8 @@
-"""MLflow's SQLite file, which appears whole: MLflow can neither finish one that was begun nor begin one twice at once.
+"""Atomic creation of MLflow's SQLite file. MLflow can neither complete an unfinished one nor create one concurrently.
 
-Of a job killed while it makes the tables, later ones would hear "table already exists"; so would the slower of two.
-Runs that write to it at the same time wait for each other: MLflow sets SQLite's busy timeout to 20 s, and what takes
-longer is sent again. Not in WAL mode, which needs memory that machines on a network file system do not share.
+If a job is killed while it creates the tables, later ones fail with "table already exists", as does the slower of two
+jobs. Concurrent runs wait for each other: MLflow sets SQLite's busy timeout to 20 s, and later failures are retried.
+WAL mode is not used, because it needs shared memory between machines, which network file systems do not provide.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from megaptm.track.address import database_path
 logger = logging.getLogger(__name__)
 
 
-# One that was written to since may be being made by somebody who does not take our lock: `mlflow ui`.
+# A file modified more recently may be in creation by a program without our lock: `mlflow ui`.
 QUIET_SECONDS = 10.0
 
 
 def ensure_database(uri: str) -> None:
-    """Make the database that `sqlite:///PATH` names, unless it is there; other addresses are a server's business.
+    """Create the database of `sqlite:///PATH` unless it exists. Other addresses are left to their servers.
 
-    One that was left half made, by whomever, is moved aside: it holds no run, and each run's journal is the truth.
+    An unfinished one is moved aside. It contains no run, and the journal of each run is the source of truth.
     """
     path = database_path(uri)
     if path is None:
@@ -50,7 +50,7 @@ def ensure_database(uri: str) -> None:
     lock_path = path.with_name(f".{path.name}.lock")
     with os.fdopen(open_own(lock_path, os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():  # another process was first, or it is half made
+        if path.exists():  # another process was first, or it is unfinished
             os.utime(lock_path)  # the file server's clock may differ from ours
             quiet = abs(os.fstat(lock.fileno()).st_mtime - path.stat().st_mtime)
             if _has_runs(path):
@@ -68,7 +68,7 @@ def ensure_database(uri: str) -> None:
 
 
 def _has_runs(path: Path) -> bool:
-    """Whether a run was ever kept there: then it was whole once, and what is wrong with it is not for us to mend."""
+    """Whether the database contains a run. Then it was complete once, and is not to be replaced."""
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", uri=True, timeout=20)) as database:
             return database.execute("select 1 from runs limit 1").fetchone() is not None
@@ -79,7 +79,7 @@ def _has_runs(path: Path) -> bool:
 
 
 def _refuse_other_program(path: Path) -> None:
-    """Raise if the file has a table that MLflow does not make: making MLflow's there would change another's data."""
+    """Raise `UserError` if the file has a table that MLflow does not create, because it belongs to another program."""
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=20)) as database:
         names = [name for (name,) in database.execute("select name from sqlite_master where type = 'table'")]
     known = (*Base.metadata.tables, "alembic_version")
@@ -92,13 +92,13 @@ def _refuse_other_program(path: Path) -> None:
 
 
 def _is_whole(url: URL, timeout: float = 20) -> bool:
-    """Whether MLflow can use it, which would also finish one whose tables lack nothing but a later version's."""
-    # Spelled in another way: MLflow keeps connections for each address, and those to a moved file must not serve.
+    """Whether MLflow can open it, which also migrates tables of an earlier version."""
+    # A different URL, because MLflow caches connections by URL, and those to a file that is moved must not be reused.
     asked = url.update_query_dict({"timeout": str(timeout)})
     try:
         SqlAlchemyStore(str(asked), "./mlruns").engine.dispose()
     except (MlflowException, SQLAlchemyError) as error:
-        if "database is locked" in str(error):  # somebody writes to it: `mlflow ui`, which may be making it
+        if "database is locked" in str(error):  # another program (`mlflow ui`) writes to it, and may be creating it
             raise BlockingIOError(f"{url.database} is being made by somebody else") from None
         return False
     return True
@@ -113,6 +113,6 @@ def _move_aside(path: Path) -> None:
 
 
 def _remove_halves(path: Path) -> None:
-    """What killed processes were making, and SQLite's journals of it: whoever lives would have the lock."""
+    """Remove unfinished files of killed processes, and their SQLite journals. A living process would hold the lock."""
     for half in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}*"):
         half.unlink(missing_ok=True)

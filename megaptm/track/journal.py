@@ -1,13 +1,13 @@
-"""`run/metrics.jsonl`, the run's own record: whatever becomes of the tracking server, nothing is lost.
+"""`run/metrics.jsonl`: metrics of a run. Nothing is lost if the tracking server fails.
 
 A line is one of
 
-    {"time": seconds since 1970, "step": 10, "loss": 3.2, ...}     metrics; inf and nan are strings, JSON has neither
+    {"time": seconds since 1970, "step": 10, "loss": 3.2, ...}     metrics; inf and nan are strings, as JSON lacks them
     {"time": ..., "params": {"layout.data": 2, ...}}
     {"time": ..., "artifact": "report/loss.png"}                   a file in the run folder
-    {"time": ..., "status": "RUNNING"}                             what training does from now on, in MLflow's words
+    {"time": ..., "status": "RUNNING"}                             MLflow status from now on
 
-`run/track.json` says how much of it MLflow has.
+`run/track.json` records how much of it MLflow has.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ REMEDY = "remove it"
 
 
 class Journal(JournalFile):
-    """The run's metrics, to be appended to."""
+    """Writer of a run's metrics."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / FILE
@@ -56,9 +56,9 @@ class Journal(JournalFile):
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, in the order written: dictionaries with `time`, `step` and the numbers of that step.
+    """Return the metrics of a run in order: dictionaries with `time`, `step` and the numbers of that step.
 
-    A step done again after a restart is there again; the later record is the one that counts.
+    A step that was repeated after a restart occurs again; the later record is valid.
     """
     path = Path(run) / FILE
     if not path.exists():
@@ -68,12 +68,12 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
-    """What of a record is a number: infinities and NaN, too."""
+    """Return the numeric entries of a record, including infinity and NaN."""
     return {key: value for key, value in record.items() if is_number(value) or is_not_finite(value)}
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """One line, or None for one that a crash tore."""
+    """Parse one line; None for a line truncated by a crash."""
     record = next(journal_lines(line), None)
     if record is None:
         return None
@@ -85,28 +85,28 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 @dataclass(config=ConfigDict(extra="forbid"))
 class UploadState:
-    """What MLflow has of the journal, `run/track.json`: a restart goes on from there."""
+    """Upload state, `run/track.json`, from which a restart continues."""
 
     uri: str | None
     experiment: str
     job: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tag by which the MLflow run is found again if we died between its creation and this file."""
+    """Tag that identifies the MLflow run if the process dies after creating it and before writing this file."""
     run_id: str | None = None
     experiment_id: str | None = None
     shipped: Annotated[int, Field(ge=0)] = 0
     """Bytes of the journal that MLflow has."""
     folder: str | None = None
-    """Absolute path of the run folder that this state was written for; None in a state of an older version."""
+    """Absolute path of the run folder; None in a state of an older version."""
     inode: int | None = None
     """Inode of that folder."""
     host: str | None = None
-    """Machine that wrote it."""
+    """Machine that wrote the state."""
     parent: str | None = None
     """MLflow run of the folder that this one was copied from."""
 
     @classmethod
     def found(cls, run: Path) -> UploadState | None:
-        """What the last restart left, if there was one; a `UserError` where that is damaged."""
+        """Return the state of the last restart, if there was one; raise `UserError` if it is damaged."""
         path = run / STATE
         try:
             content = plain_file(path).read_bytes()
@@ -116,10 +116,10 @@ class UploadState:
 
     @classmethod
     def read(cls, run: Path, *, uri: str | None, experiment: str) -> UploadState:
-        """The state left by the last restart.
+        """Return the state of the last restart, or a new one.
 
-        A new one, which makes a new MLflow run that gets the whole journal, if the URL is another or if the folder is
-        a copy of another run's.
+        A new state, if the URI changed or the folder is a copy of another run's, creates a new MLflow run with the
+        complete journal.
         """
         parent = None
         try:
@@ -139,9 +139,9 @@ class UploadState:
         return state
 
     def is_of_a_copy(self, run: Path) -> bool:
-        """Whether `run` is a copy of the folder that this state was written for, which goes on by itself.
+        """Whether `run` is a copy of the folder of this state, and thus a separate run.
 
-        A folder that was moved, or is mounted at another path, is no copy.
+        A folder that was moved, or is mounted at another path, is not a copy.
         """
         if self.folder is None or self.folder == str(run.resolve()):
             return False
@@ -152,7 +152,7 @@ class UploadState:
             return not os.path.samefile(original, run) if original.exists() else True
         if there is not None and there.job == self.job:
             return not original.samefile(run)
-        # The original is gone, or out of sight on another machine, where the same inode means the same folder.
+        # The original is gone, or on another machine, where the same inode means the same folder.
         return self.host != socket.gethostname() and self.inode != run.stat().st_ino
 
     def write(self, run: Path) -> None:

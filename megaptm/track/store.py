@@ -1,4 +1,4 @@
-"""MLflow's side: one run, opened again by every restart. Imported by the uploader's thread, never by the trainer."""
+"""MLflow run of a run folder, reopened by every restart. Only the upload thread imports this module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from megaptm.errors import UserError
 from megaptm.track.address import ARTIFACTS, curves, default_uri, refuse_foreign_server
 from megaptm.track.journal import FILE, UploadState, parsed
 
-# Read by MLflow when it is imported or called. With its own defaults one call to a dead server blocks for four minutes.
+# MLflow reads these when it is imported or called. With its defaults, one call to a dead server blocks for four
+# minutes.
 for name, value in {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -33,15 +34,15 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID  # noqa: E402
 from megaptm.track.database import ensure_database  # noqa: E402
 
 logger = logging.getLogger(__name__)
-logging.getLogger("alembic").setLevel(logging.ERROR)  # the tables of a new database, one line each
+logging.getLogger("alembic").setLevel(logging.ERROR)  # suppresses a line per table of a new database
 
 JOB_TAG = "megaptm.job"
-# A run's page opens on this text, and an experiment of this kind on its runs rather than on traces of chats.
+# Description on a run's page. The tag lets the experiment open on its runs instead of on chat traces.
 NOTE_TAG = "mlflow.note.content"
 NOTE = "[Curves]({curves}) of the run in `{run}`"
 KIND = ("mlflow.experimentKind", "custom_model_development")
 OTHER_SIGNS = re.compile(r"[^\w.\-/ :]")
-"""Characters that no key of MLflow has."""
+"""Characters that MLflow does not allow in keys."""
 REFUSALS = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST")
 METRICS_A_CALL = 1000
 PARAMS_A_CALL = 100
@@ -49,7 +50,7 @@ LONGEST_PARAM = 6000
 
 
 class MlflowRun:
-    """The MLflow run of a run folder."""
+    """MLflow run of a run folder."""
 
     def __init__(self, run: Path, state: UploadState) -> None:
         self._run = run
@@ -60,9 +61,9 @@ class MlflowRun:
         self._id = self._open(state)
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Send records; sent twice, they change nothing: MLflow knows a point by its key, time, step and value.
+        """Upload records. Repeating an upload has no effect: MLflow identifies a point by key, time, step and value.
 
-        A record that MLflow refuses is left out with a warning: it must not hold up the later ones.
+        A record that MLflow rejects is skipped with a warning, so that it does not block later ones.
         """
         try:
             self._send(records)
@@ -88,7 +89,8 @@ class MlflowRun:
                 self._send_status(record["status"], _moment(record))
 
     def _open(self, state: UploadState) -> str:
-        """The id of the run: the one we know, else the one we made and did not live to write down, else a new one."""
+        """Return the id of the run: the stored one, else one found by its tag (created but not stored), else a new
+        one."""
         if state.run_id is not None and (experiment := self._is_active(state.run_id)):
             state.experiment_id = experiment
             return state.run_id
@@ -106,7 +108,7 @@ class MlflowRun:
         return state.run_id
 
     def _create(self, experiment: str, state: UploadState) -> Run:
-        """It begins when its journal does: whoever reports it first may be long after."""
+        """Create the run. Its start time is that of its journal, since the first upload may be much later."""
         with (self._run / FILE).open("rb") as journal:
             first = parsed(journal.readline()) or {}
         begun = _moment(first) if "time" in first else None
@@ -116,7 +118,7 @@ class MlflowRun:
         return self._client.create_run(experiment, start_time=begun, tags=tags, run_name=self._run.name)
 
     def _is_active(self, run_id: str) -> str | None:
-        """The experiment of a run; None if MLflow does not have the run or somebody deleted it."""
+        """Return the experiment of a run; None if MLflow does not have the run or it was deleted."""
         try:
             info = self._client.get_run(run_id).info
         except MlflowException as error:
@@ -126,18 +128,19 @@ class MlflowRun:
         return str(info.experiment_id) if info.lifecycle_stage == LifecycleStage.ACTIVE else None
 
     def _experiment(self, state: UploadState) -> str:
-        """The experiment of that name, which is made unless it is there; one of another name if somebody deleted it.
+        """Return the experiment with the configured name, creating it if necessary. If it was deleted, use a numbered
+        name.
 
-        To restore it would restore the runs in it as well.
+        Restoring it would also restore its runs.
         """
-        # On a server files are the server's business; our own database keeps them beside it.
+        # A server decides where files are stored; for the default database they are beside it.
         place = None if state.uri is not None else (self._run.parent / ARTIFACTS).as_uri()
         for name in (state.experiment, *(f"{state.experiment}-{number}" for number in range(2, 1000))):
             known = self._client.get_experiment_by_name(name)
             if known is None:
                 try:
                     made = self._client.create_experiment(name, artifact_location=place, tags=dict([KIND]))
-                except MlflowException:  # another run was faster
+                except MlflowException:  # another run created it at the same time
                     known = self._client.get_experiment_by_name(name)
                     if known is None:
                         raise
@@ -149,14 +152,15 @@ class MlflowRun:
         raise UserError(f"MLflow experiments {state.experiment} to {name} were all deleted: set track.experiment.")
 
     def _send_status(self, status: str, moment: int) -> None:
-        """The run's time is that of its training, whenever we come to tell, and not that of an evaluation after it."""
+        """Set the status. The end time is that of training, and not of the upload or a later evaluation."""
         if status == "RUNNING":
             self._client.update_run(self._id, status=status)
         else:
             self._client.set_terminated(self._id, status=status, end_time=moment)
 
     def _send_params(self, params: dict[str, str]) -> None:
-        """MLflow never lets a parameter change; ours may at a restart (the layout): then a tag has the new value."""
+        """Send parameters. MLflow parameters are immutable, so a changed value (the layout after a restart) becomes a
+        tag."""
         known = self._client.get_run(self._id).data.params
         new = [Param(key, value) for key, value in params.items() if key not in known]
         changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if known.get(key, value) != value]
@@ -166,16 +170,17 @@ class MlflowRun:
             self._client.log_batch(self._id, tags=changed[start : start + PARAMS_A_CALL])
 
     def _send_file(self, path: Path) -> None:
-        # A journal that came from somebody else may name any file of the user's, or a link to one.
+        # An untrusted journal may name any file of the user, or a link to one.
         inside = path.resolve().is_relative_to(self._run.resolve())
-        if inside and path.exists():  # it may have been removed since, which concerns nobody here
+        if inside and path.exists():  # files removed in the meantime are skipped
             self._client.log_artifact(self._id, str(path))
 
 
 def _metrics(record: dict[str, Any]) -> list[Metric]:
     moment = _moment(record)
     return [
-        # MLflow makes 1.8e308 of an infinity, and no curve is visible beside it; a gap is. The journal has the truth.
+        # MLflow would store infinity as 1.8e308, which makes a curve unreadable; NaN leaves a gap. The journal keeps
+        # it.
         Metric(_name(key), float(value) if math.isfinite(value) else math.nan, moment, record["step"])
         for key, value in record.items()
         if key not in ("time", "step") and isinstance(value, (int, float))
@@ -183,12 +188,12 @@ def _metrics(record: dict[str, Any]) -> list[Metric]:
 
 
 def _moment(record: dict[str, Any]) -> int:
-    """Milliseconds since 1970."""
+    """Return milliseconds since 1970."""
     return round(1000 * record["time"])
 
 
 def _name(key: str) -> str:
-    """A key as MLflow takes it: an objective of the user's may name its losses otherwise."""
+    """Return a key with the characters that MLflow allows; loss names of a user's objective may contain others."""
     return OTHER_SIGNS.sub("_", key)
 
 

@@ -1,5 +1,5 @@
-"""What the trainer talks to, which waits for no network, server or database; and the thread that carries the journal to
-MLflow, from where it stopped the last time, as often as it takes."""
+"""Tracker of the trainer, which never waits for a network, server or database, and the thread that sends the journal to
+MLflow, with retries and from where it last stopped."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from megaptm.track.journal import FILE, Journal, UploadState, parsed
 
 logger = logging.getLogger(__name__)
 
-# Read at once; well under MLflow's limit of 1,000 metrics a call even when a step has ten.
+# Lines per batch: well below MLflow's limit of 1,000 metrics per call, even with ten metrics per step.
 BATCH_LINES = 80
-# So that fast steps travel together.
+# Seconds between batches, so that several fast steps are sent together.
 BETWEEN_SECONDS = 1.0
 LONGEST_RETRY_SECONDS = 60.0
 
 
 class Tracker:
-    """Rank 0's reporter of one run. One MLflow run per run folder, continued by every restart.
+    """Tracker of one run, on rank 0. A run folder has one MLflow run, which restarts continue.
 
-    `uri` is an MLflow tracking address; absent, a database beside the run folder. `enabled=False` keeps
-    only the journal.
+    `uri` is an MLflow tracking URI, by default a database beside the run folder. With `enabled=False`, only the journal
+    is written.
     """
 
     def __init__(
@@ -53,24 +53,26 @@ class Tracker:
             self._shipper.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Numbers of one step."""
+        """Record metrics of one step."""
         self._add({"step": step, **metrics})
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """What does not change during the run. What a restart changes after all is kept in tags named `latest.KEY`."""
+        """Record parameters of the run. If a restart changes one, the new value is in the tag `latest.KEY`."""
         self._add({"params": dict(params)})
 
     def log_artifact(self, path: str | Path) -> None:
-        """A file in the run folder, sent as it is when its turn comes."""
+        """Record a file in the run folder. Its content at the time of upload is sent."""
         self._add({"artifact": str(Path(path).resolve().relative_to(self._run))})
 
     def log_status(self, status: str) -> None:
-        """MLflow's word for what training does from now on: RUNNING, FINISHED, FAILED, KILLED, or SCHEDULED where it
-        will be continued. MLflow counts the time of the run from the first record to the last of these."""
+        """Record MLflow's status of the run: RUNNING, FINISHED, FAILED, KILLED, or SCHEDULED if it will be continued.
+
+        MLflow measures the run's duration from the first record to the last status.
+        """
         self._add({"status": status})
 
     def close(self, *, seconds: float = 20.0) -> int:
-        """Wait, but not for long, until MLflow has everything; returns how many records it still lacks."""
+        """Wait briefly for the upload; return the number of records that are still missing in MLflow."""
         left = self._shipper.finish(seconds) if self._shipper is not None else 0
         if left:
             logger.warning(
@@ -79,7 +81,7 @@ class Tracker:
                 self._journal.path,
                 self._run,
             )
-        with contextlib.suppress(OSError):  # which has been told
+        with contextlib.suppress(OSError):  # reported earlier
             self._journal.close()
         return left
 
@@ -96,7 +98,7 @@ class Tracker:
     def _add(self, record: Mapping[str, Any]) -> None:
         try:
             self._journal.add(record)
-        except OSError as error:  # a full disk must not stop the run here; the journal keeps the line in memory
+        except OSError as error:  # a full disk must not stop training; the line stays in memory
             if not self._complained:
                 logger.warning(
                     "%s cannot be written (%s): metrics are kept in memory until it can", self._journal.path, error
@@ -108,7 +110,7 @@ class Tracker:
 
 
 def upload(run: Path, *, uri: str | None, experiment: str) -> None:
-    """Send to MLflow what it lacks of a run's journal; a `UserError` if it cannot be sent."""
+    """Upload the missing part of a run's journal to MLflow; raise `UserError` if that fails."""
     run = run.resolve()
     refuse_credentials(uri or "", where="track.uri")
     if not (run / FILE).exists():
@@ -125,7 +127,7 @@ def upload(run: Path, *, uri: str | None, experiment: str) -> None:
 
 
 class Uploader(threading.Thread):
-    """Sends what is new, remembers how far it came, and tries again later when the server does not answer."""
+    """Thread that uploads new records, stores its position, and retries if the server does not respond."""
 
     def __init__(self, run: Path, *, uri: str | None, experiment: str, retry_seconds: float = 1.0) -> None:
         super().__init__(daemon=True, name="mlflow-uploader")
@@ -133,10 +135,10 @@ class Uploader(threading.Thread):
         self._state = UploadState.read(run, uri=uri, experiment=experiment)
         self._closing = False
         self.wake = threading.Event()
-        """Set when there is something new."""
+        """Set when there are new records."""
 
     def finish(self, seconds: float) -> int:
-        """Send the rest; returns the records left after `seconds` or the first failure."""
+        """Upload the remaining records; return the number left after `seconds` or after the first failure."""
         self._closing = True
         self.wake.set()
         self.join(timeout=seconds)
@@ -145,21 +147,21 @@ class Uploader(threading.Thread):
             return sum(1 for _ in journal)
 
     def send_once(self) -> None:
-        """Send the rest, in this thread; whatever goes wrong is raised."""
+        """Upload the remaining records in the calling thread. All errors are raised."""
         from megaptm.track.store import MlflowRun
 
         self._send_new(MlflowRun(self._run, self._state))
 
     def run(self) -> None:
         from megaptm.track.store import (
-            MlflowRun,  # imports MLflow: seconds, which are this thread's and not the trainer's
+            MlflowRun,  # imports MLflow, which takes seconds of this thread only
         )
 
         store: MlflowRun | None = None
         pause, complained = self._retry_seconds, False
         while True:
             self.wake.clear()
-            closing = self._closing  # after the line above: `finish` sets this first, so that its call is not missed
+            closing = self._closing  # read after `clear`: `finish` sets this first, so its wake-up is not missed
             try:
                 if store is None:
                     store = MlflowRun(self._run, self._state)
@@ -169,8 +171,8 @@ class Uploader(threading.Thread):
                 pause = self._retry_seconds
                 self._rest(BETWEEN_SECONDS)
                 self.wake.wait()
-            except Exception as error:  # whatever a server or a library comes up with must not reach the training
-                store = None  # somebody may have deleted the run: opened again, it is made again
+            except Exception as error:  # no error of a server or a library may reach training
+                store = None  # the run may have been deleted; opening it again creates a new one
                 if not complained:
                     complained = True
                     logger.warning(
@@ -186,7 +188,7 @@ class Uploader(threading.Thread):
     def _send_new(self, store: Any) -> None:
         while True:
             with (self._run / FILE).open("rb") as journal:
-                if journal.seek(0, os.SEEK_END) < self._state.shipped:  # somebody replaced the journal
+                if journal.seek(0, os.SEEK_END) < self._state.shipped:  # the journal was replaced
                     self._state.shipped = 0
                 journal.seek(self._state.shipped)
                 lines = [line for line in (journal.readline() for _ in range(BATCH_LINES)) if line.endswith(b"\n")]
@@ -197,7 +199,7 @@ class Uploader(threading.Thread):
             self._state.write(self._run)
 
     def _rest(self, seconds: float) -> None:
-        """Wait, unless the run ends meanwhile."""
+        """Wait, unless the run ends in the meantime."""
         deadline = time.monotonic() + seconds
         while not self._closing and time.monotonic() < deadline:
             time.sleep(0.05)
