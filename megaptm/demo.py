@@ -28,7 +28,7 @@ from megaptm.config.extension import extended_by
 from megaptm.config.model import model_spec
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
-from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError, shown
+from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.python_path import module_command
 from megaptm.report.summary import PICTURE
 from megaptm.resilience.events import last_saved
@@ -130,7 +130,8 @@ class Demo:
         done = (self.corpus / MANIFEST).exists()
         made_from = read_manifest(self.corpus).made_from if done else {}
         if done and (sources := made_from.get("recipe", {}).get("sources")) != [self.text]:
-            raise UserError(f"{self.folder} was made from {shown(sources)}: remove it to begin with other text.")
+            texts = ", ".join(map(str, sources or ["other text"]))
+            raise UserError(f"{self.folder} was made from {texts}: remove it to begin with other text.")
         size = [f"tokenizer.vocabulary={self.vocabulary}", f"limit_bytes={LIMIT_BYTES}", "validation=0.05"]
         self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 

@@ -303,7 +303,7 @@ BAD = {
     "beyond": "is damaged .it names document 5,000 of ",
     "built again": "texts, was built again since",
     "infinite": "is no file of retrieved documents .it says nothing of corpora",
-    "moved": "found has texts of .*gone, and no corpus is there: put it back, or",
+    "moved": "found has texts of .*gone, and no corpus is there: put it back \\(a symbolic",
 }
 
 

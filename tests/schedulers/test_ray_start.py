@@ -67,6 +67,7 @@ def test_a_start_that_fails_for_too_long_is_an_error_that_names_the_node(folder)
 
 def test_a_ray_of_this_process_is_started_again_within_the_same_limit(monkeypatch, capsys):
     class Ray:
+        job_config = pytest.importorskip("ray.job_config")
         failures = 2
 
         def init(self, **_):
@@ -76,7 +77,6 @@ def test_a_ray_of_this_process_is_started_again_within_the_same_limit(monkeypatc
 
         def shutdown(self): ...
 
-    pytest.importorskip("ray")
     monkeypatch.setattr("megaptm.schedulers.ray.start.PAUSE_SECONDS", 0.0)
     ray = Ray()
     _start_here(ray, 1)

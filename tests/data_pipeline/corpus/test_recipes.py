@@ -205,7 +205,7 @@ tagger.labels = ["x"]
 
 def test_no_single_document_ends_a_build_whatever_a_function_of_the_user_raises_on_it(tmp_path, monkeypatch):
     (tmp_path / "rules_that_raise.py").write_text(RULES)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     texts = [*SENTENCES, "Too deep for that function.", "What the tagger cannot do."]
     source = records(tmp_path / "a.jsonl", *texts)
     settings = ["steps=[{keep-if: {call: 'rules_that_raise:deep'}}]", "annotate={tags: 'rules_that_raise:tagger'}"]
