@@ -14,7 +14,13 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("learning_rate", "max_lr", "peak_lr"), "lr"),
     **dict.fromkeys(("warmup", "lr_warmup_steps", "lr_warmup_iters", "num_warmup_steps"), "warmup_steps"),
     **dict.fromkeys(("lr_decay_iters", "lr_decay_steps"), "decay_steps"),
-    **dict.fromkeys(("lr_scheduler_type", "lr_decay_style", "lr_scheduler", "scheduler", "decay_type"), "decay"),
+    **dict.fromkeys(
+        (
+            *("lr_scheduler_type", "lr_decay_style", "lr_scheduler", "lr_schedule", "scheduler", "schedule"),
+            "decay_type",
+        ),
+        "decay",
+    ),
     **dict.fromkeys(("min_lr", "end_lr"), "final"),
     **dict.fromkeys(("max_grad_norm", "clip_grad", "clip_norm", "gradient_clipping"), "clip"),
     **dict.fromkeys(("adam_betas", "adam_beta1", "adam_beta2", "beta1", "beta2"), "betas"),

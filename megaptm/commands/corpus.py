@@ -42,9 +42,11 @@ def build(words: tuple[str, ...]) -> None:
       megaptm corpus build python-library out=corpora/python tokenizer.vocabulary=4096
       megaptm corpus build 'books/**/*.txt' notes.jsonl out=corpora/books tokenizer.kind=wordpiece
       megaptm corpus build more/ out=corpora/more tokenizer=corpora/books/tokenizer
+      megaptm corpus build data 'reviews*.jsonl:text=content' out=corpora/reviews
       megaptm corpus build configs/corpora/web.yaml out=s3://bucket/web workers=16
 
     \b
+    GLOB:KEY=VALUE   a setting for the files whose names match, such as text, format, encoding
     out          folder or URL of the corpus; it appears when it is complete. A build that was killed goes on where it
                  was when the same command is given again.
     workers      Ray workers; 0: this process alone; by default as the input asks for

@@ -129,7 +129,14 @@ def read_override(text: str) -> ConfigLayer:
     key = key.strip()
     if not equals or not key or any(not part for part in key.split(".")):
         raise UserError(f"override {text!r}: write key=value, for instance train.steps=100.")
-    value, _ = _parse(written, where=f"override {text!r}")
+    try:
+        value, _ = _parse(written, where=f"override {text!r}")
+    except UserError as error:
+        if not (written.startswith(("{", "[")) and text[-1] in ":,"):
+            raise
+        close = "}" if written[0] == "{" else "]"
+        hint = f"the shell split it at a space; put it in quotes: '{text} ...{close}'."
+        raise UserError(f"{str(error).removesuffix('.')}; {hint}") from None
     origins = {}
     for part in reversed(key.split(".")):
         value = {part: value}

@@ -76,8 +76,8 @@ class Tracker:
         left = self._shipper.finish(seconds) if self._shipper is not None else 0
         if left:
             logger.warning(
-                "%d records of %s have not reached the tracking server; `megaptm report --upload %s` sends them later",
-                left,
+                "%s of %s not sent to the tracking server yet; `megaptm report --upload %s` sends the rest",
+                f"{left:,} record{'s' * (left != 1)}",
                 self._journal.path,
                 self._run,
             )

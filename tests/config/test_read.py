@@ -244,6 +244,7 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
         ("train.steps", ["override 'train.steps'", "key=value"]),
         ("train..steps=1", ["key=value"]),
         ("train.steps=[1", ["override 'train.steps=[1'", "not valid YAML"]),
+        ("data.mix={corpora/books:", ["not valid YAML", "the shell split", "'data.mix={corpora/books: ...}'"]),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_key(minimal, override, parts):

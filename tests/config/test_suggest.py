@@ -63,6 +63,11 @@ def test_what_was_meant(name: str, meant: str | None) -> None:
     assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == meant
 
 
+@pytest.mark.parametrize("name", ["schedule", "lr_schedule", "lr_scheduler_type"])
+def test_a_schedule_of_the_learning_rate_is_its_decay(name: str) -> None:
+    assert suggest(name, ["decay", "decay_steps", "warmup_steps"]) == "decay"
+
+
 def test_a_name_of_another_library_means_nothing_where_its_key_is_not_known() -> None:
     assert suggest("learning_rate", ["width"]) is None
 
