@@ -1,4 +1,4 @@
-"""Configs: YAML in, a typed and checked `Config` out. No torch."""
+"""Configs: from YAML to a typed and checked `Config`. Does not import torch."""
 
 from megaptm.config.distillation import distillation_of
 from megaptm.config.model import resolve, resolve_model

@@ -1,4 +1,4 @@
-"""What a config may not combine. Each rule is one sentence that names the keys and their values."""
+"""Rules for combinations of config keys. Each rule gives one message with the keys and their values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(config: Config) -> None:
 
 
 def broken_rules(config: Config) -> Iterator[str]:
-    """Every broken rule; those about the model only where the catalogue has it."""
+    """Yield every broken rule. Rules of the model apply only if its family and size are known."""
     unknown = list(_names(config))
     yield from unknown
     if isinstance(_family(config.model), WordFamily):
@@ -52,7 +52,7 @@ def broken_rules(config: Config) -> Iterator[str]:
 
 
 def broken_model_rules(model: ModelConfig) -> Iterator[str]:
-    """Every broken rule of a model alone."""
+    """Yield every broken rule of a model by itself."""
     unknown = list(_family_and_size(model))
     if unknown:
         yield from unknown
@@ -61,7 +61,7 @@ def broken_model_rules(model: ModelConfig) -> Iterator[str]:
 
 
 def _family(model: ModelConfig) -> Family | WordFamily | None:
-    with contextlib.suppress(UserError):  # told elsewhere
+    with contextlib.suppress(UserError):  # reported by other code
         return find_family(model.family)
     return None
 
@@ -95,7 +95,7 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
 
 
 def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
-    """Corpora that tasks name must be there, and those that are there must be read."""
+    """Yield an error for a corpus of a task that is not in the mix, and for one in the mix that no task reads."""
     for task in objective.tasks:
         for name in task.corpora:
             if name not in mix:
@@ -106,7 +106,7 @@ def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[st
 
 
 def _told_apart(task: BaseObjective, family: Family) -> Iterator[str]:
-    """Segments and ids of tasks are rows of the family's tables."""
+    """Yield an error if segments or task ids exceed the family's tables."""
     if "segment" in family.inputs and task.segments > family.segments:
         known = f"{family.name} {family.segments}"
         yield f"objective ({task.name}) tells {task.segments} texts apart by segments, {known}: use another."
@@ -159,8 +159,7 @@ def _model(config: Config) -> Iterator[str]:
 
 
 def _compared(config: Config) -> Iterator[str]:
-    """A row that is told from the others of its batch has some there: alone it is always right, and nothing is
-    learned."""
+    """Yield an error if a contrastive loss has a batch of one sample, in which there is nothing to compare it with."""
     if config.train.batch > 1:
         return
     for loss in config.built_objective.losses:
@@ -169,7 +168,7 @@ def _compared(config: Config) -> Iterator[str]:
 
 
 def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """A row of a batch goes on where the same row of the batch before ended: there must be as many in each."""
+    """Yield errors of recurrence across batches, which requires the same number of sequences in each batch."""
     task, train = config.built_objective, config.train
     goes_on = task.unit == "lane"
     if spec.remembers and not goes_on:
@@ -187,7 +186,7 @@ def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def _regions(config: Config) -> int:
-    """Places of a row behind its text that no table of positions knows."""
+    """Return the number of positions of regions, which follow the text and need no learned positions."""
     regions = config.built_objective.batch(config.data.sequence, config.data.document_mask).fields.get(
         "region_features"
     )
@@ -195,7 +194,8 @@ def _regions(config: Config) -> int:
 
 
 def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """A decoder may be asked for more than the encoder reads: its row then needs places as well."""
+    """Yield an error if a stack's sequence is longer than its learned positions. A decoder may need more than the
+    encoder."""
     task = config.built_objective
     streams = task.batch(config.data.sequence, config.data.document_mask).streams
     for stack, prefix in spec.family.prefixes.items():
@@ -211,7 +211,7 @@ def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def _distill(config: Config) -> Iterator[str]:
-    """About the teacher, where there is one; what student and teacher are to each other, if both are right."""
+    """Yield errors of the teacher. The relation of student and teacher is checked only if both are valid."""
     if config.distill is None:
         return
     mistakes = [*teacher_rules(config, broken_model_rules)]
@@ -221,7 +221,7 @@ def _distill(config: Config) -> Iterator[str]:
 
 
 def _init(config: Config) -> Iterator[str]:
-    """About the run that this one begins with."""
+    """Yield errors of the initial weights from another run."""
     if config.train.init_from is None:
         if config.train.init_step is not None:
             yield "train.init_step is of the run in train.init_from, which is missing: name that, or leave both out."
@@ -256,7 +256,7 @@ def _layout(config: Config) -> Iterator[str]:
     ):
         if number % tensor:
             yield f"layout.tensor ({tensor}) must divide the {number} {what} of {title}."
-            break  # a number that divides these may divide the others
+            break  # a value that divides this one may also divide the others
     layers = spec.layers
     chunks = layout.pipeline * layout.virtual
     if layout.virtual > 1 and layout.pipeline == 1:
@@ -289,7 +289,7 @@ def _communication(config: Config) -> Iterator[str]:
 
 
 def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
-    """Tokens of one row of each stack."""
+    """Yield the number of tokens in a sequence of each stack."""
     lengths = row_lengths(config.built_objective.batch(config.data.sequence, config.data.document_mask), spec.family)
     for place, (name, length) in enumerate(lengths.items()):
         yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
@@ -311,7 +311,7 @@ def _rows(config: Config) -> Iterator[str]:
 
 
 def _rows_that_fit(batch: int, data: int) -> str:
-    """What to do where a batch does not divide into micro-batches of all data ranks."""
+    """Return advice for a batch that cannot be divided into micro-batches of all data ranks."""
     if data > batch:
         return f"{batch:,} rows are enough for {batch:,} data ranks at most: take fewer devices, or more rows"
     if batch % data:
@@ -320,7 +320,7 @@ def _rows_that_fit(batch: int, data: int) -> str:
 
 
 def _ramp(config: Config) -> Iterator[str]:
-    """Every batch of the ramp must be one that the layout can take."""
+    """Yield an error if the layout cannot divide a batch of the ramp."""
     if (ramp := config.train.ramp) is None:
         return
     linear = {"start": ramp.start, "increment": ramp.increment, "samples": ramp.samples}
@@ -371,14 +371,15 @@ def _skip(config: Config) -> Iterator[str]:
             yield f"train.skip.{step} is not before the last step (train.steps {train.steps}): lower it, or remove it."
     if not train.skip:
         return
-    with contextlib.suppress(UserError):  # told elsewhere
+    with contextlib.suppress(UserError):  # reported by other code
         if "begins" in config.built_objective.batch(config.data.sequence, config.data.document_mask).fields:
             name = config.built_objective.name
             yield f"train.skip: rows of {name} go on where those of the step before ended, so none may be passed over."
 
 
 def _restarts(config: Config) -> Iterator[str]:
-    """Steps at which the rate rises anew: in order, each after the rise from the one before is over."""
+    """Yield an error unless restarts are ascending and each comes after the warm-up and stable phase of the one
+    before."""
     optimizer = config.optimizer
     if not optimizer.restarts or any(_ramp(config)):
         return
@@ -396,11 +397,11 @@ def _restarts(config: Config) -> Iterator[str]:
 
 
 ENDLESS = ("rsqrt", "noam", "constant")
-"""Ways to fall that reach no end."""
+"""Decay functions without an end."""
 
 
 def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Keys that a way to fall needs, and those that mean nothing to it."""
+    """Yield errors of missing or unused keys of a decay function."""
     decay, warmup, stable = optimizer.decay, optimizer.warmup_steps, optimizer.stable_steps
     if decay == "rsqrt" and not warmup and not stable:
         yield "optimizer.decay rsqrt needs optimizer.warmup_steps or optimizer.stable_steps of at least 1."
@@ -435,7 +436,7 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
 
 
 def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
-    """Keys that an update rule has no use for."""
+    """Yield errors of keys that the update rule does not use."""
     used_by = {
         "momentum": ("sgd", "adafactor"),
         "initial_accumulator": ("adagrad",),

@@ -1,4 +1,4 @@
-"""One config for machines of several sizes: the table `layouts` and the number `devices` become `layout`."""
+"""Config for machines of several sizes: `layouts` and `devices` determine `layout`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from megaptm.errors import UserError
 
 
 def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -> tuple[dict[str, Any], int | None]:
-    """`values` with the row for its number of devices under its layout, and that number if data ranks follow from it.
+    """Return `values` with the layout for its number of devices, and that number if it determines the data ranks.
 
-    Of `devices` and `layout.data` the one that was given later counts; `levels` are the files and, together, what was
-    typed.
+    If both `devices` and `layout.data` are set, the later one counts. `levels` are the files, and last the overrides.
     """
     offered = DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
     rest = {key: value for key, value in values.items() if key not in DeviceLayout.model_fields}
@@ -32,7 +31,7 @@ def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -
 
 
 def device_mismatch(config: Config, devices: int) -> Iterator[str]:
-    """Why the layout cannot have this number of devices."""
+    """Yield an error if the layout cannot use this number of devices."""
     layout = config.layout
     if devices % (layout.tensor * layout.pipeline):
         yield (
@@ -47,13 +46,14 @@ def device_mismatch(config: Config, devices: int) -> Iterator[str]:
 
 
 def with_all_devices(config: Config, devices: int) -> Config:
-    """The config with as many data ranks as fill the devices."""
+    """Return the config with as many data ranks as fill the devices."""
     data = devices // (config.layout.tensor * config.layout.pipeline)
     return config.model_copy(update={"layout": config.layout.model_copy(update={"data": data})})
 
 
 def _row(layouts: Mapping[int, Layout], devices: int) -> Layout:
-    """A row is for its number of devices and more, up to the next one; fewer than in any row take the first."""
+    """Return the layout with the largest number of devices that is available; the smallest if there are fewer
+    devices."""
     if not layouts:
         return Layout()
     return layouts[max((number for number in layouts if number <= devices), default=min(layouts))]
@@ -69,5 +69,5 @@ def _check_row(number: int, row: Layout) -> None:
 
 
 def _latest(levels: Sequence[Sequence[ConfigLayer]], gives: Callable[[dict[str, Any]], bool]) -> int:
-    """The last level that gives something; -1 where none does."""
+    """Return the index of the last level for which `gives` is true; -1 without one."""
     return max((at for at, level in enumerate(levels) if any(gives(layer.values) for layer in level)), default=-1)

@@ -1,4 +1,4 @@
-"""The teacher that a config names, and what it may not be to its student: each rule one sentence with its key."""
+"""Teacher of a config, and rules for the combination of student and teacher."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _TeacherOnly(Section):
 
 
 def teacher_model(config: Config) -> ModelConfig:
-    """What the teacher is; its vocabulary is the student's, where nobody says it."""
+    """Return the section of the teacher's model. Its vocabulary is the student's by default."""
     assert config.distill is not None
     return _TeacherOnly.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
 
 
 def with_resolved_teacher(config: Config) -> Config:
-    """The same config with every number of its teacher written out, as `model.resolved` writes the model's."""
+    """Return the config with all sizes of the teacher filled in, as `model.resolved` does for the model."""
     assert config.distill is not None
     alone = resolved(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
     model = alone.model_dump(mode="json", exclude_none=True)
@@ -35,7 +35,7 @@ def with_resolved_teacher(config: Config) -> Config:
 
 
 def distillation_of(config: Config) -> Distillation:
-    """What a student is asked of its teacher, of a config that has one and has been checked."""
+    """Return the distillation of a checked config that has a teacher."""
     said = config.distill
     assert said is not None
     questions = _questions(config)
@@ -57,14 +57,14 @@ def distillation_of(config: Config) -> Distillation:
 
 
 def _questions(config: Config) -> tuple[str, ...]:
-    """Heads of the objective whose answers are compared."""
+    """Return the heads of the objective whose logits are compared."""
     assert config.distill is not None
     rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
     return tuple(rows) if config.distill.answers else ()
 
 
 def teacher_rules(config: Config, broken_model_rules: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
-    """Broken rules of the teacher alone."""
+    """Yield broken rules of the teacher by itself."""
     said = config.distill
     assert said is not None
     if not said.model:
@@ -85,7 +85,7 @@ def teacher_rules(config: Config, broken_model_rules: Callable[[ModelConfig], It
 
 
 def distillation_rules(config: Config) -> Iterator[str]:
-    """What student and teacher may not be to each other."""
+    """Yield broken rules of the combination of student and teacher."""
     said, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
     assert said is not None
     if not any(getattr(said, hook) for hook in HOOKS):
@@ -114,7 +114,7 @@ def distillation_rules(config: Config) -> Iterator[str]:
 
 
 def _cached(said: DistillConfig) -> Iterator[str]:
-    """Of a teacher that is not run, no more is known than what it says of words."""
+    """Yield errors of losses other than word logits, which need a teacher that is run."""
     if said.cached is not None and "://" in said.cached:
         yield f"distill.cached ({said.cached}) must be a folder on disk: copy it there, where all nodes see it."
     for hook in HOOKS:
@@ -126,7 +126,7 @@ def _cached(said: DistillConfig) -> Iterator[str]:
 
 
 def _unfit(spec: ModelSpec) -> str:
-    """What of a model there is no distillation for, if anything."""
+    """Return the property of a model that distillation does not support, or an empty string."""
     wrong = {
         "is recurrent": spec.family.is_recurrent,
         "remembers rows before": spec.remembers,
@@ -137,7 +137,7 @@ def _unfit(spec: ModelSpec) -> str:
 
 
 def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """Both read one batch."""
+    """Yield errors if student and teacher cannot read the same batch."""
     if teacher.vocabulary != student.vocabulary:
         yield (
             f"distill.model.vocabulary ({teacher.vocabulary:,}) must be model.vocabulary ({student.vocabulary:,}): "
@@ -192,7 +192,7 @@ def _layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
 
 
 def _hooks(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """What is compared must be of one shape."""
+    """Yield errors if compared tensors differ in shape."""
     stacks = [*student.family.stacks]
     if said.logits and (student.size.cutoffs or teacher.size.cutoffs):
         yield "distill.logits compares words of one table each: set model.cutoffs=[], or leave it out."
@@ -227,7 +227,7 @@ def _width(spec: ModelSpec, stack: str) -> int:
 
 
 def _layers(said: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: str) -> tuple[int, ...] | None:
-    """Of each layer of a stack the teacher's; None where nobody says which, and they are no equal groups."""
+    """Return the teacher layer for each student layer; None if not configured and the depths are not multiples."""
     if not (said.hidden or said.scores):
         return ()
     if said.layers:
@@ -238,7 +238,7 @@ def _layers(said: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: 
 
 
 def _lists(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """Lists with an entry for each layer of the student."""
+    """Yield errors of lists with an entry per student layer."""
     for key in ("layers", "layer_weights", "initial_layers"):
         for stack in student.family.stacks if (listed := getattr(said, key)) else ():
             ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
@@ -256,7 +256,7 @@ def _lists(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Itera
 
 
 def _initial(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
-    """A slice of the teacher is of its shape."""
+    """Yield errors if the teacher's layers cannot initialize the student's."""
     for stack, block in student.family.stacks.items():
         if block != teacher.family.stacks[stack]:
             yield f"distill.initial_layers: layers of {student.name} are no layers of {teacher.name}; leave it out."

@@ -1,4 +1,4 @@
-"""A pydantic error as one sentence: where it was written, which key, what is wrong, what to write."""
+"""Convert a pydantic error to one message: location, key, problem, remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from megaptm.suggest import advice, equivalent, suggest
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
-    """Every mistake. Unknown keys come first; what they were meant to be is not told as missing as well."""
+    """Return a message for every mistake. Unknown keys come first; the keys that they were meant to be are not reported
+    as missing."""
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     meant = {_meant(_path(one)) for one in details if one["type"] == "extra_forbidden"}
     told = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
@@ -24,12 +25,12 @@ def error_messages(error: ValidationError, *, origins: dict[str, str], source: s
 
 
 def _path(details: ErrorDetails) -> tuple[str, ...]:
-    # pydantic marks a mapping's key with a step of its own, which is no part of the name that the user wrote.
+    # pydantic inserts a step for a mapping's key, which is not part of the user's name.
     return tuple(str(step) for step in details["loc"] if step != "[key]")
 
 
 def _is_of_a_short_list(details: ErrorDetails) -> bool:
-    """Whether an entry of a list is missing, as it is told of each."""
+    """Whether an entry of a fixed-length list is missing. pydantic reports each missing entry."""
     return details["type"] == "missing" and isinstance(details["loc"][-1], int)
 
 
@@ -41,7 +42,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         whole = ".".join(path[:-1])
         return f"{origin or source}: {whole} must be {_entries(path[:-1])} entries, not {told_value(details['input'])}."
     if details["type"] == "missing":
-        # Whoever began the section, in a file that this one extends, need not have given all of it.
+        # The file that started the section may be extended by this one, so it need not set all keys.
         where = origin if origin and origin.startswith(f"{source}:") else source
         begin = ": write it, or take another's, as `extends: gpt2/tiny` does" if key == "model" else ""
         return f"{where}: {key} is missing{_meaning(path)}{begin}."
@@ -59,7 +60,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
 
 
 def _corpora(said: object) -> str | None:
-    """What a mix is written as, where a corpus was, or a list of some."""
+    """Return the mapping to suggest for `data.mix`, if it was written as a corpus or a list of corpora."""
     if isinstance(said, str):
         return f"{said.strip('{}') or 'corpora/books'}: 1"
     if isinstance(said, list) and said and all(isinstance(one, str) for one in said):
@@ -68,7 +69,7 @@ def _corpora(said: object) -> str | None:
 
 
 def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
-    """Where the key was written, or the closest section above it."""
+    """Return the location of the key, or of the innermost section above it that has one."""
     for depth in range(len(path), 0, -1):
         if ".".join(path[:depth]) in origins:
             return origins[".".join(path[:depth])]
@@ -76,7 +77,7 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
 
 
 def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Names in a section of the schema (the top for an empty path), each with its meaning."""
+    """Return name -> meaning of the keys in a section of the schema. An empty path is the top level."""
     if path[:1] == ("layouts",):
         return _meanings(Layout) if len(path) == 2 else {}
     section = _section(path)
@@ -86,10 +87,10 @@ def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
-    """The class of the section at a path of the schema."""
+    """Return the class of the section at a path of the schema."""
     section: Any = Config
     for step in path:
-        if get_origin(section) is dict:  # of sections by a name that is free
+        if get_origin(section) is dict:  # sections with user-defined names
             section = get_args(section)[1]
         else:
             field = section.model_fields.get(step)
@@ -100,13 +101,13 @@ def _section(path: tuple[str, ...]) -> type[BaseModel] | None:
 
 
 def _without_none(annotation: Any) -> Any:
-    """What a key holds that may be absent."""
+    """Return the type of an optional key."""
     kinds = [kind for kind in get_args(annotation) if kind is not NoneType] if isinstance(annotation, UnionType) else []
     return kinds[0] if len(kinds) == 1 else annotation
 
 
 def _entries(path: tuple[str, ...]) -> int:
-    """Of a list of a length that is given, which may itself be an entry of lists."""
+    """Return the length of a fixed-length list, which may be nested in lists."""
     depth = max(place for place, step in enumerate(path) if not step.isdecimal())
     section = _section(path[:depth])
     assert section is not None
@@ -117,7 +118,7 @@ def _entries(path: tuple[str, ...]) -> int:
 
 
 def _bare(annotation: Any) -> Any:
-    """A kind without what is said of it besides, and without None."""
+    """Return a type without annotations and without None."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -135,8 +136,7 @@ def _meaning(path: tuple[str, ...]) -> str:
 
 
 def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
-    """Return `; did you mean X?`, advice, or the keys of the section; a number is a key of one of its tables of
-    numbers."""
+    """Return `; did you mean X?`, advice, or the keys of the section. A numeric key may belong to one of its tables."""
     if instead := advice(".".join(path), path[-1]):
         return f"; {instead}"
     meant = _meant_of_number(path) if numbered else _meant(path)
@@ -147,8 +147,8 @@ def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
 
 
 def _with_known_part(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
-    """Return the path of the first key inside an unknown section that another project is known for, else the path of
-    the section itself."""
+    """Return the path of the first key in an unknown section that another project uses, else the path of the
+    section."""
     inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _meant(path) else []
     return next((one for one in inside if advice(one[-1]) or _meant(one)), path)
 
@@ -161,8 +161,8 @@ def _meant_of_number(path: tuple[str, ...]) -> str | None:
 
 
 def _meant(path: tuple[str, ...]) -> str | None:
-    """Return the path of the key that was meant: a spelling of this section, the same name in another section, another
-    project's name of a key, or the nearest name of this section."""
+    """Return the path of the intended key: a spelling in this section, the same name in another section, another
+    project's name of a key, or the nearest name in this section."""
     here, name = path[:-1], path[-1]
     sections = [here, (), *((section,) for section in fields())]
     mistyped = [(*here, one) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]

@@ -1,4 +1,4 @@
-"""Learning rate of a run that is continued with another number of steps: whether it jumps, and which keys decide it."""
+"""Learning rate of a run continued with another number of steps: whether it jumps, and which keys resolve that."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ SCHEDULE_KEYS = ("train.steps", "optimizer.decay_steps", "optimizer.restarts")
 
 @dataclass(frozen=True)
 class RateJump:
-    """Learning rate of the first step after a resume, by the old config and by the new one."""
+    """Learning rate of the first step after a resume, in the old and the new config."""
 
     step: int
-    """Steps that are done."""
+    """Number of steps done."""
     before: float
     after: float
 
     @property
     def size(self) -> str:
-        """`5.5 times`, where the old rate is not zero."""
+        """Factor such as `5.5 times`, unless the old rate is zero."""
         return f" ({self.after / self.before:.3g} times)" if self.before else ""
 
 
 @dataclass(frozen=True)
 class ScheduleChoice:
-    """A key that decides how the rate of a longer run goes on."""
+    """Key that determines the further learning rate of a longer run."""
 
     key: str
     value: Any
@@ -40,7 +40,7 @@ class ScheduleChoice:
 
     @property
     def override(self) -> str:
-        """As typed: `optimizer.restarts=[200]`."""
+        """Override as typed: `optimizer.restarts=[200]`."""
         value = [*self.value] if isinstance(self.value, tuple) else self.value
         return f"{self.key}={value}".replace(" ", "")
 
@@ -65,7 +65,7 @@ def _choices(begun: Config, config: Config, step: int) -> Iterator[ScheduleChoic
     last = rate_of(_with(config, keep), steps - 1)
     if steps <= begun.train.steps:
         yield keep
-    elif last > 0.0:  # a tail at a rate of zero learns nothing
+    elif last > 0.0:  # training at a rate of zero has no effect
         yield replace(keep, effect=f"fall as before, and stay at {last:.3g} to the end")
     whole = ScheduleChoice("optimizer.decay_steps", None, "fall until the end")
     spread = replace(whole, value=decay_end(_with(config, whole), step))

@@ -1,4 +1,4 @@
-"""What families that read images may not be told: each rule one sentence with its key."""
+"""Rules for families that read images. Each rule gives one message with its key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from megaptm.objectives.images import ImageObjective
 from megaptm.spec import ModelSpec
 
 OF_TOKENS = ("embedding", "cutoffs")
-"""Keys about a table of tokens, which such a family has not."""
+"""Keys of a token table, which these families lack."""
 
 
 def image_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys that mean nothing to a family that reads images, and patches that no image has."""
+    """Yield errors of unused keys, and of patches that do not form a square."""
     family = spec.family
     for key in OF_TOKENS:
         if getattr(model, key):
@@ -30,8 +30,8 @@ def image_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def image_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """The objective cuts images into the patches that the model reads."""
-    if spec.size.patch is None:  # told by `image_shape`
+    """Yield errors if the objective's patches differ from the model's."""
+    if spec.size.patch is None:  # reported by `image_shape`
         return
     sequence, patch = config.data.sequence, spec.size.patch
     if sequence != spec.context:

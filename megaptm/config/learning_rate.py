@@ -1,4 +1,4 @@
-"""Learning rate as a function of the step, and of what was read before it."""
+"""Learning rate as a function of the step and of the number of samples before it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from megaptm.config.schema import Config, OptimizerConfig
 
 
 def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
-    """The rate of step `step` (0, 1, ...) of a run.
+    """Return the rate of step `step` (0, 1, ...) of a run.
 
-    `rose`: after how many steps a held-out loss was above the one before it for the first time, which `halving` asks.
-    Time is what was read, in whole batches: where the batch ramps, a step of a tenth of its rows is a tenth of a step.
-    With `optimizer.counts` steps, a step is a step.
+    `rose`: number of steps after which a validation loss first exceeded the one before it, used by `halving`.
+
+    By default time is counted in full batches: with a batch ramp, a step with a tenth of the samples counts as a tenth.
+    With `optimizer.counts` of steps, each step counts as one.
     """
     if config.optimizer.counts == "steps":
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
@@ -42,7 +43,8 @@ def decay_end(config: Config, step: int) -> int:
 
 
 def counted_restarts(config: Config) -> tuple[float, ...]:
-    """When the rate begins anew, counted as it counts: restarts are steps of the run, as stages of its objective."""
+    """Return the restarts in the unit of the rate. In the config they are steps of the run, like stages of an
+    objective."""
     restarts = config.optimizer.restarts
     if config.optimizer.counts == "steps":
         return restarts
@@ -50,7 +52,7 @@ def counted_restarts(config: Config) -> tuple[float, ...]:
 
 
 def peak_of(config: Config) -> float:
-    """The highest rate of a run that gets there."""
+    """Return the maximum rate of a run."""
     return _peak(config.optimizer, _width(config))
 
 
@@ -64,12 +66,16 @@ def learning_rate(
     width: int | None = None,
     rose: float | None = None,
 ) -> float:
-    """The rate of the step after `step` others: a linear rise to the peak, perhaps a while there, then the decay.
+    """Return the rate of the step after `step` others: a linear rise to the peak, an optional constant phase, then the
+    decay.
 
-    `restarts`: counted as `step` is (absent: the optimizer's); `size`: this step's share of a whole one; `width`: of
-    the model, which `noam` asks for; `rose`: when the held-out loss did, which `halving` asks for. What falls to an end
-    reaches it at `decay_steps` (all of `steps` when absent) and stays there. After one of `restarts` all begins anew,
-    and ends with the next.
+    - `restarts`: in the unit of `step`; default: the optimizer's. The schedule starts again at each and ends at the
+      next.
+    - `size`: this step's share of a full one.
+    - `width`: width of the model, used by `noam`.
+    - `rose`: time at which the validation loss rose, used by `halving`.
+
+    A decay with an end reaches it at `decay_steps` (by default all of `steps`) and stays there.
     """
     step, steps = _since_restart(step, steps, optimizer.restarts if restarts is None else restarts)
     peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
@@ -95,7 +101,7 @@ def learning_rate(
 
 
 def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
-    """The step, and how many there are, from the last restart until the next or the end."""
+    """Return the step since the last restart, and the number of steps from there to the next one or the end."""
     begun = max((one for one in restarts if one <= step), default=0)
     ended = min((one for one in restarts if one > step), default=steps)
     return step - begun, min(ended, steps) - begun

@@ -1,4 +1,4 @@
-"""The model that a config names: its family's table, and what the config changes of it."""
+"""Resolve the model of a config: the family's table of sizes, with the config's changes."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatist
 
 SHAPE = tuple(Shape.model_fields)
 OF_TABLES = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE)
-"""Keys of a config's model that are numbers of word vectors alone."""
+"""Keys of a config's model that only word vectors have."""
 CLUSTERS = ("cutoffs", "division")
-"""Of the vocabulary."""
+"""Keys of the vocabulary's clusters."""
 OF_CHARACTERS = ("filters", "highway", "character_width")
-"""Of what words are made of."""
+"""Keys of the character layers."""
 LOSSES = ("z_loss", "label_smoothing", "negatives")
-"""Numbers of the loss of a token."""
+"""Keys of a token's loss."""
 SHARING = ("share", "groups", "cycle")
 OF_BLOCKS = (*SHARING, "attention_dropout", *PATTERN_NUMBERS)
 
 
 def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
-    """Of a stack: what the config says, or else its table."""
+    """Return the shape of a stack: the config's values, or else those of the table."""
     given = {name: getattr(shape, name) for name in SHAPE}
     return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
 
 
 def _of_stack(model: ModelConfig, own: Size) -> dict[str, Any]:
-    """The same of a stack with a row of its own in the table: places that images have are no text's."""
+    """Return the shape of a stack with its own row in the table. Its context is its own: positions of images and text
+    differ."""
     return _numbers(model, own) | {"context": own.context}
 
 
 def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
-    """What of it a block reads."""
+    """Return the values that a block uses."""
     return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
-    """The model or the word vectors that a config names, with what it changes.
+    """Return the model or the word vectors of a config, with its changes.
 
-    Of a config that was checked (`config.load`); an unknown family is a `UserError`.
+    The config must have been checked (`config.load`). Raises `UserError` for an unknown family.
     """
     family = find_family(config.model.family)
     if not isinstance(family, WordFamily):
@@ -60,7 +61,7 @@ def resolve(config: Config) -> ModelSpec | WordSpec:
 
 
 def resolve_model(config: Config) -> ModelSpec:
-    """The model that a config names, with what it changes; word vectors are a `UserError`."""
+    """Return the model of a config, with its changes. Raises `UserError` for word vectors."""
     if isinstance(find_family(config.model.family), WordFamily):
         raise UserError(
             f"{config.model.family} is a table of words and no stack of layers: train it, export it with `megaptm "
@@ -70,7 +71,7 @@ def resolve_model(config: Config) -> ModelSpec:
 
 
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
-    """The word vectors that a section `model` names."""
+    """Return the word vectors that a section `model` describes."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
     said = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
@@ -78,10 +79,10 @@ def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
-    """The model that a section `model` names, with a head for each of these losses."""
+    """Return the model that a section `model` describes, with a head for each of these losses."""
     family = find_family(model.family)
     assert isinstance(family, Family)
-    # What the objective asks is answered by a head, whether or not the paper has it.
+    # Each loss of the objective needs a head, even if the paper has none.
     if more := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *more))
     said = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
@@ -101,7 +102,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     stacks = {} if table is None else {name: _of_stack(model, own) for name, own in table.stacks.items()}
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape | {"context": None}) | own.model_dump(exclude_none=True)
-    # The model's own is that of all stacks that say nothing else.
+    # The context of the model applies to all stacks without their own.
     del shape["context"]
     own_context = None if table is None else table.context
     context = own_context or family.context if model.context is None else model.context
@@ -124,7 +125,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
             detector=table.detector if table is not None and model.detector is None else model.detector,
             context=own_context,
             **by_frequency,
-            # The first layer of some recurrent stacks is as wide as the token table.
+            # The first layer of some recurrent stacks has the width of the token table.
             stacks={
                 name: Size(**numbers, embedding=embedding if family.is_recurrent else None)
                 for name, numbers in stacks.items()
@@ -138,7 +139,8 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
 
 
 def resolved(config: Config) -> Config:
-    """The same config with every number of the model written out, so that a later change of a table changes no run."""
+    """Return the config with all sizes of the model filled in, so that a later change of a table does not affect the
+    run."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
         written = {name: getattr(spec.size, name) for name in spec.family.numbers}
@@ -156,7 +158,7 @@ def resolved(config: Config) -> Config:
     rest |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
     rest |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
     rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
-    # What stacks differ in, no key says of all of them: it stays the family's.
+    # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()
     for name in OF_BLOCKS:
         values = {getattr(block, name) for block in blocks if name in _read(dict.fromkeys(OF_BLOCKS), block)}

@@ -1,4 +1,4 @@
-"""What a section `model` may not combine: each rule is one sentence with its key."""
+"""Rules for the section `model`. Each rule gives one message with its key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size
 
 
 def model_rules(model: ModelConfig) -> Iterator[str]:
-    """Every broken rule, of a family of layers."""
+    """Yield every broken rule of a family with layers."""
     spec = model_spec(model)
     yield from _keys_without_meaning(model, spec)
     if spec.family.is_recurrent or spec.family.reads_characters:
@@ -29,14 +29,14 @@ def model_rules(model: ModelConfig) -> Iterator[str]:
     if any(block.position == "axial" for block in spec.family.stacks.values()):
         yield from _axial(spec)
     read_otherwise = spec.family.is_recurrent or spec.family.reads_characters or spec.family.reads_images
-    if spec.size.cutoffs and not (read_otherwise or spec.family.reads_regions):  # to which they mean nothing
+    if spec.size.cutoffs and not (read_otherwise or spec.family.reads_regions):  # the others reject cutoffs
         yield from cluster_mistakes(spec)
     yield from _stacks(model, spec)
     yield from _heads(model, spec)
 
 
 def _keys_without_meaning(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys of what the family has not."""
+    """Yield errors of keys that the family does not use."""
     family, size = spec.family, spec.size
     for key in OF_TABLES:
         if getattr(model, key) is not None:
@@ -86,7 +86,7 @@ def _keys_without_meaning(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def _axial(spec: ModelSpec) -> Iterator[str]:
-    """Places in a rectangle, and hashes."""
+    """Yield errors of axial positions and hash buckets."""
     if (places := math.prod(spec.axial)) != spec.context:
         yield (
             f"model.axial ({spec.axial[0]} x {spec.axial[1]}) has {places} places, and model.context is "
@@ -103,7 +103,7 @@ def _axial(spec: ModelSpec) -> Iterator[str]:
 
 
 def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """What each stack is told of itself."""
+    """Yield errors of the values of each stack."""
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield f"model.stacks has {unknown[0]}, which {spec.name} has not; {nearest(unknown[0], spec.family.stacks)}"
     for name, own in model.stacks.items():
@@ -122,7 +122,7 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Heads of attention divide a width, and those of keys and values all heads."""
+    """Yield an error unless heads divide the width, and key heads divide all heads."""
     for size, key in sizes_of(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
@@ -136,11 +136,11 @@ def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def sizes_of(spec: ModelSpec) -> list[tuple[Size, str]]:
-    """The sizes of the stacks, and where a config says them."""
+    """Return the sizes of the stacks, and their config sections."""
     own = [(size, f"model.stacks.{name}") for name, size in spec.size.stacks.items()]
     return own if len(own) == len(spec.family.stacks) else [(spec.size, "model"), *own]
 
 
 def title_of(model: ModelConfig) -> str:
-    """`bert/base`."""
+    """Return the title of a model: `bert/base`."""
     return f"{model.family}/{model.size}"

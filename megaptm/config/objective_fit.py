@@ -1,4 +1,5 @@
-"""Which objectives a family can learn by: asked of what a batch holds and what heads read, not of names."""
+"""Which objectives a family can be trained with, judged by the fields of a batch and the inputs of heads, not by
+names."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from megaptm.objectives.windows import WordWindows
 from megaptm.spec import Family, Reading
 
 PARTIAL = {"banded", "window", "blocks", "local"}
-"""Words of attention whose places see some alone, and those that are marked."""
+"""Attention patterns in which positions attend to only some others, so that global tokens have an effect."""
 ANY_SEQUENCE = 512
-"""What a batch holds, but for its lengths, does not depend on it."""
+"""Sequence length for building a batch specification; only lengths depend on it."""
 
 
 def row_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
-    """Stack -> places of a row of it, and of the queries beside its text."""
+    """Return stack -> number of positions, including the queries beside its text."""
     asked = batch.num_predicted or 0
     return {stack: family.places(stack, tokens, asked) for stack, tokens in batch.lengths(family.prefixes).items()}
 
 
 def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
-    """A sentence where a family cannot learn by an objective with such a batch, which a config calls `name`."""
+    """Yield an error if a family cannot be trained with an objective. `name` is its name in the config."""
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
     why = next(reasons, None)
     if why is not None:
@@ -39,7 +40,7 @@ def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | W
 
 
 def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
-    """The same without tokens that see all, or in one row, where that fits; or what the family's papers have."""
+    """Suggest an alternative: without global tokens, as a joined sequence, or an objective of the family's papers."""
     marking: Any = task
     if isinstance(family, Family) and getattr(marking, "global_tokens", None):
         plain = replace(marking, global_tokens=0)
@@ -98,7 +99,8 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
 
 
 def _hidden(loss: str, family: Family) -> Iterator[str]:
-    """Whether a head reads places that see their answer, or that do not see the text that it asks about."""
+    """Yield errors if a head reads positions that attend to their label, or that cannot attend to the needed
+    context."""
     read = family.reads.get(loss, next(reversed(family.stacks)))
     for stack in {Reading.parse(word).stack for word in ((read,) if isinstance(read, str) else read)}:
         causal = family.stacks[stack].causal

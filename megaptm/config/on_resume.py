@@ -1,4 +1,4 @@
-"""Table of the keys that may change when a run is continued: read by that check, and printed in docs/config.md."""
+"""Rules for changing keys when a run is continued, used by the check and printed in docs/config.md."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from enum import StrEnum
 
 
 class OnResume(StrEnum):
-    """Permission to change a key of a run that has saved a checkpoint."""
+    """Rule for changing a key of a run that has saved a checkpoint."""
 
     NO = "no"
     YES = "yes"
     MOVED = "moved"
-    """The path may change, its content may not."""
+    """The path may change, but not the content."""
     LATER = "later steps"
     """The new value must agree with the old one for all steps that are done."""
     NEXT_PHASE = "next phase"
-    """In a config whose `train.after` is the `train.steps` of the phase before."""
+    """May change in a config whose `train.after` is the `train.steps` of the phase before."""
 
 
 EXPLAINED = {
@@ -27,7 +27,7 @@ EXPLAINED = {
     "another schedule for a run of another length ([longer runs](configs.md#a-longer-run)).",
     OnResume.NEXT_PHASE: "another value in a config whose `train.after` is the `train.steps` of the phase before.",
 }
-"""Meaning of each cell of the column."""
+"""Explanation of each rule in the column."""
 
 RULES = {
     "run": OnResume.MOVED,
@@ -35,7 +35,7 @@ RULES = {
     "layouts": OnResume.YES,
     "objective": OnResume.LATER,
     "model.dropout": OnResume.NEXT_PHASE,
-    "model.vectors": OnResume.YES,  # like train.init_from it is read before the first step only
+    "model.vectors": OnResume.YES,  # like train.init_from, it is read before the first step only
     "data.mix": OnResume.MOVED,
     "data.size_limits": OnResume.MOVED,
     "data.sequence": OnResume.NEXT_PHASE,
@@ -66,7 +66,7 @@ RULES = {
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,
 }
-"""Key or section -> rule; what is not listed is `OnResume.NO`."""
+"""Key or section -> rule. Unlisted keys have `OnResume.NO`."""
 
 
 def on_resume(key: str) -> OnResume:

@@ -1,4 +1,4 @@
-"""Read a config: its file, the files it extends, the command line's overrides; then validate and check the whole."""
+"""Read a config: its file, the files that it extends, and overrides; then validate and check it."""
 
 from __future__ import annotations
 
@@ -27,52 +27,54 @@ from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, modules_named
 from megaptm.spec import ModelSpec
 
 MOST_TOLD = 20
-"""Mistakes that are told of one config."""
-# Replaced as a whole, not merged: a config that names its corpora or tasks does not want its parent's as well, and
-# layouts are those of one model. An override of something within one changes that alone.
+"""Maximum number of mistakes reported for one config."""
+# Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
+# layouts belong to one model. An override of a key inside one changes only that key.
 WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
 GIVEN = "the given config"
-"""Where a config of Python's stands, for the errors."""
+"""Location of a Python config in error messages."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A config as far as it can be read."""
+    """Config as far as it can be read."""
 
     config: Config | None
-    """Without the keys that no section has; None where that does not help. With mistakes it is not to be run."""
+    """Config without unknown keys; None if it is still invalid. With mistakes it must not be run."""
     mistakes: tuple[str, ...]
-    """Every broken rule, a sentence each."""
+    """Message for every broken rule."""
 
 
 @dataclass(frozen=True)
 class UncheckedConfig:
-    """What files and overrides say, before it is checked."""
+    """Content of files and overrides, before checks."""
 
     path: Path
     levels: tuple[tuple[ConfigLayer, ...], ...]
-    """The layers of the files, furthest ancestor first, each alone; then, together, what was typed."""
+    """Layers of the files, each alone, the most distant ancestor first; then all overrides together."""
 
     @classmethod
     def read(cls, path: str | Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """The file at `path`, or of that name, and those that it extends; one that is no YAML is a `UserError`.
+        """Read the file at `path`, or the shipped config of that name, and those that it extends; raise `UserError` for
+        invalid YAML.
 
-        The user wrote it: modules that it names may be imported.
+        The user wrote it, so modules that it names may be imported.
         """
         found = find_config(Path(path))
         return cls._of_layers(found, _extended(found, ()), overrides)
 
     @classmethod
     def read_run(cls, path: Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """The config in a run's folder, which anybody may have written: a module that it names is imported only if
-        the user allows it (`plugins.allow_code`)."""
+        """Read the config in a run's folder, which is untrusted: a module that it names is imported only if the user
+        allows it (`plugins.allow_code`)."""
         layers = _extended(path, ())
         NAMED_BY_RUNS.update(dict.fromkeys(modules_named([layer.values for layer in layers]), str(path)))
         return cls._of_layers(path, layers, overrides, written_by_user=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
-        """A mapping in the place of a file; its `extends` is a path from here, or a shipped config's name."""
+        """Use a mapping instead of a file. Its `extends` is a path relative to the working directory, or a shipped
+        config's name."""
         layer = read_mapping(values, GIVEN)
         parent = _parent(layer, GIVEN)
         above = [] if parent is None else _extended(find_config(Path(parent)), ())
@@ -87,13 +89,13 @@ class UncheckedConfig:
         return cls(path, (*((layer,) for layer in layers), typed))
 
     def plus(self, override: str) -> UncheckedConfig:
-        """This config with one override more, behind those that were typed."""
+        """Return this config with another override, after those that were typed."""
         *files, typed = self.levels
         return UncheckedConfig(self.path, (*files, (*typed, read_override(override))))
 
     @property
     def values(self) -> dict[str, Any]:
-        """All layers, one over the other."""
+        """All layers merged."""
         values: dict[str, Any] = {}
         for layer in chain.from_iterable(self.levels):
             values = _merged(values, layer.values, key=layer.key)
@@ -105,14 +107,14 @@ class UncheckedConfig:
         return sorted(self.values.get("layouts", {}))
 
     def sets(self, key: str) -> bool:
-        """Whether any of them sets `key` (dotted)."""
+        """Whether any layer sets `key` (dotted)."""
         value: Any = self.values
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         return value is not None
 
     def draft(self) -> Draft:
-        """The config with all mistakes kept apart."""
+        """Return the config with all of its mistakes."""
         values, origins = self.values, dict[str, str]()
         for layer in chain.from_iterable(self.levels):
             origins.update(layer.origins)
@@ -136,14 +138,14 @@ class UncheckedConfig:
         return Draft(config, tuple(mistakes))
 
     def _validated(self, values: dict[str, Any]) -> tuple[Config, int | None]:
-        """The config of these values, and the number of devices that its data ranks follow from, if any."""
+        """Return the config of these values, and the number of devices that determines its data ranks, if any."""
         if DeviceLayout.model_fields.keys().isdisjoint(values):
             return Config.model_validate(values), None
         chosen, devices = choose(values, self.levels)
         return Config.model_validate(chosen), devices
 
     def load(self) -> Config:
-        """The config, checked, its model's numbers told; mistakes are a `UserError`."""
+        """Return the checked config with all model sizes filled in. Mistakes raise `UserError`."""
         found = self.draft()
         if found.config is None or found.mistakes:
             raise _complaint(found.mistakes)
@@ -151,7 +153,7 @@ class UncheckedConfig:
 
 
 def _with_teacher(config: Config) -> Config:
-    """A teacher that nobody describes is what its run says, or what is kept of it, where that is there."""
+    """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
     if config.distill is None or config.distill.model:
         return config
     folders = (config.distill.teacher, *([config.distill.cached] if config.distill.cached else []))
@@ -163,20 +165,21 @@ def _with_teacher(config: Config) -> Config:
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config at `path`, or of that name, with `a.b=value` overrides applied, checked, its model's numbers told.
+    """Load the config at `path`, or the shipped one of that name, with overrides `a.b=value`, checked and with all
+    model sizes filled in.
 
-    A `UserError` says all that is wrong with it, a sentence for each mistake.
+    Raises `UserError` with a message for each mistake.
     """
     return UncheckedConfig.read(path, overrides).load()
 
 
 def load_run(path: Path) -> Config:
-    """The config in the folder of a run that anybody may have made, as `UncheckedConfig.read_run` reads it."""
+    """Load the config in an untrusted run folder, as `UncheckedConfig.read_run` reads it."""
     return UncheckedConfig.read_run(path).load()
 
 
 def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """As `load`, but the mistakes are in what it returns; a file that is no YAML at all is a `UserError`."""
+    """Like `load`, but return the mistakes. Raises `UserError` only for invalid YAML."""
     return UncheckedConfig.read(path, overrides).draft()
 
 
@@ -185,7 +188,7 @@ class _ModelOnly(Section):
 
 
 def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model that the keys of a config's section `model` name, checked; `where` begins what is said of a mistake."""
+    """Return the checked model of the keys in a section `model`. Error messages start with `where`."""
     try:
         model = _ModelOnly.model_validate({"model": read_mapping(values, where).values}).model
     except ValidationError as error:
@@ -196,7 +199,7 @@ def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
 
 
 def _complaint(mistakes: Sequence[str]) -> UserError:
-    """One mistake as it is, several below each other: who corrects one wants to know of the next."""
+    """Return an error with all mistakes, one per line, so that they can be fixed together."""
     if len(mistakes) == 1:
         return UserError(mistakes[0])
     more = [f"and {len(mistakes) - MOST_TOLD:,} more."] if len(mistakes) > MOST_TOLD else []
@@ -204,7 +207,7 @@ def _complaint(mistakes: Sequence[str]) -> UserError:
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
-    """The values without the keys that the schema does not know."""
+    """Return the values without the keys that are not in the schema."""
     known = deepcopy(values)
     for details in error.errors():
         if details["type"] == "extra_forbidden":
@@ -217,13 +220,13 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 
 
 def dump(config: Config) -> str:
-    """The config as YAML that `load` reads back to an equal config."""
+    """Return the config as YAML, from which `load` gives an equal config."""
     content = _said(config, config.model_dump(mode="json"))
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 
 
 def _said(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is there of a section; not what is absent, but where that is something else than to be left out."""
+    """Return the values of a section. Absent values are omitted, unless null differs from the default."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(own := getattr(section, name), BaseModel):
@@ -238,8 +241,8 @@ def _said(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
-    """The layers of a file, furthest ancestor first."""
-    here = Path(os.path.realpath(path))  # `resolve` raises of links in a circle, which `read_file` tells
+    """Return the layers of a file, the most distant ancestor first."""
+    here = Path(os.path.realpath(path))  # `resolve` raises for circular links, which `read_file` reports
     if here in above:
         circle = " -> ".join(str(step) for step in (*above, here))
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")
@@ -252,7 +255,7 @@ def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
 
 
 def _parent(layer: ConfigLayer, where: str) -> str | None:
-    """What a layer extends, which is taken out of it."""
+    """Remove and return a layer's `extends`."""
     if "extends" not in layer.values:
         return None
     parent = layer.values.pop("extends")
@@ -262,7 +265,7 @@ def _parent(layer: ConfigLayer, where: str) -> str | None:
 
 
 def _merged(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
-    """`base` with the keys of `change` over it, section by section; `key`: the one that an override sets."""
+    """Merge `change` into `base`, section by section; `key` is the key that an override sets."""
     whole = any(".".join(above[:depth]) in WHOLE for depth in range(1, len(above) + 1)) and len(above) >= len(key)
     if not isinstance(base, dict) or not isinstance(change, dict) or whole:
         return change

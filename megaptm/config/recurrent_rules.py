@@ -1,4 +1,4 @@
-"""What recurrent families, and models of words and characters, may not be told: each rule one sentence with its key."""
+"""Rules for recurrent families and for models of words and characters. Each rule gives one message with its key."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OF_ATTENTION: dict[str, object] = {
     "share": (),
     "attention_dropout": True,
 }
-"""Keys that mean nothing to recurrent layers -> what a run's own config says of them."""
+"""Key that recurrent layers do not use -> value in a saved config."""
 
 
 def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
-    """A state is handed on from place to place, so that ranks that divide a row, a cell or the layers would wait for
-    each other at each word; data ranks alone do not."""
+    """Yield errors of layouts other than data parallelism. The state passes from position to position, so ranks that
+    divide the sequence, a cell or the layers would wait for each other at each word."""
     for key in ("tensor", "pipeline", "virtual"):
         if (number := getattr(layout, key)) > 1:
             yield f"layout.{key} ({number}) must be 1: {name} is recurrent, and data ranks alone divide it."
@@ -33,7 +33,7 @@ def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
 
 
 def recurrent_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys that mean nothing to a family, and values that others could not be made of."""
+    """Yield errors of unused keys and impossible values."""
     family, size = spec.family, spec.size
     for key, nothing in OF_ATTENTION.items() if family.is_recurrent else ():
         if getattr(model, key) not in (None, nothing):

@@ -1,4 +1,4 @@
-"""The reference of every key of a config: name, type, default, meaning, from the schema."""
+"""Reference of all config keys, generated from the schema: name, type, default, meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.errors import UserError, nearest
 from megaptm.suggest import equivalent
 
 FILLED_IN = ("objective",)
-"""Keys without a default that need not be given: another key says what they are."""
+"""Keys without a default that may be omitted, because another key determines them."""
 TYPES = {"integer": "integer", "number": "number", "string": "string", "boolean": "true or false", "null": "null"}
 BOUNDS = {
     "minimum": "at least {}",
@@ -25,10 +25,10 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """One key."""
+    """Config key."""
 
     section: str
-    """`train`, `train.ramp` ..., or nothing for a key at the top."""
+    """`train`, `train.ramp` ..., or empty for a top-level key."""
     name: str
     type: str
     default: str
@@ -40,13 +40,13 @@ class ConfigKey:
 
     @property
     def on_resume(self) -> OnResume:
-        """Permission to change the key when a run is continued."""
+        """Rule for changing the key when a run is continued."""
         return on_resume(self.path)
 
 
 @dataclass(frozen=True)
 class ConfigSection:
-    """Keys that stand together."""
+    """Section of a config."""
 
     name: str
     meaning: str
@@ -54,15 +54,15 @@ class ConfigSection:
 
 
 def config_sections() -> list[ConfigSection]:
-    """All of them, the keys at the top first."""
+    """Return all sections, top-level keys first."""
     top, *others = _sections(Config.model_json_schema(), "")
     of_devices, *_ = _sections(DeviceLayout.model_json_schema(), "")
     return [ConfigSection("", top.meaning, (*top.keys, *of_devices.keys)), *others]
 
 
 def find_sections(name: str | None) -> list[ConfigSection]:
-    """All sections, those of a name with what is below them, or keys: one by its path, or all that are called so, here
-    or in another library (`learning_rate`)."""
+    """Return all sections; the sections of a name with their subsections; or keys, by path, name, or another library's
+    name (`learning_rate`)."""
     every = config_sections()
     if name is None:
         return every
@@ -97,7 +97,7 @@ The column `on resume` says what a run that has saved a checkpoint may be contin
 
 
 def as_markdown(sections: list[ConfigSection]) -> str:
-    """A table for each section."""
+    """Return a table for each section."""
     lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in EXPLAINED.items()))]
     for section in sections:
         lines += [
@@ -116,7 +116,7 @@ def as_markdown(sections: list[ConfigSection]) -> str:
 
 
 def _sections(schema: dict[str, Any], name: str, named: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
-    """A section of pydantic's JSON schema, then those within it."""
+    """Yield the section of a pydantic JSON schema, then its subsections."""
     named = schema.get("$defs", {}) if named is None else named
     keys, below = [], []
     for key, field in schema["properties"].items():
@@ -124,7 +124,7 @@ def _sections(schema: dict[str, Any], name: str, named: dict[str, Any] | None = 
         for one in field.get("anyOf", [field]):
             if "$ref" in one:
                 below.append((one["$ref"], path))
-            elif "$ref" in _values(one) and path != "layouts":  # whose keys are those of `layout`
+            elif "$ref" in _values(one) and path != "layouts":  # the keys of `layouts` are those of `layout`
                 below.append((_values(one)["$ref"], f"{path}.NAME"))
         if "$ref" not in field:
             keys.append(_key(name, key, field, is_required=key in schema.get("required", ())))
@@ -139,7 +139,7 @@ def _values(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -> ConfigKey:
-    # One that is None unless given is absent; that null can be written, too, is said where it means something else.
+    # A default of None is shown as "absent". `null` is shown as a type only if None is not the default.
     default = field.get("default")
     kinds = [one for one in field.get("anyOf", [field]) if one.get("type") != "null" or default is not None]
     if default is None:

@@ -1,4 +1,4 @@
-"""What families that read regions of images may not be told: each rule one sentence with its key."""
+"""Rules for families that read image regions. Each rule gives one message with its key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from megaptm.objectives.unified import TextBeforeRegions
 from megaptm.spec import ModelSpec
 
 OF_TABLES = ("embedding", "cutoffs")
-"""Keys about tables that are not as wide as the stream, beside which no regions stand."""
+"""Keys of tables whose width differs from the residual stream, with which regions cannot be combined."""
 
 
 def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Keys that mean nothing to a family that reads regions, or that it cannot do without."""
+    """Yield errors of unused and missing keys."""
     family = spec.family
     for key in OF_TABLES:
         if getattr(model, key):
@@ -29,8 +29,8 @@ def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 
 
 def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
-    """All tasks read what the model's detector finds, and have as many places for it."""
-    if spec.size.detector is None:  # told by `region_shape`
+    """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
+    if spec.size.detector is None:  # reported by `region_shape`
         return
     parts = _parts(config.built_objective)
     for label, task in parts.items():

@@ -1,4 +1,4 @@
-"""What a config lets change by step, beside the steps that its run has."""
+"""Warm-up, changes by step, and warnings about a schedule that does not suit the length of the run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from megaptm.config.schema import Config
 from megaptm.objectives.composed import StepValue, by_step, tasks_of
 
 HIGH = 0.5
-"""Of the peak: a rate above it at the end is told."""
+"""Minimum rate at the end, as a share of the peak, for a warning."""
 
 
 def tasks_without_samples(config: Config) -> Iterator[str]:
-    """A sentence for each task of the objective that makes no sample of the run.
+    """Yield an error for each task of the objective that makes no sample in the run.
 
-    One that begins where the run ends is not among them: a phase after this one may go on with it.
+    A task that starts exactly at the end of the run is allowed, since a following phase may continue with it.
     """
     objective, steps = config.built_objective, config.train.steps
     for task in tasks_of(objective):
@@ -62,14 +62,14 @@ def _counted_steps(config: Config) -> int:
 
 
 def config_warnings(config: Config) -> Iterator[str]:
-    """What a run of this length can hardly want."""
+    """Yield warnings about settings that are unlikely to be intended for a run of this length."""
     yield from _rate(config)
     yield from _stages(config)
     yield from _ramp(config)
 
 
 def _rate(config: Config) -> Iterator[str]:
-    """What the learning rate does that a run of this length can hardly want."""
+    """Yield warnings about the learning rate."""
     optimizer, last = config.optimizer, config.train.steps - 1
     steps = _counted_steps(config)
     if optimizer.warmup_steps and optimizer.warmup_steps == _longest_warmup(config):
@@ -93,15 +93,16 @@ def _rate(config: Config) -> Iterator[str]:
             "train.steps, or leave that step out."
         )
     end = optimizer.decay_steps
-    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # which end nowhere
+    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # without an end
         return
-    # The first of two phases of a run ends before its decay; one that hardly decays is longer than was thought.
+    # The first of two phases of a run ends before its decay; a rate that hardly decays is probably a mistake.
     if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:
         yield (
             f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
             "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."
         )
-    # A tail at the lowest rate is usual: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165, B).
+    # A final phase at the minimum rate is common: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165,
+    # B).
     elif (optimizer.final == 0.0 and end < steps) or end < steps // 2:
         rate = f"{optimizer.final:.0%} of optimizer.lr" if optimizer.final else "zero"
         yield (
@@ -111,7 +112,7 @@ def _rate(config: Config) -> Iterator[str]:
 
 
 def _stages(config: Config) -> Iterator[str]:
-    """Changes of shares and weights that no step of the run sees."""
+    """Yield warnings about changes of shares and weights after the end of the run."""
     objective, steps = config.built_objective, config.train.steps
     for (what, name), value in by_step(objective).items():
         later = _next_change(value, steps)
@@ -131,13 +132,13 @@ def _stages(config: Config) -> Iterator[str]:
 
 
 def _next_change(value: StepValue, steps: int) -> int | None:
-    """The first step from `steps` on at which a number is another than in the run's last."""
+    """Return the first step from `steps` on at which a value differs from that of the run's last step."""
     later = zip(value.steps, value.values, strict=True)
     return next((step for step, one in later if step >= steps and one != value.at(steps - 1)), None)
 
 
 def _ramp(config: Config) -> Iterator[str]:
-    """A batch that is not whole when the run ends."""
+    """Yield a warning if the batch has not reached its full size at the end of the run."""
     train, batches = config.train, config.batch_schedule
     if train.ramp is None or (last := batches.size(train.steps - 1)) == train.batch:
         return

@@ -1,7 +1,7 @@
-"""What a config may say: one class a section, one sentence a field.
+"""Schema of a config: one class per section, one docstring per key.
 
-The defaults here add nothing: no decay, no clipping, no warm-up, one process. The recipe that we recommend is
-`configs/defaults.yaml`, and a config takes it by extending it. `None` means absent.
+The defaults here are neutral: no decay, no clipping, no warm-up, one process. The recommended settings are in
+`configs/defaults.yaml`, which a config can extend. `None` means absent.
 """
 
 from __future__ import annotations
@@ -44,136 +44,137 @@ __all__ = [
 
 
 class Layout(Section):
-    """How the run is spread over processes."""
+    """Distribution of a run over processes."""
 
     data: Count = 1
-    """Copies of the model, each reading its own part of the batch."""
+    """Data parallelism: copies of the model, each of which reads its part of the batch."""
     tensor: Count = 1
-    """Processes that share each layer."""
+    """Tensor parallelism: processes that share each layer."""
     pipeline: Count = 1
-    """Stages the layers are cut into."""
+    """Pipeline parallelism: number of stages."""
     virtual: Count = 1
-    """Chunks of layers on each stage; more than 1 is the interleaved schedule."""
+    """Virtual stages per pipeline rank; more than 1 is the interleaved schedule."""
     sequence_parallel: bool = False
-    """Whether norms and dropout are split along the sequence over the tensor processes."""
+    """Whether norms and dropout are split along the sequence among the tensor ranks."""
     distributed_optimizer: bool = False
-    """Whether the optimizer's state is split over the data processes."""
+    """Whether the optimizer's state is split among the data ranks."""
     microbatch: Count = 1
-    """Rows in one forward pass."""
+    """Sequences of one forward pass."""
     recompute: Literal["none", "full"] = "none"
-    """Which activations are computed again in the backward pass: none, or whole layers."""
+    """Activations to recompute in the backward pass: none, or those of complete layers."""
 
     @property
     def processes(self) -> int:
-        """Processes of the whole run."""
+        """Number of processes of the run."""
         return self.data * self.tensor * self.pipeline
 
 
 class CommunicationConfig(Section):
-    """How the processes of a run send each other what they must. Times depend on it, numbers do not; the names are
-    megatron-core's."""
+    """Communication between processes. It affects speed, not results; names are those of megatron-core."""
 
     overlap_grad_reduce: bool = True
-    """Whether gradients are summed over data ranks while the backward pass goes on, or after it."""
+    """Whether gradients are reduced over data ranks during the backward pass, or after it."""
     batch_p2p_comm: bool = False
-    """Whether what a pipeline stage sends and receives at once is one batch, or a message each."""
+    """Whether simultaneous sends and receives of a pipeline stage are batched."""
     overlap_p2p_comm: bool = False
     """Whether an interleaved pipeline computes while it sends; a stage's outputs then stay in memory until the end."""
 
 
 class DeviceLayout(Section):
-    """Layouts for machines of several sizes, in a file that is read; the config that is made of it has one `layout`."""
+    """Layouts for machines of several sizes, in a config file; the resolved config has one `layout`."""
 
     devices: Count | None = None
-    """Processes of the run, each on a device; absent: those of the smallest row of layouts."""
+    """Number of processes, each on one device. Absent: that of the smallest layout in layouts."""
     layouts: dict[Annotated[Count, Strict(False)], Layout] = {}
-    """Number of devices -> layout for so many and more, without `data`, which follows; keys of `layout` win."""
+    """Number of devices -> layout for this many and more, without `data`, which follows. Keys of `layout` take
+    precedence."""
 
 
 class RampConfig(Section):
-    """A batch that grows: linearly in the samples seen, by the first three keys, or at given steps."""
+    """Batch ramp: linear in the number of samples, by the first three keys, or at given steps."""
 
     start: Count | None = None
-    """Rows of the first step."""
+    """Sequences of the first batch."""
     increment: Count | None = None
-    """By so many rows it grows at a time."""
+    """Sequences by which the batch grows at a time."""
     samples: Count | None = None
-    """Rows read when it has grown to train.batch."""
+    """Number of samples at which the batch reaches train.batch."""
     steps: dict[Annotated[int, Field(ge=0), Strict(False)], Count] = {}
-    """Step -> rows from it on; the first is 0, and the last rows are those of train.batch."""
+    """Step -> batch size from this step on. The first step is 0, and the last size is train.batch."""
 
 
 class TrainConfig(Section):
-    """How long, how much at a time, and what is said meanwhile."""
+    """Length, batch, and logging of the run."""
 
     steps: Count
     """Optimizer steps of the whole run."""
     after: Annotated[int, Field(ge=0)] = 0
-    """Steps of the run's phase before this one, whose last checkpoint it continues; only rows and layout may differ."""
+    """Steps of the run's previous phase, whose last checkpoint this one continues; only sequences and layout may
+    differ."""
     batch: Count
-    """Rows in one step, over all processes."""
+    """Sequences of one step, over all processes."""
     ramp: RampConfig | None = None
-    """Fewer rows at the beginning; `optimizer.counts` says what the learning rate makes of it."""
+    """Smaller batches at the start; `optimizer.counts` determines their effect on the learning rate."""
     skip: dict[Annotated[Count, Strict(False)], Count] = {}
-    """Steps done -> batches of text that are passed over then. To a run that was trained entries may be added, for a
-    spike of its loss: it goes back to its newest checkpoint of so many steps or fewer."""
+    """Number of steps done -> batches of text that are skipped then. Entries may be added to a run, for a spike of its
+    loss: it goes back to its newest checkpoint at or before that step."""
     seed: Annotated[int, Field(ge=0)] = 1234
-    """Everything random follows from it."""
+    """Seed of all randomness."""
     init_from: str | None = None
-    """Folder of another run of this model, whose weights this one begins with, at step 0 and without moments; what that
-    has none of, as a head, begins afresh."""
+    """Folder of another run of this model that provides the initial weights, at step 0 and without moments. Parameters
+    that it lacks, such as a head, are initialized as usual."""
     init_step: Annotated[int, Field(ge=0)] | None = None
-    """Of which checkpoint; absent: the newest when the run begins."""
+    """Step of its checkpoint. Absent: the newest when the run starts."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of weights and activations in the model; the optimizer always keeps fp32."""
+    """Type of weights and activations in the model; the optimizer always keeps fp32."""
     deterministic: bool = False
-    """Whether GPUs, too, give the same bits each time, by slower kernels and collectives; a CPU gives them anyway."""
+    """Whether GPUs give bit-identical results each time, with slower kernels and collectives; CPUs always do."""
     attention_kernel: Literal["auto", "fused", "tiles", "flex", "flash-attn", "transformer-engine"] = "auto"
-    """What computes attention; auto: torch's fused kernel, where a pattern leaves out much of a row one that leaves it
-    out, and tiles where a CPU is faster by them (docs/configs.md). Another that cannot say who sees whom is
-    refused."""
+    """Kernel of attention. auto: torch's fused kernel, a kernel that skips masked parts if a pattern masks much, or
+    tiles where a CPU is faster with them (docs/configs.md). A kernel that does not support the attention mask is
+    rejected."""
     stop_at: Count | None = None
-    """Save and leave after this step as if a signal had come, with exit code 75; absent, or where the run is past it:
-    run to the end."""
+    """Save and exit with code 75 after this step, as after a signal. Absent, or if the run is past this step: run to
+    the end."""
     log_every: Count = 1
-    """Steps between two records of metrics; the first step and the last are recorded, too."""
+    """Steps between two records of metrics; the first and last step are always recorded."""
     validate_every: Count | None = None
-    """Steps between two measurements of the validation loss; absent: only after the last step."""
+    """Steps between two measurements of the validation loss. Absent: only after the last step."""
     validate_batches: Count = 8
-    """Batches of one such measurement."""
+    """Batches of a validation."""
     threads: Count | None = None
-    """CPU threads of each process; absent: the machine's cores shared equally."""
+    """CPU threads of each process. Absent: the machine's cores are divided equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
-    """A run that stands still for so long, and for ten of its steps, is ended, to be started again; 20 times as long in
-    start-up (five minutes at least), validation and saving. null: never."""
+    """Seconds without progress (and ten step times) after which a run counts as hung and is ended, to be started again;
+    20 times as long for start-up (at least five minutes), validation and saving. null: never."""
 
 
 class CheckpointConfig(Section):
-    """When the run is saved. The last step and a signal always save."""
+    """Checkpoints. The last step and a signal always save."""
 
     every: Count = 1000
     """Steps between two checkpoints."""
     keep: Count = 2
-    """Newest checkpoints that are kept; where disk is short the oldest leaves before the next is written, never the
-    last one."""
+    """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never
+    the last one."""
     asynchronous: bool = True
-    """Train on while a checkpoint is written, from a copy of weights and moments in host memory; the last step and a
-    signal wait for it."""
+    """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
+    and a signal wait for it."""
 
 
 class TrackConfig(Section):
-    """Where metrics go besides the run folder's own metrics.jsonl."""
+    """Tracking of metrics, in addition to metrics.jsonl in the run folder."""
 
     enabled: bool = True
     """Whether metrics are sent to MLflow."""
     uri: str | None = None
-    """MLflow tracking address, without a password; absent: mlflow.db beside the run folder, for all runs there."""
+    """MLflow tracking URI, without a password. Absent: mlflow.db beside the run folder, for all runs there."""
     experiment: str = "megaptm"
     """MLflow experiment."""
 
 
 def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
-    """An absent objective is the family's; of a family that is none, or not in the catalogue, others tell."""
+    """Fill in an absent objective from the family. An unknown family is reported by other code."""
     if values.get("objective") is not None:
         return values
     model = values.get("model")
@@ -185,25 +186,24 @@ def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_borders(values: dict[str, Any]) -> dict[str, Any]:
-    """An absent data.document_mask is false where rows go on: what is remembered is of any document."""
+    """Fill in an absent data.document_mask: false if sequences continue, since the recurrence cache spans documents."""
     data = values.get("data")
     if not isinstance(data, dict) or "document_mask" in data:
         return values
-    with suppress(Exception):  # of an objective that is none, others tell
+    with suppress(Exception):  # an invalid objective is reported by other code
         if objective_of(values["objective"]).unit == "lane":
             return {**values, "data": {**data, "document_mask": False}}
     return values
 
 
 class Config(Section):
-    """One run."""
+    """Config of one run."""
 
     run: str
     """Folder of the run: config, checkpoints, events, metrics."""
     objective: str | dict[str, Any]
-    """Pre-training objective: one of the family's by its name, an `Objective` of your own (package.module:NAME), or
-    composed of tasks, as in {masked-lm: {rate: 0.2}, sentence-order: {}} (docs/objectives.md); absent: the family's
-    first."""
+    """Pre-training objective: the name of one of the family's, your own `Objective` (package.module:NAME), or composed
+    of tasks, as in {masked-lm: {rate: 0.2}, sentence-order: {}} (docs/objectives.md). Absent: the family's first."""
     model: ModelConfig
     data: DataConfig
     layout: Layout = Layout()
@@ -211,7 +211,7 @@ class Config(Section):
     optimizer: OptimizerConfig
     train: TrainConfig
     distill: DistillConfig | None = None
-    """A teacher, and what is learned of it (docs/distillation.md)."""
+    """Teacher and distillation losses (docs/distillation.md)."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
 
@@ -223,7 +223,7 @@ class Config(Section):
     @field_validator("objective", mode="before")
     @classmethod
     def _one_kind_or_the_other(cls, said: Any) -> Any:
-        """Not told by both kinds of the field."""
+        """Raise one error for an invalid type, instead of one per type of the field."""
         if not isinstance(said, (str, dict)) or not all(isinstance(label, str) for label in said):
             raise PydanticCustomError("objective", "a name, or a mapping of tasks to their options")
         return said
@@ -231,7 +231,7 @@ class Config(Section):
     @field_validator("objective")
     @classmethod
     def _steps_are_numbers(cls, said: Any) -> Any:
-        """A config that was written has the keys of JSON, which are strings."""
+        """Convert steps to numbers, because a saved config has the keys of JSON, which are strings."""
         if not isinstance(said, dict):
             return said
         return {
@@ -240,17 +240,17 @@ class Config(Section):
 
     @property
     def built_objective(self) -> BaseObjective:
-        """What `objective` says, made."""
+        """Objective built from `objective`."""
         return objective_of(self.objective)
 
     @property
     def microbatches(self) -> int:
-        """Forward passes of one process in one step of a whole batch."""
+        """Forward passes of one process in a step with a full batch."""
         return self.train.batch // (self.layout.data * self.layout.microbatch)
 
     @property
     def batch_schedule(self) -> BatchSchedule:
-        """Which rows each step takes."""
+        """Samples of each step."""
         batch, ramp, skips = self.train.batch, self.train.ramp, tuple(self.train.skip.items())
         if ramp is None:
             return BatchSchedule(batch, skips=skips)
@@ -260,13 +260,13 @@ class Config(Section):
 
 
 def _with_steps(options: dict[Any, Any]) -> dict[Any, Any]:
-    """The options of a task, or a question, whose share and weight may be mappings from steps."""
+    """Return the options of a task or question with numeric steps in `share` and `weight`."""
     by_step = {name: table for name in ("share", "weight") if isinstance(table := options.get(name), dict)}
     return options | {name: _steps(table) for name, table in by_step.items()}
 
 
 def _steps(table: dict[Any, Any]) -> dict[Any, Any]:
-    """Steps as numbers; `weight` may have a table of them for each loss."""
+    """Convert steps to numbers; `weight` may have a table of steps per loss."""
     return {_step(key): _steps(value) if isinstance(value, dict) else value for key, value in table.items()}
 
 

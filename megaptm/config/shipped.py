@@ -1,4 +1,4 @@
-"""The configs, machines, recipes and scripts that come with megaptm, wherever it is installed."""
+"""Configs, machines, recipes and scripts that are installed with megaptm."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from pathlib import Path
 from megaptm.errors import UserError
 
 _PACKAGE = Path(__file__).parents[1]
-# In a checkout megaptm/shipped holds links to folders beside the package, which a wheel has as folders; who copies a
-# checkout may leave links behind, as Ray does.
+# In a checkout, megaptm/shipped has links to folders beside the package; a wheel has the folders. A copy of a checkout,
+# such as Ray's, may lack the links.
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped/configs").is_dir() else _PACKAGE.parent
-"""Holds `configs` and `slurm`."""
+"""Folder of `configs` and `slurm`."""
 CONFIGS = SHIPPED / "configs"
 
 
 def find_config(path: Path) -> Path:
-    """`path` where there is such a file; else the shipped one of that name: `gpt3/175b`, `configs/gpt3/175b.yaml`.
+    """Return `path` if the file exists, else the shipped config of that name: `gpt3/175b`, `configs/gpt3/175b.yaml`.
 
-    A `UserError` with the nearest name where there is neither, `path` where no name is near.
+    Without either, raises `UserError` with the nearest name, or returns `path` if no name is near.
     """
     return path if os.path.exists(path) else find_shipped(path, path.as_posix())
 
 
 def find_shipped(path: Path, name: str) -> Path:
-    """The shipped config of a name, for `path`, where there is no file; otherwise as `find_config`."""
+    """Return the shipped config `name` for `path`, which does not exist; otherwise like `find_config`."""
     name, known = name.removeprefix("configs/").removesuffix(".yaml"), config_names()
     if name in known:
         return CONFIGS / f"{name}.yaml"
@@ -35,6 +35,6 @@ def find_shipped(path: Path, name: str) -> Path:
 
 
 def config_names() -> list[str]:
-    """`gpt3/175b` ...: configs and recipes."""
+    """Return the names of configs and recipes: `gpt3/175b` ..."""
     found = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
     return sorted(path.with_suffix("").as_posix() for path in found if path.parent.name not in ("", "machines"))

@@ -1,4 +1,4 @@
-"""What a trained model can be asked, beside vectors: by what its heads read, and what its objective showed it."""
+"""Uses of a trained model besides vectors, by the inputs of its heads and the prompts of its objective."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from megaptm.objectives.objective import Prompt
 from megaptm.spec import ModelSpec
 
 Use = Literal["generate", "fill", "guess"]
-"""To go on after a text; to answer one, or fill its holes; to guess what is behind its masks."""
+"""Continue a text; answer a text or fill its gaps; predict masked tokens."""
 
 
 def uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
-    """Those of a model that learned from such prompts, the usual one first; none: it gives vectors alone."""
+    """Return the uses of a model trained with such prompts, the usual one first. Without any, it only gives vectors."""
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
     found: list[Use] = []
     if "lm" in family.heads:
@@ -21,7 +21,7 @@ def uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
         if speaker.cross is not None:
             found.append("fill")
         elif speaker.causal:
-            # A decoder alone that read and answered in one row (`EncoderDecoder.joined`) may have seen holes only.
+            # A decoder-only model trained on joined sequences (`EncoderDecoder.joined`) may know gaps only.
             found += ["generate"] if "text" in prompts or not holes else []
             found += ["fill"] if holes else []
     if "mlm" in family.heads and {*family.prefixes.values()} == {""}:

@@ -1,4 +1,4 @@
-"""What a config of word vectors may not combine: tables have no layers, and only data ranks divide them."""
+"""Rules for configs of word vectors: tables have no layers, and only data parallelism divides them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.families import WORDS, find_family
 from megaptm.families.words import LANES, WordFamily
 
 OF_ALL = ("family", "size", "vocabulary")
-"""Keys of `model` that mean something to all of them."""
+"""Keys of `model` that all of them use."""
 ALONE = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
 OF_RATE = (
     "name",
@@ -23,17 +23,17 @@ OF_RATE = (
     "decay_steps",
     "counts",
 )
-"""Keys of `optimizer` that do."""
+"""Keys of `optimizer` that all of them use."""
 OF_ADAPTIVE = ("name", "lr", "initial_accumulator")
-"""Keys of it that mean something where each number has a rate of its own, which falls by itself."""
+"""Keys of `optimizer` for Adagrad, whose learning rates decrease by themselves."""
 OF_NETWORK = (*OF_RATE, "weight_decay", "weight_decay_on", "clip")
-"""Keys of it that mean something to a network."""
+"""Keys of `optimizer` for a neural network."""
 OF_TEXT = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after", "skip")}
-"""Keys that say how text is read: pairs are counted of all of it, and read by the step."""
+"""Keys of reading text, which do not apply to objectives that count all pairs first."""
 
 
 def word_rules(config: Config) -> Iterator[str]:
-    """Every broken rule."""
+    """Yield every broken rule."""
     yield from word_shape(config.model)
     yield from _layout(config)
     yield from _optimizer(config)
@@ -46,7 +46,7 @@ def word_rules(config: Config) -> Iterator[str]:
 
 
 def word_shape(model: ModelConfig) -> Iterator[str]:
-    """Every key of a model that its tables have no use for, and pieces of words that cannot be."""
+    """Yield errors of `model` keys that the tables do not use, and of invalid n-gram lengths."""
     family = find_family(model.family)
     assert isinstance(family, WordFamily)
     for key, value in model:

@@ -1,4 +1,4 @@
-"""YAML as we read it: values with the line each key stands on, and none of YAML 1.1's surprises."""
+"""YAML reader: values with their line numbers, and without the surprises of YAML 1.1."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from megaptm.errors import UserError
 
 
 class YamlLoader(yaml.SafeLoader):
-    """The safe loader, with the plain words of YAML 1.2: 1e-4 is a number; `no` and `on`, 1:30 (ninety, once) and
-    2026-01-01 are strings. 010, eight then and ten now, is one too, so that no number can be misread. A URL with a
-    password in it is refused before anything else is said of the text."""
+    """Safe loader with the plain scalars of YAML 1.2: 1e-4 is a number; `no`, `on`, 1:30 and 2026-01-01 are strings.
+
+    010 is a string, too, because it is 8 in YAML 1.1 and 10 in 1.2. A URL with a password is rejected before any other
+    error could print it.
+    """
 
     def __init__(self, text: str, where: str) -> None:
         super().__init__(text)
@@ -31,7 +33,7 @@ class YamlLoader(yaml.SafeLoader):
         return node
 
 
-# `!!binary` is no word that can be looked at for secrets, and no config holds bytes.
+# `!!binary` could hide a secret from this check, and no config needs bytes.
 YamlLoader.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag != "tag:yaml.org,2002:binary"
 }
@@ -54,18 +56,18 @@ YamlLoader.add_implicit_resolver(
 
 
 MOST_BYTES = 1 << 20
-"""Of a file; reading so many takes ten seconds."""
+"""Maximum bytes of a file; reading this many takes ten seconds."""
 MOST_VALUES = 100_000
-"""Of a file, where an alias counts as all that it stands for."""
+"""Maximum values of a file. An alias counts as everything that it stands for."""
 DEEPEST = 32
-"""Sections within sections."""
+"""Maximum depth of nested sections."""
 TOO_DEEP = f"sections within sections, more than {DEEPEST} deep; a config has a few."
-# NUL, and halves of characters, which `"\ud800"` makes.
+# NUL, and surrogates, which `"\ud800"` creates.
 NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 class YamlDumper(yaml.SafeDumper):
-    """The safe dumper, which puts a string in quotes that any reader would take for something else, ours or another."""
+    """Safe dumper that quotes any string that our loader or another would read as something else."""
 
 
 YamlDumper.yaml_implicit_resolvers = {
@@ -76,19 +78,19 @@ YamlDumper.yaml_implicit_resolvers = {
 
 @dataclass(frozen=True)
 class ConfigLayer:
-    """Values from one place, and for each dotted key where it was written: `file:line`, or the override itself."""
+    """Values from one source, and the location of each dotted key: `file:line`, or the override."""
 
     values: dict[str, Any]
     origins: dict[str, str]
     key: tuple[str, ...] = ()
-    """The one that it sets, of an override."""
+    """Key that an override sets."""
 
 
 def read_file(path: Path) -> ConfigLayer:
-    """The mapping in one YAML file."""
-    if os.path.isdir(path):  # not Path.is_dir, which raises where a name is too long
+    """Read the mapping in one YAML file."""
+    if os.path.isdir(path):  # not Path.is_dir, which raises if a name is too long
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
-    if not os.path.isfile(path):  # a pipe or a device would be waited for, or read without end
+    if not os.path.isfile(path):  # a pipe would block, and a device may have no end
         raise UserError(f"{path}: no such config file; give the path of a YAML file, or a name such as gpt2/tiny.")
     if path.stat().st_size > MOST_BYTES:
         raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; give the path of a YAML file.")
@@ -105,13 +107,13 @@ def read_file(path: Path) -> ConfigLayer:
 
 
 def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
-    """A mapping of Python's, as if it had been read from a file; `where` begins what is said of a mistake."""
+    """Convert a Python mapping as if it were read from a file. Error messages start with `where`."""
     parsed, lines = _parse(_as_yaml(values, where), where=where)
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
 def override_of(key: str, value: Any) -> str:
-    """`a.b=value` as one would type it."""
+    """Return an override as typed: `a.b=value`."""
     return f"{key}={_as_yaml(value, key)}"
 
 
@@ -123,7 +125,7 @@ def _as_yaml(value: Any, where: str) -> str:
 
 
 def read_override(text: str) -> ConfigLayer:
-    """The mapping that `a.b=value` stands for; the value is YAML."""
+    """Parse `a.b=value` to a mapping; the value is YAML."""
     refuse_credentials_in_words([text])
     key, equals, written = text.partition("=")
     key = key.strip()
@@ -166,14 +168,16 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
     except UserError:
         raise
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-        # The last of them come from `!!int`, `!!bool` ... before what is none, which PyYAML does not look at.
+        # Some come from `!!int`, `!!bool` ... before an invalid value, which PyYAML does not check.
         raise UserError(f"{where}: not valid YAML: {in_brief(error)}.") from None
 
 
 class _Lines:
-    """The line of each key below a node. On its way it refuses what YAML allows and no config has: a key written twice,
-    where YAML keeps the last; what contains itself; a few lines that stand for billions, through aliases of aliases;
-    characters that no name and no path can have."""
+    """Collects the line of each key below a node, and rejects valid YAML that is a mistake in a config.
+
+    Rejected are duplicate keys, of which YAML keeps the last; recursive values; few lines that expand to billions of
+    values through aliases; characters that no name or path can contain.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where

@@ -287,7 +287,7 @@ def test_all_mistakes_are_listed_and_name_the_file_that_is_read(tmp_path):
     assert str(caught.value).splitlines() == [
         "4 mistakes in the config:",
         f"  {path}:4: unknown key train.stpes; did you mean train.steps?",
-        f"  {path}: data.sequence is missing (Tokens of one row (T5: of the encoder's row; the decoder's follows)).",
+        f"  {path}: data.sequence is missing (Tokens of one sequence (T5: of the encoder's sequence)).",
         f"  {path}: optimizer.lr is missing (Peak learning rate).",
         f"  {tmp_path / 'defaults.yaml'}:2: train.batch must be an integer, not 'many'.",
     ]

@@ -1,1 +1,1 @@
-"""Sections of a config that are long; `config.schema` has the others, and the whole."""
+"""Long sections of a config; `config.schema` has the others and the full config."""

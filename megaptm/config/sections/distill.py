@@ -1,4 +1,4 @@
-"""The section `distill`: a teacher, and what is learned of it."""
+"""Section `distill`: the teacher and the distillation losses."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from megaptm.objectives.objective import Weight
 
 
 class DistillConfig(Section):
-    """A teacher that a model learns from, beside its objective; weights of 0 are no losses (docs/distillation.md)."""
+    """Teacher from which a model learns in addition to its objective; a weight of 0 disables a loss
+    (docs/distillation.md)."""
 
     teacher: str
-    """Folder of the run that the teacher is of; a model of Hugging Face's becomes one by `megaptm import hf`."""
+    """Folder of the teacher's run; `megaptm import hf` makes one from a Hugging Face model."""
     step: Annotated[int, Field(ge=0)] | None = None
-    """Of which checkpoint; absent: the newest when the run begins."""
+    """Step of the teacher's checkpoint. Absent: the newest when the run starts."""
     model: dict[str, Any] = {}
-    """Keys of a section `model`: what the teacher is. Absent: what its run says, where that is there."""
+    """Keys of a section `model` that describe the teacher. Absent: those of its run, if it exists."""
     cached: str | None = None
-    """Folder of the teacher's largest logits of all samples of the run (`megaptm cache-logits`): the student reads
-    them, and no teacher is run."""
+    """Folder of the teacher's largest logits for all samples of the run (`megaptm cache-logits`), used instead of
+    running the teacher."""
     objective: Weight = 1.0
-    """What weights of the objective's own losses are multiplied by."""
+    """Factor on the objective's own losses."""
     logits: Weight = 0.0
-    """Of what the teacher says of each word (`soft`)."""
+    """Weight of the loss between word logits of student and teacher (`soft`)."""
     answers: Weight = 0.0
-    """Of what the teacher says of each question of the objective that has classes of rows (`soft`)."""
+    """Weight of the loss between logits of the objective's questions with sequence classes (`soft`)."""
     cosine: Weight = 0.0
-    """Of the angle between the states that the last stacks give."""
+    """Weight of the cosine distance between the final hidden states."""
     embeddings: Weight = 0.0
-    """Of the square of what the states that stacks read lack to the teacher's."""
+    """Weight of the MSE between student and teacher embeddings."""
     hidden: Weight = 0.0
-    """Of the same of what layers give, summed over layers."""
+    """Weight of the MSE between hidden states, summed over layers."""
     scores: Weight = 0.0
-    """Of the same of attention's scores before the softmax, summed over layers."""
+    """Weight of the MSE between attention scores before the softmax, summed over layers."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
-    """What logits of both, of words and of classes, are divided by before the softmax."""
+    """Temperature by which all logits of student and teacher are divided before the softmax."""
     soft: Literal["kl", "cross-entropy"] = "kl"
-    """kl: divergence times the squared temperature, a mean over places (DistilBERT); cross-entropy: a mean over places
-    and words (TinyBERT)."""
+    """kl: divergence times the squared temperature, averaged over positions (DistilBERT); cross-entropy: averaged over
+    positions and words (TinyBERT)."""
     places: Literal["all", "asked"] = "all"
-    """Places whose logits are compared: all that are no padding, or those that the objective asks about."""
+    """Positions whose logits are compared: all except padding, or target positions of the objective."""
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
-    """Of each layer of a stack, the teacher's (0 is the first) whose states and scores it is compared with; absent: the
-    last of each of as many equal groups."""
+    """Teacher layer (0 is the first) for each student layer of a stack, for hidden and scores. Absent: the last layer
+    of each of as many equal groups."""
     layer_weights: Annotated[tuple[Weight, ...], Strict(False)] = ()
-    """Of each layer of a stack, what its losses are multiplied by; absent: 1."""
+    """Weight of each student layer of a stack in its losses. Absent: 1."""
     projection: Literal["none", "shared", "by-kind"] = "none"
-    """Learned maps from the width of the student's states to the teacher's: one for all, or one for embeddings and one
-    for hidden states."""
+    """Learned projections from the student's width to the teacher's: one for all, or one each for embeddings and hidden
+    states."""
     initial_layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
-    """The teacher's layers (0 is the first) that those of a stack begin as, with its tables and heads; absent: it
-    begins as it does without a teacher."""
+    """Teacher layers (0 is the first) that initialize the student's layers of a stack, along with tables and heads.
+    Absent: the usual initialization."""
