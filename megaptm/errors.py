@@ -243,7 +243,7 @@ def why_no_room(error: OSError, place: object) -> str:
 def is_full(place: object) -> bool:
     """Whether the file system that holds a folder has next to no room, for bytes or for names."""
     path = Path(str(place))
-    there = next((parent for parent in (path, *path.parents) if parent.exists()), None)
+    there = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
     if there is None:
         return False
     room = os.statvfs(there)
@@ -254,6 +254,6 @@ def why_no_place(error: OSError, place: object) -> str:
     """What the system says; where a link on the way leads nowhere, as to a disk that is not mounted, that, of which the
     system says "File exists"."""
     for step in (Path(str(place)), *Path(str(place)).parents):
-        if step.is_symlink() and not step.exists():
+        if os.path.islink(step) and not os.path.exists(step):  # also of a name that is too long
             return f"{step} is a link to {os.readlink(step)}, which is not there"
     return error.strerror or str(error)

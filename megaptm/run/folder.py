@@ -166,7 +166,7 @@ def absolute_paths(config: Config) -> Config:
 def _begun(run: Path) -> Config | None:
     """Return the initial config of a run that has a checkpoint, or None."""
     with contextlib.suppress(UserError):  # `prepare` reports a damaged folder
-        if (run / CONFIG).is_file() and trained(run):
+        if os.path.isfile(run / CONFIG) and trained(run):
             return load_run(run / CONFIG)
     return None
 

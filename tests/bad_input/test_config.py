@@ -50,3 +50,9 @@ def test_another_number_of_processes_than_the_layout_needs(tmp_path, monkeypatch
         "change layout.data."
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_name_is_too_long_for_a_folder(tmp_path):
+    run = tmp_path / ("x" * 300)
+    message = told("train", CONFIGS / "gpt2/tiny.yaml", f"run={run}", f"data.mix={{{tmp_path}: 1}}")
+    assert "File name too long" in message
