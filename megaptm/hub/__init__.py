@@ -1,1 +1,1 @@
-"""Weights from Hugging Face and back."""
+"""Import of weights from Hugging Face, and export to it."""

@@ -1,6 +1,6 @@
-"""ELMo's weights as the released code (allenai/bilm-tf) names them in its file, and back."""
+"""Conversion of ELMo weights to and from the names of the released code (allenai/bilm-tf)."""
 
-# I inputs of a map, O outputs
+# I inputs of a linear layer, O outputs
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ INPUT = "embed.token"
 
 
 def pairs(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
-    """Our name, theirs, and the shape of theirs, whose last axis is ours' first; None: as ours. Kernels of cells are
-    apart (`kernels`), and characters, of whose table theirs lacks the first row."""
+    """Yield megaptm's name, the released name, and the released shape, whose last axis is megaptm's first; None: the
+    same shape. Cell kernels (`kernels`) and the character table, which has one row less there, are converted
+    separately."""
     size = spec.size
     for number, (characters, filters) in enumerate(size.filters):
         kernel = (1, characters, size.character_width, filters)
@@ -38,7 +39,7 @@ def pairs(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
 
 
 def kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Our cells and theirs, whose kernel `W_0` has rows of what is read, then of the state."""
+    """Yield megaptm's and the released names of cells. Rows of the released kernel `W_0` are inputs, then state."""
     for direction, stack in enumerate(STACKS):
         for layer in range(spec.size.layers):
             cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
@@ -46,7 +47,7 @@ def kernels(spec: ModelSpec) -> Iterator[tuple[str, str]]:
 
 
 def to_bilm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """All that the released code reads, which leaves out the softmax."""
+    """Return all tensors that the released code reads; it does not read the softmax."""
     found = {"char_embed": weights[f"{INPUT}.characters.weight"][1:]}
     for ours, theirs, shape in pairs(spec):
         found[theirs] = weights[ours] if shape is None else weights[ours].t().reshape(shape)
@@ -56,7 +57,7 @@ def to_bilm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]
 
 
 def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """The other way."""
+    """Return megaptm's weights; the inverse of `to_bilm`."""
     characters = tensors["char_embed"]
     found = {f"{INPUT}.characters.weight": torch.cat([torch.zeros_like(characters[:1]), characters])}
     for ours, theirs, shape in pairs(spec):
@@ -68,7 +69,7 @@ def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
 
 
 def options(spec: ModelSpec) -> dict[str, Any]:
-    """What the released code's options.json says of a model."""
+    """Return the content of the released code's options.json for a model."""
     size, block = spec.size, spec.family.first_block
     return {
         "lstm": {

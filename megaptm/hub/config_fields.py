@@ -1,4 +1,4 @@
-"""A model's numbers as fields of a Hugging Face config, and back."""
+"""Conversion between model sizes and fields of a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.hub.counterparts import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterp
 from megaptm.hub.folder import CONFIG
 from megaptm.spec import Block, ModelSpec, Size, change
 
-# Of layers, heads, widths and ids: no model has more, and the number of elements of any tensor stays below 2^63.
+# Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
 MOST = 1 << 20
 OF_STACKS = ("layers", "width", "heads", "ffn")
 OF_BLOCKS = (
@@ -29,7 +29,7 @@ OF_BLOCKS = (
 
 
 def numbers_of(spec: ModelSpec) -> dict[str, Any]:
-    """What `Counterpart.numbers` may call ours."""
+    """Return megaptm's values by the names that `Counterpart.numbers` uses."""
     size, block = spec.size_of(next(iter(spec.family.stacks))), spec.family.first_block
     return {
         "layers": size.layers,
@@ -67,22 +67,22 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _chunks(block: Block, size: Size) -> dict[Any, Any]:
-    """Word of attention -> places of a chunk; where no layer has the word, those of another."""
+    """Return attention name -> chunk length; if no layer has this attention, the length of the other."""
     layers = [block.at(layer) for layer in range(size.layers)]
     return dict.fromkeys(("local", "lsh"), layers[0].chunk) | {one.attention: one.chunk for one in layers}
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
-    """The fields of their config that describe this model."""
+    """Return the fields of the Hugging Face config of this model."""
     ours = numbers_of(spec)
     said = {**counterpart.numbers, **counterpart.written}
     values = {theirs: ours[name] for theirs, name in said.items()}
-    # What follows from other fields their class knows by itself.
+    # Their config class derives the others itself.
     return values | {name: value for name, value in counterpart.fixed.items() if name not in counterpart.may_lack}
 
 
 def nested(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of sections, `text_config.hidden_size`, as the sections that have them."""
+    """Return fields of sections, such as `text_config.hidden_size`, as nested dictionaries."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
@@ -91,7 +91,7 @@ def nested(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def flat(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way."""
+    """Return nested sections as fields; the inverse of `nested`."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         if name in counterpart.sections:
@@ -104,7 +104,7 @@ def flat(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
-    """The value of one of `numbers`; an error where no model can have it."""
+    """Return the value of a field of `numbers`. Raise UserError if no model can have it."""
     if value is None and theirs == "n_inner":
         return value
     match counterpart.numbers[theirs]:
@@ -115,7 +115,7 @@ def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
         case "norm_eps":
             wanted, good = "a small positive number", _is_number(value) and 0 < value < 1
         case "window":
-            # One for all layers, or a list with one for each.
+            # One for all layers, or a list with one per layer.
             windows = value if type(value) is list else [value]
             wanted = f"an even number from 2 to {MOST:,}, or a list of such"
             good = bool(windows) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in windows)
@@ -145,14 +145,15 @@ def _is_number(value: Any) -> bool:
 
 
 def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
-    """Field of their config -> why an import cannot represent its value; `given`: config.json without defaults."""
+    """Return field of their config -> reason why its value cannot be imported. `given`: config.json without
+    defaults."""
     found = {}
     for name, fixed in counterpart.all_fixed.items():
         if name not in config and (name in counterpart.may_lack or name in OF_EARLIER_RELEASES):
             continue
         value = counterpart.spellings[name](config) if name in counterpart.spellings else config.get(name)
         wanted = fixed(config) if callable(fixed) else fixed
-        # What is absent says as much as what is 0 or false.
+        # Absent counts as equal to 0 and false.
         if (value or None) != (wanted or None):
             field, other = f"{name} is {_brief(config.get(name))}", counterpart.follows.get(name)
             if name not in given and other is not None:
@@ -168,10 +169,10 @@ def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[
 
 
 def _siblings(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Number of ours -> the fields of their config that say it, with their values."""
+    """Return megaptm's number -> the fields of their config for it, with their values."""
     found: dict[str, dict[str, Any]] = {}
     for theirs, ours in counterpart.numbers.items():
-        if theirs in config:  # their class heeds some that it does not name
+        if theirs in config:  # their class uses some fields without declaring them
             found.setdefault(ours, {})[theirs] = _number(counterpart, theirs, config)
     return found
 
@@ -187,12 +188,12 @@ def _brief(value: Any) -> str:
 
 
 def refuse(found: Iterable[str]) -> NoReturn:
-    """Raise the one error that gives all reasons."""
+    """Raise one UserError with all reasons."""
     raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(found))}; such a model cannot be imported.")
 
 
 def spec_of(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> ModelSpec:
-    """The model that their config describes; an error that names all fields that it cannot represent."""
+    """Return the spec that their config describes. Raise UserError with all fields that cannot be imported."""
     if found := reasons(counterpart, config, given):
         refuse(found.values())
     ours = {name: next(iter(fields.values())) for name, fields in _siblings(counterpart, config).items()}
@@ -258,7 +259,7 @@ def spec_of(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[
 
 
 def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Words of attention in the shortest turn that gives their list, and numbers of chunks in the same turn."""
+    """Return the attention names as the shortest repeating cycle, and chunk lengths in the same cycle."""
     words = [*ours["attention"]]
     turn = next(n for n in range(1, len(words) + 1) if words == [words[layer % n] for layer in range(len(words))])
     chunks = {"local": ours["local_chunk"], "lsh": ours["lsh_chunk"]}
@@ -272,7 +273,7 @@ def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
-    """An error where another id of the pad token would move all positions."""
+    """Raise UserError if the pad token has another id, which would shift all positions."""
     wanted = counterpart.table.first_position - 1
     if counterpart.places_after_pad and pad is not None and pad != wanted:
         raise UserError(
@@ -282,7 +283,7 @@ def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> Non
 
 
 def field_of(counterpart: Counterpart, *ours: str) -> str:
-    """The field of their config that says the first of these numbers that has one."""
+    """Return the field of their config for the first of these numbers that has one."""
     fields = {name: theirs for theirs, name in reversed(counterpart.numbers.items())}
     return next(fields[name] for name in ours if name in fields)
 
@@ -321,7 +322,7 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
         )
 
     first, *others = map(of, stacks)
-    # No config of theirs knows of a detector: it is the one of the papers until somebody says another.
+    # No Hugging Face config has a detector: use that of the paper unless another is given.
     usual = next(iter(counterpart.table.sizes.values()), None)
     first = first if usual is None else change(first, detector=usual.detector)
     return change(first, stacks={name: size for name, size in zip(stacks[1:], others, strict=True) if size != first})

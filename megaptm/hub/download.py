@@ -1,4 +1,4 @@
-"""A model from the Hugging Face hub, for whoever gives its name in the place of a folder."""
+"""Download of a model from the Hugging Face hub, if a name is given instead of a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""`gpt2`, `google-bert/bert-base-uncased`."""
+"""Names such as `gpt2` and `google-bert/bert-base-uncased`."""
 PATTERNS = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -20,11 +20,11 @@ ANSWER_SECONDS = 10.0
 
 
 def model_folder(source: str) -> Path:
-    """The folder that `source` is; or, where there is none and it can be a name on the hub, one fetched from there."""
+    """Return the folder `source`; if it does not exist and may be a name on the hub, download that model."""
     folder = Path(source)
     if folder.exists() or not NAME.fullmatch(source):
         return folder
-    # exported/gpt2, in a folder `exported` that is here, is meant as a folder.
+    # If a folder `exported` exists here, exported/gpt2 means a folder.
     if "/" in source and folder.parent.exists():
         return folder
     return _fetched(source)
@@ -36,7 +36,7 @@ def _fetched(name: str) -> Path:
 
     absent = f"{name} is not a folder here, and "
     try:
-        # Asked once: a download of a model that is not there would be tried again and again.
+        # Queried once first: the download of a missing model would be retried many times.
         revision = HfApi().model_info(name, timeout=ANSWER_SECONDS).sha
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
     except RepositoryNotFoundError:
@@ -44,7 +44,7 @@ def _fetched(name: str) -> Path:
             f"{absent}the Hugging Face hub shows no model of that name: correct the path or the name, or log in with "
             "`hf auth login` where the model is private."
         ) from None
-    # The libraries below raise dozens of kinds: name resolution, proxies, certificates, time, status codes.
+    # The libraries raise dozens of types: name resolution, proxies, certificates, timeouts, status codes.
     except Exception as error:
         try:
             return Path(snapshot_download(name, local_files_only=True))

@@ -1,4 +1,4 @@
-"""A folder with ELMo as the released code names it: weights, options, words."""
+"""Export of ELMo in the files of the released code: weights, options, vocabulary."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HDF5 = "weights.hdf5"
 
 
 def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) -> Path:
-    """Write `weights.safetensors`, whose names and shapes are those of the released code's HDF5 file, or that file; its
-    `options.json`, a line for each word in `vocabulary.txt`, the tokenizer that cuts words, and `softmax.safetensors`
-    with `W` and `b`. Returns where the weights are."""
+    """Write `weights.safetensors` with the names and shapes of the released HDF5 file, or with `hdf5` that file; also
+    `options.json`, `vocabulary.txt` with one word per line, the tokenizer, and `softmax.safetensors` with `W` and `b`.
+    Return the path of the weights."""
     if hdf5:
-        h5py()  # or a sentence, before anything is written
+        h5py()  # raises UserError before anything is written
     spec = checkpoint.spec
     if not (spec.family.is_recurrent and spec.family.reads_characters):
         raise UserError(f"{spec.name} is no ELMo: write it with `megaptm export hf`.")

@@ -1,4 +1,4 @@
-"""A run that begins from an ELMo as the released code names it: HDF5, or the same in safetensors."""
+"""Import of an ELMo in the files of the released code (HDF5 or safetensors) as a new run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from megaptm.tokenizers.listed_words import tokenizer_of_words
 
 HEAD = "head.bidirectional-lm"
 REMEDY = "give the options.json that came with the weights"
-# As `configs/elmo` train: the released code's rate, of the loss of a word.
+# As in `configs/elmo`: the released code's learning rate, for the loss per word.
 OPTIMIZER = {
     "name": "adagrad",
     "lr": 0.2,
@@ -44,7 +44,7 @@ _Number = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ElmoCells(Record):
-    """`lstm` of an options.json."""
+    """Field `lstm` of options.json."""
 
     use_skip_connections: bool = False
     projection_dim: _Number
@@ -55,13 +55,13 @@ class ElmoCells(Record):
 
 
 class ElmoCharacters(Record):
-    """`embedding` of its `char_cnn`."""
+    """Field `embedding` of `char_cnn`."""
 
     dim: _Number
 
 
 class ElmoFilters(Record):
-    """Its `char_cnn`."""
+    """Field `char_cnn` of options.json."""
 
     activation: str
     filters: Annotated[
@@ -74,7 +74,7 @@ class ElmoFilters(Record):
 
 
 class ElmoOptions(Record):
-    """What the released code is told of a model."""
+    """Content of the released code's options.json."""
 
     lstm: ElmoCells
     char_cnn: ElmoFilters
@@ -82,18 +82,18 @@ class ElmoOptions(Record):
 
 @dataclass(frozen=True)
 class ElmoFiles:
-    """What of a folder is read."""
+    """Paths of the files that are read."""
 
     options: Path
     weights: Path
     words: Path
-    """A list of them, or the folder of a tokenizer."""
+    """A word list, or the folder of a tokenizer."""
     softmax: Path | None
 
 
 def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = ()) -> tuple[Config, tuple[str, ...]]:
-    """Make the run folder from a folder with options, weights and words; returns its config, and the heads that the
-    model came without, which begin as a new model's do."""
+    """Create the run folder from a folder with options, weights and words. Return its config, and the heads that the
+    model lacks, which are initialized."""
     folder, run = Path(folder), Path(run)
     refuse_taken(run)
     refuse_of_model(overrides, str(folder))
@@ -106,7 +106,7 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
 
 
 def find_files(folder: Path) -> ElmoFiles:
-    """By how their names end: published ones begin with the model's."""
+    """Find the files by the ends of their names; published ones start with the model's name."""
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give one with options.json, weights.hdf5 and a list of words.")
     options = _only(folder, "*options.json", "options.json, what the model is")
@@ -129,7 +129,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
-    """Its weights; the softmax is absent where it was not published, as of the released ones."""
+    """Return the weights. The softmax is absent if it was not published, as for the released models."""
     with torch.device("meta"):
         whole = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
     shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(whole, spec).items()}
@@ -148,7 +148,7 @@ def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
 
 
 def _finite(tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
-    """float32; a `UserError` where one is none."""
+    """Return the tensors in float32. Raise UserError if a value is not finite."""
     found = {name: tensor.float() for name, tensor in tensors.items()}
     if name := next((name for name, tensor in found.items() if not tensor.isfinite().all()), None):
         raise UserError(f"{place}: {name} has numbers that are infinite or none: fetch it again.")
@@ -180,7 +180,7 @@ def _tokenizer(words: Path) -> Tokenizer:
 
 
 def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
-    """What the config of a run of such a model says; a `UserError` where no model here is such a one."""
+    """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
     lstm, cnn, block = options.lstm, options.char_cnn, ELMO.first_block
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
     for what, said, ours in (
@@ -188,7 +188,7 @@ def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> di
         ("lstm.cell_clip", lstm.cell_clip, (block.cell_clip,)),
         ("lstm.proj_clip", lstm.proj_clip, (block.projection_clip,)),
         ("char_cnn.activation", cnn.activation, ("relu",)),
-        # 261 in training: what stands behind a text has no number there.
+        # 261 in training, where padding after a text has no id.
         ("char_cnn.n_characters", cnn.n_characters, (CHARACTERS, CHARACTERS - 1)),
         ("char_cnn.max_characters_per_token", cnn.max_characters_per_token, (LONGEST_WORD,)),
     ):

@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face's format, read as data: JSON and safetensors, no code and no pickle."""
+"""Reading of a model folder in Hugging Face's format as data: JSON and safetensors; no code, no pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# Where a folder brings classes of its own, `transformers` would run them if it were allowed to.
+# With such fields `transformers` would run code of the folder, if allowed.
 OWN_CODE = ("auto_map", "custom_pipelines")
 FILES_OF_JSON = (CONFIG, "tokenizer_config.json")
 REMEDY = "restore it from where the model came from"
@@ -29,13 +29,13 @@ CONVERT = (
 
 
 class Index(Record):
-    """Which of a folder's files has which tensor."""
+    """Content of the index file: tensor name -> file."""
 
     weight_map: dict[str, FileName]
 
 
 def check_folder(folder: Path) -> None:
-    """An error where this is no folder of a model, or one that we do not read: with code of its own, or pickled."""
+    """Raise UserError if this is not a model folder, or one with its own code or pickled weights."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {what}: give a folder with {CONFIG}, {WEIGHTS} and a tokenizer.")
@@ -52,7 +52,7 @@ def check_folder(folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors by the names they have in the files; mapped, so that bytes are read when they are used."""
+    """Return all tensors by their names in the files, memory-mapped: bytes are read on use."""
     weights: dict[str, Tensor] = {}
     for file in _weight_files(folder):
         for name, tensor in read_tensors(file):
@@ -80,7 +80,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Of a safetensors file, by their names."""
+    """Yield the tensors of a safetensors file with their names."""
     from safetensors import SafetensorError, safe_open
 
     with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Tensors in an HDF5 file, as ELMo's are published; what a file from elsewhere says is checked before it is read."""
+"""Tensors in HDF5 files, the format of published ELMo models. Files are validated before their content is read."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from megaptm.hub.library import h5py
 from megaptm.storage import write_whole
 
 MOST_PACKED = 64
-"""Times the bytes of numbers are those that a file has of them: zeros in deflate alone are packed more."""
+"""Largest ratio of array size to stored size; only zeros compress more with deflate."""
 MOST_OF_A_CHUNK = 1 << 24
-"""Numbers."""
+"""Largest number of elements of a chunk."""
 
 
 def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Each as a float32 data set; a `/` in a name begins what is in a group. The file is there whole or not at all."""
+    """Write each tensor as a float32 data set, atomically. A `/` in a name separates groups."""
     library, content = h5py(), io.BytesIO()
     with library.File(content, "w") as file:
         for name, tensor in tensors.items():
@@ -32,14 +32,15 @@ def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Those of these names, float32; a `UserError` where one is not there, is of another shape or not of this file."""
+    """Read tensors of these names and shapes in float32. Raise UserError if one is missing, has another shape, or is
+    stored outside the file."""
     library = h5py()
     try:
         with library.File(path, "r") as file:
             return {name: _read(library, file, name, shape, path) for name, shape in shapes.items()}
     except UserError:
         raise
-    # A damaged file fails in as many ways as there are things in it.
+    # Damaged files raise many types of errors.
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path} is no HDF5 file, or damaged ({error}): fetch it again.") from None
 
@@ -47,7 +48,7 @@ def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
 def _read(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
     steps = name.split("/")
     for number in range(len(steps)):
-        # Links, data sets in files outside and those made of others could show any file of this machine.
+        # Links, external and virtual data sets could expose any file of this machine.
         link = file.get("/".join(steps[: number + 1]), getlink=True)
         if link is None:
             raise UserError(f"{path} has no {name}: it is of another model than its options say.")
@@ -58,7 +59,7 @@ def _read(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path
         raise UserError(f"{path}: {name} is not an array of numbers in this file: fetch it again.")
     if found.shape != shape:
         raise UserError(f"{path}: {name} is {found.shape}, and by the options {shape}: they are of two models.")
-    # What was never written takes no room in a file, and a chunk is unpacked whole, however little of it is asked for.
+    # Unwritten data takes no space in a file, and a chunk is decompressed completely for any read.
     if found.id.get_storage_size() * MOST_PACKED < found.nbytes or math.prod(found.chunks or (0,)) > MOST_OF_A_CHUNK:
         raise UserError(f"{path}: {name} takes far more memory than its file has bytes: fetch it again.")
     return torch.from_numpy(found[()].astype(np.float32))

@@ -1,4 +1,4 @@
-"""A folder that `transformers` loads, from our weights; and our weights, from such a folder."""
+"""Export to a folder that `transformers` loads, and import from one."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 FAMILY = "megaptm_family"
-"""Field of a config that says which family a model is of, where their type is that of several."""
+"""Config field with megaptm's family, where several families have the same `model_type`."""
 ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
 FORCED = ("forced_bos_token_id", "forced_eos_token_id")
-"""What text that is written begins and ends with whatever a model says; configs of few models have it."""
+"""First and last token of generated text, regardless of the model's prediction; in few configs."""
 OF_TEXT = "text_config"
-"""The section of a config that says what stands in a text."""
+"""Section of a config that describes the text model."""
 LARGEST_ID_ENDS = 2
-"""The end of a text, by which `CLIPTextModel` takes the largest id for it."""
+"""End-of-text id with which `CLIPTextModel` uses the largest id of a text as its end."""
 SPECIAL = (*ROLES, "decoder_start_token_id", *FORCED)
 
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """What an export wrote."""
+    """Result of an export."""
 
     classes: dict[str, str]
-    """Place in the folder (`.` is the folder itself) -> the class of `transformers` that loads what is there."""
+    """Path in the folder (`.` for the folder itself) -> class of `transformers` that loads it."""
     left_out: tuple[str, ...]
-    """Heads that those classes have not."""
+    """Heads that those classes do not have."""
     warnings: tuple[str, ...]
-    """Where those classes say something else."""
+    """Warnings about cases in which those classes compute something else."""
 
 
 @quiet()
@@ -67,11 +67,11 @@ def to_hugging_face(
     sequence: int | None = None,
     unused: Mapping[str, Tensor] | None = None,
 ) -> ExportedModel:
-    """Writes config, generation config, weights and tokenizer to a new folder.
+    """Write config, generation config, weights and tokenizer to a new folder.
 
-    `weights` are whole parameters by their global names. `objective` and `sequence` are those of the training; absent,
-    the family's first, and the model's context. `unused`: parameters that an import had besides
-    (`ImportedModel.unused`). The folder appears when it is complete, or not at all.
+    `weights`: full parameters by name. `objective`, `sequence`: those of the training; None: the family's first
+    objective, and the model's context. `unused`: further parameters of an import (`ImportedModel.unused`). The folder
+    is written atomically.
     """
     transformers()
     from huggingface_hub import save_torch_state_dict
@@ -89,11 +89,11 @@ def to_hugging_face(
             )
     trained_on = objective or objective_of(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
-        longest = spec.longest if spec.family.reads_images else sequence  # which are an image's places
+        longest = spec.longest if spec.family.reads_images else sequence  # here `sequence` counts image positions
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.drawn:
-        # The stack that reads what is drawn is the model; the others lie inside its folder.
+        # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
         places = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
         models = {place: alone(spec, weights, stack) for place, stack in places.items()}
     start = trained_on.of_prompt(next(iter(trained_on.prompts), "text")).decoder_start
@@ -106,7 +106,7 @@ def to_hugging_face(
             if spec.family.reads_images:
                 write_processor(spec, part, trained_on)
             if spec.family.reads_images and not spec.family.has_tokens:
-                # The tokenizer is names of labels, which their config has.
+                # The tokenizer holds label names, which the config includes.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
                 config.label2id = {name: label for label, name in config.id2label.items()}
             elif tokenizer is not None:
@@ -127,13 +127,13 @@ def to_hugging_face(
 
 
 def _besides(unused: Mapping[str, Tensor], place: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters of `ImportedModel.unused` that belong to a place in the folder."""
+    """Return the parameters of `ImportedModel.unused` for a path in the folder."""
     names = {name: name.rpartition("/") for name in unused}
     return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == place}
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
-    """Heads that theirs has not, as those that an objective has added."""
+    """Return the heads that their class does not have, such as those added by an objective."""
     return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
 
 
@@ -144,9 +144,10 @@ def _converted(
     dtype: torch.dtype,
     start: tuple[str, ...],
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
-    """Their config, generation config and weights of our model; `start`: `BaseObjective.decoder_start`."""
+    """Return config, generation config and weights of a model in their format; `start`:
+    `BaseObjective.decoder_start`."""
     counterpart = counterpart_of(spec)
-    # Maps to the width of a teacher serve pre-training alone, too.
+    # Projections to the width of a teacher are used only in pre-training, too.
     added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
     theirs = export_weights(counterpart.rows, spec, known)
@@ -172,11 +173,14 @@ def from_hugging_face(
     detector: tuple[int, int] | None = None,
     context: int | None = None,
 ) -> ImportedModel:
-    """What a model in a folder, or in memory, is here; of which family where several have its type, if not of the one
-    that its config says (`FAMILY`) or the first. `detector`: of regions that it will read, if not that of the paper.
-    `context`: the same of places that are made of theirs (`Counterpart.repeated`).
+    """Import a model from a folder or from memory.
 
-    The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is taken too: `absent` says what it lacks.
+    `family`: where several families have its type; None: that in its config (`FAMILY`), or the first. `detector`:
+    region detector; None: that of the paper. `context`: positions, if they are made from theirs
+    (`Counterpart.repeated`).
+
+    The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is accepted too: `absent` names what it
+    lacks.
     """
     if isinstance(source, Path):
         check_folder(source)
@@ -207,7 +211,7 @@ def from_hugging_face(
 
 
 def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
-    """The model as their class computes it: without a mask decoder whose table of positions the files lack."""
+    """Return the model without a mask decoder if the files lack its position table, as their class computes it."""
     lacking = {name.partition(".")[0] for name in model.absent if name.endswith(".place_table.weight")}
     if not lacking:
         return model
@@ -226,21 +230,21 @@ def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None
 
 
 def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
-    """Of who sees whom, what theirs has no number for."""
+    """Return the parameters of the attention pattern for which their config has no field."""
     words = {word for block in spec.family.stacks.values() for word in block.words}
     own = (name for name, of in PATTERN_NUMBERS.items() if words & {*of}) if counterpart.import_only else ()
     return tuple(name for name in own if name not in counterpart.numbers.values())
 
 
 def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:
-    """The model, which reads images as the processor beside it says, if there is one."""
+    """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
     if (found := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
     return replace(model, spec=model.spec.with_pixels(found.pixels), shown=found.options)
 
 
 def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:
-    """The whole of which this is a stack, where the others lie inside its folder; else the stack."""
+    """Return the full model if the other stacks are in subfolders; else this stack."""
     family = CATALOGUE[counterpart.family]
     others = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
     if counterpart.stack not in family.drawn or not others:
@@ -257,46 +261,46 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
 
 
 def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What `Counterpart.written` says of the model, where their config says something else."""
+    """Return the fields of `Counterpart.written` in which their config differs from megaptm's model."""
     usual, ours = _config_class(counterpart)(), config_values(counterpart, spec)
     theirs = {name: config.get(name, getattr(usual, name)) for name in counterpart.written}
     return tuple(f"{name} {str(value)[:20]}" for name, value in theirs.items() if value != ours[name])
 
 
 def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
-    """The architecture and the model that their config describes."""
+    """Return the counterpart and spec that their config describes."""
     known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
     complete = {one.family + one.stack: _with_defaults(one, config) for one in known}
     given = flat(known[0], config)
     refused = {one.family + one.stack: reasons(one, complete[one.family + one.stack], given) for one in known}
     said = config.get("architectures")
     named = said if isinstance(said, list) else []
-    # Families that theirs cannot tell apart are the first one's; of one family the architecture says which stack it is.
+    # If families cannot be distinguished, take the first one. Among stacks of a family, take that of `architectures`.
     best = min(
         known,
         key=lambda one: (len(refused[one.family + one.stack]), one.family != known[0].family, one.model not in named),
     )
     if found := refused[best.family + best.stack]:
-        # Where another family is as near, its reasons count as much.
+        # If another family is equally close, its reasons are included.
         others = [other for other in refused.values() if len(other) == len(found) and other.keys() != found.keys()]
         refuse([*found.values(), *(reason for other in others for reason in other.values())])
     return best, spec_of(best, complete[best.family + best.stack], given)
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
-    """Their config of our model."""
+    """Return their config of a model."""
     counterpart = counterpart_of(spec)
     said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
     known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
     if counterpart.sections:
-        # Where a text ends is found by the id of its end; by the largest, where nobody knows it.
+        # The end of a text is found by its id, or as the largest id if that is unknown.
         known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LARGEST_ID_ENDS}
         known = {f"{OF_TEXT}.{name}": id_ for name, id_ in known.items()}
     values = nested(counterpart, {**config_values(counterpart, spec), **said, **known})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
-        # Some of their classes say otherwise, and go by what they find; what else reads the file goes by this.
+        # Some of their classes have another default but follow the weights; other readers follow this field.
         config.tie_word_embeddings = False
     return config
 
@@ -306,23 +310,23 @@ def _config_class(counterpart: Counterpart) -> Any:
 
 
 def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field that decides what the model computes: as config.json has it, else as `transformers` would."""
+    """Return all fields that determine the model: from config.json, else the defaults of `transformers`."""
     config_class = _config_class(counterpart)
     if counterpart.sections:
         return _with_defaults_of_sections(counterpart, config)
-    # A config may use the names that all models share, such as num_hidden_layers.
+    # A config may use the names common to all models, such as num_hidden_layers.
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     derived = {name: read(config) for name, read in counterpart.derived.items()}
     config = {**config, **derived}
     numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
-    # By which T5's class knows whether the head scales what it reads, ids that Marian's is not without, and what older
-    # files have in the place of `rope_parameters`.
+    # T5's class decides with the first whether its head scales the input, Marian's needs the ids, and older files have
+    # the last two instead of `rope_parameters`.
     said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
     said_so = {name: config[name] for name in said if name in config}
-    # Without the published special ids, which a small vocabulary has not: transformers would warn.
+    # Without the published special ids, which exceed a small vocabulary: transformers would warn.
     try:
         complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
     known = {
@@ -333,19 +337,20 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
 
 
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a config with a section for each of several models."""
+    """Return `_with_defaults` of a config with a section for each of several models."""
     said = flat(counterpart, config)
     numbers = {name: checked_number(counterpart, name, said[name]) for name in counterpart.numbers if name in said}
     try:
         complete = _config_class(counterpart)(**nested(counterpart, numbers))
-    except Exception as error:  # of many kinds
+    except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
     return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.all_fixed if name in said}
 
 
 def _room(spec: ModelSpec) -> dict[str, int]:
-    """Where a decoder's learned places end: `pipeline` would write 256 tokens on, and fall off a shorter one."""
+    """Return the maximum length of a decoder with learned positions. Otherwise `pipeline` would generate 256 tokens,
+    beyond the table."""
     stacks = [*spec.family.stacks]
     ends = stacks == ["decoder"] or ("decoder" in stacks and spec.longest is not None)
     return {"max_length": spec.context_of("decoder")} if ends else {}
@@ -354,15 +359,18 @@ def _room(spec: ModelSpec) -> dict[str, int]:
 def _special_ids(
     counterpart: Counterpart, spec: ModelSpec, tokenizer: Tokenizer | None, start: tuple[str, ...]
 ) -> dict[str, int | None]:
-    """What the tokenizer says, or the published ids where they are inside the vocabulary; `start`: what a decoder that
-    reads an encoder heard first in training, which T5's pads, BART's an end, and what it always said then."""
+    """Return the special ids of the tokenizer, or the published ids if they are in the vocabulary.
+
+    `start`: first tokens of a decoder in training. Depending on the family this is a pad token (T5) or an end token
+    (BART), and possibly a fixed second token.
+    """
     if tokenizer is None:
         return {
             name: value if value is not None and value < spec.vocabulary else None
             for name, value in ({name: counterpart.special.get(name) for name in SPECIAL}).items()
         }
     own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
-    # The published ids say which of these the others are: BART's text ends with the end whatever the model says.
+    # The published ids tell which role the others have: BART always ends text with the end token.
     names = {id_: name for name, id_ in counterpart.special.items() if name in ROLES}
     others = {name: own[names[counterpart.special[name]]] for name in SPECIAL if name in counterpart.special}
     if "decoder_start_token_id" in others:

@@ -1,7 +1,7 @@
-"""`preprocessor_config.json`: what becomes of an image before a model of Hugging Face's reads it; written, and read.
+"""Conversion of `preprocessor_config.json`, the image preprocessing of a Hugging Face model.
 
-Theirs scales an image, cuts out its middle, and makes numbers of its pixels. Here the first two are options of the
-objective, of held-out images, and the numbers are of the model.
+It scales an image, crops its center and normalizes its pixels. In megaptm the first two are options of the objective
+for held-out images, and the pixel statistics belong to the model.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from megaptm.storage import read_object, write_whole
 
 PROCESSOR = "preprocessor_config.json"
 OF_ALL = "processor_config.json"
-"""What transformers reads first, where it has a section of images."""
+"""File that transformers reads first, if it has a section for images."""
 SECTION = "image_processor"
 KIND = re.compile(r"(\w+?)(?:FeatureExtractor|ImageProcessor)(?:Fast|Pil)?")
-"""Names of a class, old and new."""
+"""Old and new class names."""
 LEVELS = 255
-"""What the largest value of a pixel is."""
+"""Largest pixel value."""
 LARGEST = 1 << 14
-"""Pixels of a side, as of the option `size` of the objective."""
+"""Largest side in pixels, the same as for the option `size` of the objective."""
 
 HALVES = [0.5] * CHANNELS
 OF_CLIP = {
@@ -50,42 +50,42 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "CLIP": OF_CLIP,
     "Bit": OF_CLIP,
 }
-"""Class, without what ends its name -> what it does where a file says nothing. Others do other things besides."""
+"""Class name without its suffix -> default values. Other classes do further steps."""
 ALWAYS = {"do_resize": True, "do_center_crop": False, "do_rescale": True, "do_normalize": True, "do_pad": False}
 KEEP_SHAPE = ("CLIP", "Bit")
-"""Of which one number in `size` is of the shorter side, and of the others of both."""
+"""Classes for which a single number in `size` means the shorter side; for the others it means both sides."""
 
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """What becomes of an image."""
+    """Preprocessing of an image."""
 
     pixels: PixelStatistics
     resample: str
     crop: str
-    """`middle`, or `whole`, which is stretched to a square."""
+    """`middle`, or `whole`: the image is stretched to a square."""
     inner: float
-    """The share of each side of that which is cut out, in the middle."""
+    """Share of each side that the center crop keeps."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of an objective, where they are not its own by default."""
+        """Options of an objective that differ from its defaults."""
         usual = {"resample": ImageObjective.resample, "held_out_crop": "middle", "inner": ImageObjective.inner}
         said = {"resample": self.resample, "held_out_crop": self.crop, "inner": self.inner}
         return {name: value for name, value in said.items() if value != usual[name]}
 
 
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
-    """What is done to a held-out image of this objective."""
+    """Write the preprocessing of this objective's held-out images."""
     assert spec.size.patch is not None
     side = spec.grid * spec.size.patch
     tasks = [task.objective for task in tasks_of(objective)]
-    # Of tasks of the user's own nobody knows what they show.
+    # The preprocessing of user-defined objectives is unknown.
     task = next((one for one in tasks if isinstance(one, ImageObjective)), ImageLabels()).held_out()
     scaled = round(side / task.inner)
     cut = task.crop == "middle" or scaled != side
     content = {
-        # That of CLIP cuts, in all versions of transformers.
+        # CLIP's class crops in all versions of transformers.
         "image_processor_type": "CLIPImageProcessor" if cut or spec.family.has_tokens else "ViTImageProcessor",
         **({"processor_class": "CLIPProcessor"} if spec.family.has_tokens else {}),
         "do_convert_rgb": True,
@@ -104,8 +104,8 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
 
 
 def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProcessor | None:
-    """Of a folder that has one; a `UserError` names what cannot be done here: of other numbers of pixels the model has
-    learned nothing."""
+    """Return the image processor of a folder, or None. Raise UserError for settings that megaptm cannot reproduce,
+    including another number of pixels than the model's."""
     for name in (OF_ALL, PROCESSOR):
         if (folder / name).is_file():
             content = read_object(folder / name, remedy=remedy)
@@ -116,7 +116,7 @@ def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProces
 
 
 class _Said:
-    """A file's fields, each asked for what can be done with it."""
+    """Fields of a file, validated one by one."""
 
     def __init__(self, path: Path, said: Mapping[str, Any], spec: ModelSpec) -> None:
         self.path, self.spec = path, spec
@@ -150,7 +150,7 @@ class _Said:
         return ImageProcessor(self.pixels(), RESAMPLINGS[resample], crop, cut / scaled)
 
     def pixels(self) -> PixelStatistics:
-        """The statistics by which pixels from 0 to 1 become the same numbers."""
+        """Return the statistics that normalize pixels from 0 to 1 equally."""
         factor = self.values["rescale_factor"] if self.flag("do_rescale") else 1
         if type(factor) not in (int, float) or not 1 / MOST_OF_PIXELS <= factor <= MOST_OF_PIXELS:
             self.refuse("rescale_factor", f"a number from {1 / MOST_OF_PIXELS:g} to {MOST_OF_PIXELS:,.0f}")
@@ -167,7 +167,7 @@ class _Said:
         return PixelStatistics(mean, std)  # type: ignore[arg-type]
 
     def of_channels(self, name: str, least: float) -> tuple[float, ...]:
-        """Three numbers, or one for all."""
+        """Return three numbers from a list, or from one number for all channels."""
         said = self.values[name]
         numbers = said if isinstance(said, list) else [said] * CHANNELS
         good = len(numbers) == CHANNELS and all(
@@ -178,7 +178,7 @@ class _Said:
         return tuple(map(float, numbers))
 
     def scaled(self) -> tuple[str, int]:
-        """What is scaled, and to how many pixels of a side."""
+        """Return the crop mode and the scaled side in pixels."""
         said = self.values["size"]
         if type(said) is int and self.kind in KEEP_SHAPE:
             said = {"shortest_edge": said}
@@ -187,7 +187,7 @@ class _Said:
         return "whole", self.square("size", None)
 
     def square(self, name: str, otherwise: int | None) -> int:
-        """One number, or height and width of a square."""
+        """Return the side of a square, from one number or from height and width."""
         said = self.values.get(name, otherwise)
         if isinstance(said, Mapping) and {*said} == {"height", "width"} and said["height"] == said["width"]:
             said = said["height"]

@@ -1,4 +1,4 @@
-"""Names of labels, which the config of a model of images has in the place of a tokenizer's files."""
+"""Label names of image models, which their config contains instead of tokenizer files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.tokenizers.labels import label_tokenizer
 
 
 def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
-    """Label -> name; of those that a corpus has not, as transformers calls them."""
+    """Return label -> name; labels without a name in the corpus get the default of transformers."""
     known = 0 if tokenizer is None else tokenizer.vocabulary
     return {
         label: tokenizer.name(label) if tokenizer is not None and label < known else f"LABEL_{label}"
@@ -22,7 +22,7 @@ def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
 
 
 def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:
-    """The names of labels in a folder's config; of those that are there twice, each with its number."""
+    """Return the label names in a folder's config as a tokenizer. Duplicate names get their index appended."""
     config: Mapping[str, Any] = read_object(folder / config_file, remedy=remedy)
     said = config.get("id2label")
     table = said if isinstance(said, Mapping) else {}

@@ -1,4 +1,4 @@
-"""A run that begins from a model of Hugging Face's format: its weights are the checkpoint of step 0."""
+"""Import of a Hugging Face model as a new run, with its weights in the checkpoint of step 0."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
-# Where training a finished model further usually begins; until its first step everything can still be changed.
+# Usual starting point for further training of a finished model. Everything can be changed until the first step.
 RECIPE: dict[str, Any] = {
     "optimizer": {
         "lr": 5e-5,
@@ -56,38 +56,38 @@ RECIPE: dict[str, Any] = {
 }
 LONGEST_ROW = 512
 FAMILY, CONTEXT, DETECTOR = OF_IMPORT = ("model.family=", "model.context=", "model.detector=")
-"""What is told of a model that is imported; of several the last counts. All else of it is said by its own config."""
+"""Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
 BESIDES = (
     f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images or takes another's places "
     "in turn (LED, Longformer, BigBird), with what such a one sees and the other does not say (model.window, "
     f"model.block), and {DETECTOR}[FEATURES,CLASSES] of one that reads regions"
 )
 KNOWN = CATALOGUE | VISION
-"""Families of which a run may begin from a model of theirs."""
+"""Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
-"""File of a run with what `ImportedModel.unused` has: an export writes it again."""
+"""File of a run with `ImportedModel.unused`, which an export writes again."""
 OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
 class Import:
-    """What came of it."""
+    """Result of an import."""
 
     config: Config
     fresh: tuple[str, ...]
-    """Heads that the model came without, which begin as a new model's do."""
+    """Heads that the model lacks, which are initialized."""
     otherwise: tuple[str, ...] = ()
-    """Dropouts that its config has otherwise: `ImportedModel.otherwise`."""
+    """Dropout rates in which its config differs: `ImportedModel.otherwise`."""
     unused: tuple[str, ...] = ()
-    """Parameters that no part of the model reads: `ImportedModel.unused`."""
+    """Parameters that megaptm does not read: `ImportedModel.unused`."""
     decoders: tuple[str, ...] = ()
-    """Modules of mask decoders that the model came without, which begin as a new model's do."""
+    """Modules of mask decoders that the model lacks, which are initialized."""
 
 
 def import_run(
     source: str, run: str | Path, overrides: Sequence[str] = (), *, tokenizer: str | Path | None = None
 ) -> Import:
-    """Make the run folder from a model in a folder or on the hub; it appears when it is complete, or not at all.
+    """Create the run folder from a model in a folder or on the hub, atomically.
 
     `tokenizer`: folder of the tokenizer, if not the model's own. A run without any takes that of its corpus.
     """
@@ -95,7 +95,7 @@ def import_run(
     refuse_taken(run)
     said = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
     overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
-    refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before anything is fetched
+    refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before any download
     context = _number(said[CONTEXT]) if CONTEXT in said else None
     model, found = read_model(
         source,
@@ -114,7 +114,7 @@ def import_run(
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
-    """The model as its family has it, and modules of mask decoders that it came without."""
+    """Return the model with its family's mask decoders, and the modules of these that it lacks."""
     spec, table = model.spec, KNOWN[model.spec.name]
     stacks = {
         name: change(block, last_layer=table.stacks[name].last_layer) for name, block in spec.family.stacks.items()
@@ -147,13 +147,13 @@ def _detector(said: str) -> tuple[int, int]:
 
 
 def refuse_taken(run: Path) -> None:
-    """An error where something is in the run's folder."""
+    """Raise UserError if the run folder is not empty."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} is already there and not empty; import to a new folder.")
 
 
 def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str] = (), besides: str = "") -> None:
-    """An error where a key says something else of the model than its files; `free`: what these do not say."""
+    """Raise UserError if an override contradicts the model's files; `free`: keys that the files do not determine."""
     free = tuple(f"model.{name}=" for name in ("dropout", "attention_dropout", *free))
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
@@ -170,7 +170,7 @@ def write_run(
     model: ImportedModel,
     tokenizer: Tokenizer | None,
 ) -> Config:
-    """The folder of a run whose step 0 is a model, and whose config says `values` where nothing else is said."""
+    """Create the folder of a run with the model at step 0, and a config of `values` and overrides."""
     run.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(run) as unfinished:
         unfinished.mkdir()
@@ -196,14 +196,14 @@ def read_model(
     detector: tuple[int, int] | None = None,
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
-    """The model in a folder or on the hub, and its tokenizer, which must fit, or that in the folder `tokenizer`; None
-    if there is none. `family`, `detector` and `context` as in `from_hugging_face`."""
+    """Return the model in a folder or on the hub, and its tokenizer, or that in the folder `tokenizer`; None if there
+    is none. Raise UserError if they do not match. `family`, `detector`, `context`: as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
             f"weights alone, give that train.init_from={source}."
         )
-    transformers()  # or a sentence, before anything is fetched
+    transformers()  # raises UserError before any download
     folder = model_folder(source)
     model = from_hugging_face(folder, family=family, detector=detector, context=context)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
@@ -219,7 +219,7 @@ def read_model(
 
 
 def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """An error where their class would read another position of a text than that of its end."""
+    """Raise UserError if their class would read another position than the end of a text."""
     end, theirs = tokenizer.special.end, model.text_end
     if theirs in (None, end) and theirs != LARGEST_ID_ENDS:
         return
@@ -237,13 +237,13 @@ def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> 
 
 
 def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
-    """All parameters; those that are absent begin as in a new run of this seed."""
+    """Return all parameters. Absent ones are initialized as in a new run of this seed."""
     spec = model.spec
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
 
 
 def _check(spec: ModelSpec, source: str) -> None:
-    """An error where a model can be read, but not be trained."""
+    """Raise UserError if a model can be read but not trained."""
     if (family := KNOWN.get(spec.name)) is None:
         whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
@@ -254,7 +254,7 @@ def _check(spec: ModelSpec, source: str) -> None:
     for stack, block in family.stacks.items():
         ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
         if ours != theirs:
-            # BART's config has none, so that its norms never differ.
+            # BART's config has no such field, so its eps never differs.
             field = next(field_of(one, "norm_eps") for one in COUNTERPARTS if one.family == spec.name)
             raise UserError(
                 f"{source}: {field} is {theirs} ({spec.name} has {ours}); such a model cannot be trained here."
@@ -262,7 +262,7 @@ def _check(spec: ModelSpec, source: str) -> None:
 
 
 def first_config(model: ImportedModel, run: Path) -> Config:
-    """What a run in the folder `run` would begin with from a model, if nothing were said of it."""
+    """Return the default config of a run in the folder `run` that imports the model."""
     return absolute_paths(UncheckedConfig.of(_first_values(model, run)).load())
 
 
@@ -294,27 +294,28 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         objective = {"objective": {name: seen | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     if spec.family.reads_regions:
-        # Behind the text come regions; texts alone, where a task reads such, are of several documents.
+        # Regions follow the text. A text of a text-only task may span several documents.
         mixture = objective_of(spec.family.objectives[0])
         data |= {"sequence": data["sequence"] + mixture.batch(4096, False).regions, "document_mask": False}
         assert isinstance(mixture, NamedMixture)
         assert spec.size.detector is not None
         features, classes = spec.size.detector
-        # The name alone is of the papers' detector.
+        # The objective's name alone stands for the papers' detector.
         if (own := tasks_of(mixture, features=features, classes=classes)) != tasks_of(mixture):
             return {"run": str(run), "model": {**model, **numbers}, "data": data, "objective": own, **RECIPE}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
 
 
 def _objective(imported: ImportedModel) -> str:
-    """The first of the family's objectives that trains the fewest heads which their class has and the model lacks."""
+    """Return the first of the family's objectives that trains the fewest heads that their class has and the model
+    lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.without_place
     return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*objective_of(name).losses}))
 
 
 def _shape(size: Size) -> dict[str, Any]:
     shape: dict[str, Any] = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
-    # The usual width is left unsaid, as our configs leave it: with one of them the run may go on.
+    # The default width is left out, as in megaptm's configs, with one of which the run may continue.
     usual = size.key_width * size.heads == size.width
     others: dict[str, Any] = {
         "head_width": None if usual else size.key_width,
@@ -326,7 +327,7 @@ def _shape(size: Size) -> dict[str, Any]:
 
 
 def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
-    """The checkpoint of step 0: weights and no moments, since no update has been made to them."""
+    """Write the checkpoint of step 0: weights without moments, because there was no update."""
     begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
         store = Store(run, fence=lock.still_mine, token=lock.token)
@@ -343,7 +344,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
 
 def _size_name(spec: ModelSpec) -> str:
     def plain(size: Size) -> Size:
-        # How long rows are is said besides.
+        # Sequence lengths are configured separately.
         stacks = {stack: plain(own) for stack, own in size.stacks.items()}
         return replace(size, head_width=size.key_width, context=None, stacks=stacks)
 

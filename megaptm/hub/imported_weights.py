@@ -17,13 +17,13 @@ from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec
 
-# `transformers` keeps these with the weights of old checkpoints; they hold no knowledge. The last is a table of T5's
+# `transformers` stores these with the weights of old checkpoints; they are not trained. The last one is a table of T5
 # that the released code never reads.
 BUFFERS = (
     *(".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids"),
     "EncDecAttention.relative_attention_bias.weight",
 )
-# BERT as it was first released names what its norms multiply by and add so.
+# The first release of BERT has these names of norm parameters.
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -34,12 +34,12 @@ class ImportedModel:
 
     spec: ModelSpec
     weights: dict[str, Tensor]
-    """Whole parameters by their global names, float32."""
+    """Full parameters by megaptm's names, float32."""
     absent: dict[str, tuple[int, ...]]
     """Shapes of the parameters of heads that the model came without."""
     unused: Mapping[str, Tensor] = field(default_factory=dict)
-    """Parameters of the files that the model does not have, by their names; those of a stack that is a model of its
-    own behind `STACK/`. An export writes them again."""
+    """Parameters in the files that megaptm's model does not have, by name; with the prefix `STACK/` for stacks that are
+    separate models. An export writes them again."""
     text_end: int | None = None
     """Id by which the class of `transformers` finds the end of a text, or `LARGEST_ID_ENDS`; None if it needs none."""
     otherwise: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class ImportedModel:
 
 def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str) -> ImportedModel:
     """Check the tensors of a model and rename them; `where` is the folder or the class, for errors."""
-    # A config may say any number of layers; as many are only built where each can have a tensor.
+    # A config may claim any number of layers; build only as many as the files can have tensors for.
     if spec.layers > len(state):
         raise UserError(f"{where}: its {CONFIG} says {spec.layers:,} layers, for {len(state):,} tensors.")
     with torch.device("meta"):
@@ -78,7 +78,7 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
                 f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
                 "config and the weights of one model."
             )
-        # As they are here: what a float64 can say may be too much for a float32.
+        # After conversion: a float64 value may overflow in float32.
         if not tensor.float().isfinite().all():
             raise UserError(
                 f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
@@ -91,10 +91,10 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
             )
     weights, missing = import_weights(counterpart.rows, spec, theirs)
     if missing:
-        names = _some([*dict.fromkeys(missing)])  # one of which several are made is missing once
+        names = _some([*dict.fromkeys(missing)])  # a tensor that becomes several parameters is missing only once
         raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
     absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
-    # A model that only begins as theirs has another class there, which has other names.
+    # A model that is only initialized from theirs has another class there, with other names.
     kept = {} if counterpart.import_only else unused
     without = spec.family.heads if counterpart.import_only else heads_without_place(spec, counterpart)
     return ImportedModel(spec, weights, absent, kept, without_place=frozenset(without))
@@ -107,7 +107,7 @@ def _without_zeros(
     absent = counterpart.zeros(spec)
     zeros = [name for name in state if name in absent or counterpart.prefix + name in absent]
     if other := [name for name in zeros if state[name].count_nonzero()]:
-        # Of layers alike one stands for all.
+        # Name one of several equal layers.
         names = [*dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in sorted(other))]
         raise UserError(
             f"{where}: {', '.join(names)} must be 0, since megaptm's {counterpart.family} has no such parameters; such "

@@ -1,4 +1,4 @@
-"""The libraries whose formats these are: extras of megaptm's."""
+"""Optional libraries of these formats, installed with megaptm's extras."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from megaptm.errors import UserError
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep messages of transformers, of its libraries and of Python's `warnings` from the terminal: what matters in a
-    folder is told by an error of ours."""
+    """Suppress messages of transformers, its libraries and Python's `warnings`; megaptm raises errors for problems of a
+    folder."""
     logging = transformers().utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
@@ -29,7 +29,7 @@ def quiet() -> Iterator[None]:
 
 
 def transformers() -> Any:
-    """The module; a `UserError` where it is not installed."""
+    """Return the module. Raise UserError if it is not installed."""
     try:
         import transformers as module
     except ImportError:
@@ -38,7 +38,7 @@ def transformers() -> Any:
 
 
 def h5py() -> Any:
-    """The module; a `UserError` where it is not installed."""
+    """Return the module. Raise UserError if it is not installed."""
     try:
         import h5py as module
     except ImportError:

@@ -1,4 +1,4 @@
-"""CoVe's encoder under the names of torch's LSTM, as the released code (salesforce/cove) keeps it, and its file."""
+"""Export of CoVe's encoder with the names of torch's LSTM, as in the released code (salesforce/cove)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAPS = {"input": "ih", "state": "hh"}
 
 
 def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    """Of the encoder alone: `weight_ih_l0`, `bias_hh_l1_reverse` ..."""
+    """Return the weights of the encoder: `weight_ih_l0`, `bias_hh_l1_reverse` and so on."""
     return {
         f"{kind}_{theirs}_l{layer}{suffix}": weights[f"encoder.{layer}.recurrent.{direction}.{ours}.{kind}"]
         for layer in range(spec.size_of("encoder").layers)
@@ -30,7 +30,7 @@ def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tens
 
 
 def to_cove_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
-    """Write the encoder as torch's LSTM has it, the vectors of words that it reads, and a line for each word."""
+    """Write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
     spec = checkpoint.spec
     if spec.family.first_block.recurrent != "lstm-both-ways":
         raise UserError(f"{spec.name} is no CoVe: write it with `megaptm export hf`.")

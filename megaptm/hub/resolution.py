@@ -1,4 +1,4 @@
-"""A model of images that is to read larger ones, or smaller: its places are made of those it has."""
+"""Change of the image resolution of a model by interpolation of its position embeddings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ POSITIONS = "embed.position.weight"
 
 
 def at_context(model: ImportedModel, context: int) -> ImportedModel:
-    """The model with so many places, of the image and of a square of patches. A vector of a patch's place is made of
-    those around it by cubic interpolation in two dimensions (ViT, arXiv:2010.11929, section 3.2), that of the image
-    stays; all else is as it was."""
+    """Return the model with `context` positions: the class token, and a square of patches. Position embeddings of
+    patches are interpolated bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); all else is
+    unchanged."""
     spec = replace(model.spec, context=context)
     if not spec.family.reads_images:
         raise UserError(
@@ -36,7 +36,8 @@ def at_context(model: ImportedModel, context: int) -> ImportedModel:
 
 
 def interpolated(rows_SD: Tensor, *, before: int, after: int) -> Tensor:
-    """[1 + after x after, D] of [1 + before x before, D]: the image's row as it is, and those of a larger grid."""
+    """Return [1 + after x after, D] from [1 + before x before, D]: the class token's row unchanged, and the
+    interpolated grid."""
     grid_1DHW = rows_SD[1:].float().t().reshape(1, -1, before, before)
     larger_1DHW = F.interpolate(grid_1DHW, (after, after), mode="bicubic", align_corners=False)
     rows_ND = larger_1DHW.flatten(2)[0].t().to(rows_SD.dtype)

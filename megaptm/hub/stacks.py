@@ -1,4 +1,4 @@
-"""A family whose stacks are models of their own elsewhere (ELECTRA, DeBERTa-v3): taken apart, and put together."""
+"""Conversion of families whose stacks are separate models at Hugging Face (ELECTRA, DeBERTa-v3): split and join."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ TOKENS = "embed.token.weight"
 
 
 def alone(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """One stack as a model by itself, with the tables that all share, or its own: what it was plus how it differs."""
+    """Return one stack as a separate model, with the shared tables or its own: a gradient-disentangled table is the sum
+    of the shared one and the difference."""
     family, size = spec.family.alone(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
@@ -31,7 +32,7 @@ def alone(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[M
 
 
 def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
-    """The model of which these are the stacks; an error where they differ in what they share."""
+    """Return the model of these stacks. Raise UserError if they differ in shared settings."""
     main = parts[next(stack for stack in family.stacks if stack in family.drawn)]
     for stack, part in parts.items():
         for name in ("vocabulary", "context", "dropout"):
@@ -49,15 +50,15 @@ def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> Mode
 
 
 def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """What is known of parameters of each stack by itself, by their names in the whole; of a shared one, the last's."""
+    """Return the values by name in the full model; for shared parameters, that of the last stack."""
     return {
         _name_in_whole(family, stack, name): value for stack, theirs in parts.items() for name, value in theirs.items()
     }
 
 
 def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
-    """The weights of the whole; where tables are gradient-disentangled, how one differs from the other. An error where
-    what is shared is not the same in each, but for what a format of fewer digits leaves out."""
+    """Return the weights of the full model, with the differences of gradient-disentangled tables. Raise UserError if
+    shared weights differ by more than the precision of a half-precision format."""
     weights = renamed(family, parts)
     for stack, theirs in parts.items():
         for name, weight in theirs.items():
@@ -71,7 +72,7 @@ def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str
 
 
 def _name_alone(family: Family, stack: str, name: str) -> str | None:
-    """What a parameter of the embedding is called in a stack by itself; None where the stack has none of it."""
+    """Return the name of an embedding parameter in a separate stack; None if the stack does not have it."""
     widen, own = _widen(family, stack), f"embed.{family.tables[stack]}"
     if name.startswith(widen):
         return name.replace(widen, "embed.widen.")
@@ -95,10 +96,10 @@ def _name_in_whole(family: Family, stack: str, name: str) -> str:
 
 
 def _difference(stack: str) -> str:
-    """What the token table of a gradient-disentangled stack has of its own, in the whole."""
+    """Return the name of the difference table of a gradient-disentangled stack in the full model."""
     return f"embed.{stack}_difference.weight"
 
 
 def _widen(family: Family, stack: str) -> str:
-    """What the names of its map from the tables begin with, in the whole."""
+    """Return the name prefix of a stack's projection from the tables in the full model."""
     return f"embed.{stack}_widen." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."

@@ -1,4 +1,4 @@
-"""Conversion as a table of rules: which of our parameters is which of Hugging Face's, and in what form."""
+"""Rules of conversion between megaptm's parameters and Hugging Face's: names and forms."""
 
 # H heads, K key width, D width, V vocabulary
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HEADS = "head."
-"""What the names of the heads' parameters begin with."""
+"""Name prefix of parameters of heads."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How one of our tensors becomes one or more of theirs, and back."""
+    """Conversion of one megaptm tensor to one or more Hugging Face tensors, and back."""
 
     give: Callable[[Tensor, ModelSpec], list[Tensor]]
     take: Callable[[list[Tensor], ModelSpec], Tensor]
 
 
-# torch is loaded when there are tensors: which model of theirs a family is, is known without.
+# Imported late: counterparts of families are known without torch.
 def _cat(tensors: list[Tensor]) -> Tensor:
     import torch
 
@@ -35,21 +35,21 @@ def _cat(tensors: list[Tensor]) -> Tensor:
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """Along a new second axis."""
+    """Stack along a new second axis."""
     import torch
 
     return torch.stack(tensors, 1)
 
 
 def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
-    """[V, ...] with rows of zeros up to the padded vocabulary."""
+    """Pad rows [V, ...] with zeros to the padded vocabulary."""
     return _cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _apart(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
-    """Rows (head, stream, K) into one matrix (or bias) of rows (head, K) a stream."""
+    """Split rows (head, stream, K) into one matrix (or bias) of rows (head, K) per stream."""
     by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
-    # Copies, also of a single head: safetensors refuses a tensor that is a part of a larger one.
+    # Copies, even of a single head: safetensors rejects views of a larger tensor.
     return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]
 
 
@@ -59,13 +59,13 @@ def _together(streams: list[Tensor], spec: ModelSpec) -> Tensor:
 
 
 def _pairs(streams: list[Tensor]) -> Tensor:
-    """Rows (feature, stream)."""
+    """Join to rows (feature, stream)."""
     return _stack(streams).flatten(0, 1)
 
 
 SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
-# A copy, as above.
+# A copy, for the same reason.
 VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
 QKV = Form(lambda w, spec: _apart(w, spec, streams=3), _together)
 KV = Form(lambda w, spec: _apart(w, spec, streams=2), _together)
@@ -82,33 +82,33 @@ CONV_QKV_BIAS = Form(
 
 
 def always(spec: ModelSpec) -> bool:
-    """Of rows that every model has."""
+    """Condition of rules that apply to every model."""
     return True
 
 
 def narrow_tables(spec: ModelSpec) -> bool:
-    """Of rows for a map from the width of the tables."""
+    """Condition of rules for a projection from the width of the tables."""
     return spec.size.table_width != spec.size.width
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """Which tensor of ours is made of which of theirs (Hugging Face's), and the other way round.
+    """Rule for one megaptm tensor and its Hugging Face tensors, in both directions.
 
-    `{n}` in a name stands for every layer's number; in `encoder.shared.{n}` for that of every layer that has what
-    others share, which `{group}` and `{turn}` number in another way: by its group, and from 0 there.
+    `{n}` in a name stands for the index of each layer; in `encoder.shared.{n}` for that of each layer that owns shared
+    parameters, which `{group}` and `{turn}` count differently: by group, and by index within it.
     """
 
     ours: str
     theirs: tuple[str, ...]
-    """Empty where theirs has none: it is left behind, and begins as a new model's does."""
+    """Empty if they have no such tensor: it is not exported, and initialized by an import."""
     form: Form = SAME
     when: Callable[[ModelSpec], bool] = always
-    """Which models have it."""
+    """Condition on the models that have it."""
     optional: bool = False
-    """Whether theirs may be without; it then begins as in a new model."""
+    """Whether their model may lack it; it is then initialized."""
     of: str | None = None
-    """Of which layers: those whose attention is this word; absent: all."""
+    """Attention name of the layers that have it; None: all layers."""
 
 
 def pair(
@@ -118,7 +118,7 @@ def pair(
     bias: Form = SAME,
     when: Callable[[ModelSpec], bool] = always,
 ) -> tuple[TensorRule, TensorRule]:
-    """Two rules, for the `.weight` and the `.bias` of a linear map or a norm."""
+    """Return two rules, for the `.weight` and `.bias` of a linear layer or norm."""
     return (
         TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight, when),
         TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias, when),
@@ -126,12 +126,13 @@ def pair(
 
 
 def of_stack(rows: Iterable[TensorRule], stack: str) -> tuple[TensorRule, ...]:
-    """The rows of an encoder, for a stack of another name."""
+    """Return the rules of an encoder for a stack of another name."""
     return tuple(replace(row, ours=re.sub(r"^encoder\.", f"{stack}.", row.ours)) for row in rows)
 
 
 def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our parameters under Hugging Face's names, without padded rows. Nothing may be missing or left over."""
+    """Return the parameters by Hugging Face's names, without vocabulary padding. Raise UserError if any are missing or
+    unknown."""
     theirs: dict[str, Tensor] = {}
     used = set()
     for row, stack in _each_layer(rows, spec):
@@ -150,9 +151,9 @@ def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mappi
 def import_weights(
     rows: tuple[TensorRule, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Hugging Face's parameters under our names, float32, with padded rows of zeros; and the names that are missing.
+    """Return Hugging Face's parameters by megaptm's names in float32, with padded rows of zeros; and the missing names.
 
-    A head that is absent as a whole is not missing: models are saved without theirs.
+    A head without any parameters does not count as missing: models may be saved without heads.
     """
     ours, missing = {}, []
     present = {_part(row.ours) for row in rows if set(row.theirs) & set(theirs)}
@@ -168,12 +169,12 @@ def import_weights(
 
 
 def _part(ours: str) -> str:
-    """What a parameter is the weight or the bias of."""
+    """Return the module name of a parameter."""
     return ours.rpartition(".")[0]
 
 
 def _each_layer(rows: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple[TensorRule, ModelSpec]]:
-    """Each with the model as its stack has it: stacks may differ in size."""
+    """Yield each rule with the spec of its stack, because stacks may differ in size."""
     for row in rows:
         if not row.when(spec):
             continue

@@ -1,4 +1,4 @@
-"""A tokenizer from a folder of Hugging Face's format, and into one: there it treats texts as training did."""
+"""Import and export of tokenizers in Hugging Face's format. Exported ones treat text as training did."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
 OWN_LENGTH = "model_max_length"
 FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
-"""What the class of a family asks of a tokenizer's config, to rebuild what tokenizer.json has."""
+"""Options in a tokenizer's config from which a family's tokenizer class rebuilds parts of tokenizer.json."""
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder has files of a tokenizer."""
+    """Whether a folder has tokenizer files."""
     return any((folder / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """As it lies in a folder, so that corpora built with it still fit; else as `transformers` converts it."""
+    """Return the tokenizer of a folder unchanged, so that corpora built with it still match; else as `transformers`
+    converts it."""
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
@@ -40,7 +41,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         try:
             with quiet():
                 library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
-        # Every family's class raises kinds of its own.
+        # Every family's class raises other types.
         except Exception as error:
             why = in_brief(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
@@ -48,8 +49,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 
 def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """The tokenizer with the normalization table of the folder's SentencePiece model, which transformers does not
-    convert for DeBERTa v2 and v3, nor for BigBird."""
+    """Return the tokenizer with the normalization table of the folder's SentencePiece model, which transformers does
+    not convert for DeBERTa v2 and v3 and BigBird."""
     file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
     parts = flat(plain(tokenizer.content.get("normalizer")))
     if tokenizer.kind != "unigram" or file is None or any(part["type"] == "Precompiled" for part in parts):
@@ -71,11 +72,11 @@ def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
 
 
 def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
-    """The same ids, with all that `AutoTokenizer` must know to give a model what it was trained on.
+    """Return a tokenizer with the same ids, and the settings with which `AutoTokenizer` reproduces training inputs.
 
-    Special tokens stand where the objective puts them. Texts are cut at `sequence`, the longest row of the training, or
-    where the tokenizer came with a length of its own, there. A batch is filled with the end of text where there is no
-    token for that: the attention mask hides it.
+    Special tokens are placed as by the objective. Texts are truncated at `sequence`, the longest training sequence, or
+    at the tokenizer's own maximum length if that is larger. Without a pad token the end token is used: the attention
+    mask hides it.
     """
     names = role_names(tokenizer.config, tokenizer.library.get_vocab(with_added_tokens=True))
     if "pad" not in names and "end" in names:
@@ -88,7 +89,7 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Base
         "clean_up_tokenization_spaces": False,
         "model_input_names": inputs,
         OWN_LENGTH: _longest(tokenizer, spec, sequence),
-        # Filled behind, since places count from the first token; `pipeline` turns it round where a model writes on.
+        # Padding follows the text, since positions count from the first token; `pipeline` changes it for generation.
         "padding_side": "right",
         "truncation_side": "right",
         **{key: tokenizer.config[key] for key in FAMILY_OPTIONS if key in tokenizer.config},
@@ -102,16 +103,17 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Base
 
 def _longest(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
     own = tokenizer.config.get(OWN_LENGTH)
-    # transformers writes 1e30 where nobody said how long.
+    # transformers writes 1e30 if the length is not set.
     longest = max(own, sequence) if type(own) is int and own < 1 << 24 else sequence
     return longest if spec.longest is None else min(longest, spec.longest)
 
 
 def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool) -> dict[str, Any]:
-    """tokenizer.json with the objective's special tokens around a text, and two; as it is where it has them.
+    """Return tokenizer.json with the objective's special tokens around one and two texts, unchanged if it already has
+    them.
 
-    Two texts are the tokenizer's to lay out (RoBERTa's: two `</s>` between them) where training never showed two, and
-    no segment that it never showed could tell them apart.
+    If training never had two texts and the model no segments, the tokenizer's own layout of pairs is kept (RoBERTa: two
+    `</s>` between them).
     """
     content = tokenizer.content
     wanted = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
@@ -120,7 +122,7 @@ def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool)
 
 
 def _samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:
-    """Ids of a text, and of two, with their segments where the model has such."""
+    """Return the ids of one text and of a pair, with their segments if the model has them."""
     from tokenizers import Tokenizer as Library
 
     library = Library.from_str(json.dumps(content))
@@ -131,7 +133,7 @@ def _samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], l
 
 
 def _template(objective: BaseObjective, special: SpecialTokens, library: Any) -> dict[str, Any]:
-    """`TemplateProcessing` of the tokenizers library, as its JSON is."""
+    """Return the JSON of `TemplateProcessing` of the tokenizers library."""
     ids: dict[str, int] = {}
 
     def pieces(words: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Which model of Hugging Face's each family is: a module for each architecture."""
+"""Hugging Face counterparts of families, with a module for each architecture."""
 
 from __future__ import annotations
 
@@ -67,19 +67,19 @@ COUNTERPARTS = (
     regions.UNITER,
     regions.UNIMO,
 )
-# What a table of sizes or a training recipe may change without making it another architecture.
+# Fields that sizes or training recipes may change within one architecture.
 FREE = (
     *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
     *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
 )
 
-# The same of blocks.
+# The same for blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
 LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
 DRAWN_BY = {"blocks_seed"}
-"""Numbers by which is drawn what theirs draws in its own way, whatever ours are."""
+"""Seeds of random choices; their class makes these in its own way for any value."""
 BY_LAYER = {"local", "lsh"}
-"""Words of attention that theirs lists by layer: which are mixed, and how, is a number of the config."""
+"""Attention names that their config lists by layer, so that the mix is a number of the config."""
 
 __all__ = [
     "COUNTERPARTS",
@@ -95,7 +95,7 @@ __all__ = [
 
 
 def counterpart_of(spec: ModelSpec) -> Counterpart:
-    """The architecture at Hugging Face that computes what this model computes; an error if none does."""
+    """Return the Hugging Face architecture that computes the same as this model. Raise UserError if there is none."""
     counterpart = _of_shape(spec.family)
     if counterpart is None:
         known = _known("family", exported=True)
@@ -113,15 +113,15 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
 
 
 def models_of(family: Family) -> tuple[str, ...]:
-    """The class in `transformers` that computes the same; one for each stack where those are models of their own there;
-    none where it has no such model."""
+    """Return the class in `transformers` that computes the same; one per stack if stacks are separate models there;
+    empty if there is none."""
     parts = [family.alone(stack) for stack in reversed(family.stacks)] if family.drawn else [family]
     found = [_of_shape(part) for part in parts]
     return tuple(one.model for one in found if one) if all(found) else ()
 
 
 def _of_shape(family: Family) -> Counterpart | None:
-    # Families of one shape have models of their own there: the family's comes first.
+    # Families of equal shape have separate models there: prefer the family's own.
     same = (one for one in COUNTERPARTS if not one.import_only)
     for counterpart in sorted(same, key=lambda one: one.family != family.name):
         if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.table, counterpart):
@@ -130,7 +130,7 @@ def _of_shape(family: Family) -> Counterpart | None:
 
 
 def _check_size(counterpart: Counterpart, size: Size) -> None:
-    """An error where theirs derives a number of a stack from another one, and ours is not that."""
+    """Raise UserError if their config derives a number of a stack from another one, and the model has another value."""
     said = {name.rpartition(".")[2] for name in counterpart.numbers.values()}
     if "head_width" not in said and size.heads * size.key_width != size.width:
         raise UserError(
@@ -150,7 +150,7 @@ def _check_size(counterpart: Counterpart, size: Size) -> None:
 
 
 def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """An error where a number says who sees whom that theirs has not."""
+    """Raise UserError if the model has another value of an attention pattern than their fixed one."""
     said = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.numbers.values()} | DRAWN_BY
     for name in (one for one in PATTERN_NUMBERS if one not in said):
         for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
@@ -162,7 +162,7 @@ def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
 
 
 def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
-    """An error where stacks differ in what theirs has one number for."""
+    """Raise UserError if stacks differ in a number of which their config has only one."""
     (first, size), *others = sizes.items()
     said = {*counterpart.numbers.values()}
     for stack, other in others:
@@ -176,7 +176,8 @@ def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
 
 
 def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """An error where theirs could not say which layers share: its groups are as long as each other, in whole rounds."""
+    """Raise UserError if their config cannot express which layers share parameters: it needs equal groups of whole
+    cycles."""
     block = spec.family.first_block
     if "groups" in counterpart.numbers.values() and spec.size.layers % (block.groups * block.cycle):
         raise UserError(
@@ -186,7 +187,7 @@ def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
 
 
 def counterparts_named(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
-    """Those of their config's `model_type`; of a family alone where one is named."""
+    """Return the counterparts of a `model_type`, optionally only those of one family."""
     found = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.name == model_type)
     if not found:
         raise UserError(f"A model of type {model_type!r} cannot be imported; these can: {_known('name')}.")
@@ -197,12 +198,12 @@ def counterparts_named(model_type: object, family: object = None) -> tuple[Count
 
 
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
-    """Whether it is what their config is taken for where nobody says which family it is of."""
+    """Whether a config without a family is read as this counterpart's family."""
     return counterparts_named(counterpart.name)[0].family == counterpart.family
 
 
 def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
-    """Without heads that an objective has added: those stay behind when a model is exported."""
+    """Return the family without heads that an objective added; these are not exported."""
     return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
@@ -212,8 +213,8 @@ def _known(what: str, *, exported: bool = False) -> str:
 
 
 def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
-    """Everything that decides what the model computes, but for what is a number of the config; and mask decoders are
-    left behind: they serve pre-training."""
+    """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
+    only in pre-training."""
     left_out = LEFT_OUT | ({"attention_dropout": True} if "attention_dropout" in counterpart.numbers.values() else {})
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
     stacks = {name: change(block, **left_out) for name, block in family.stacks.items()}

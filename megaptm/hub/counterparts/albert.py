@@ -1,4 +1,4 @@
-"""`AlbertForPreTraining`, whose layers are numbered by the group that shares them and their turn in it."""
+"""Counterpart of ALBERT: `AlbertForPreTraining`, whose layers are numbered by group and index within it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
 
 
 def labels(config: Mapping[str, Any]) -> int:
-    """How many labels their config has: two where it says nothing."""
+    """Return the number of labels of their config; the default is two."""
     named = config.get("id2label")
     return len(named) if isinstance(named, Mapping) else 2
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Their map from the tables to the layers, where both are of one width."""
+    """Return the zeros of their projection from the tables to the layers, if both have the same width."""
     if config["embedding_size"] == config["hidden_size"]:
         yield (
             f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "

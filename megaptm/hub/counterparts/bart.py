@@ -1,11 +1,11 @@
-"""`BartForConditionalGeneration`."""
+"""Counterpart of BART: `BartForConditionalGeneration`."""
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair
 
 
 def _stack(stack: str, ours: str) -> tuple[TensorRule, ...]:
-    """Rows that both stacks have; `ours`: what our names at its input begin with."""
+    """Return the rules of one stack; `ours`: prefix of megaptm's names at its input."""
     theirs = f"model.{stack}"
     layer = f"{theirs}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
@@ -39,7 +39,7 @@ BART = Counterpart(
         "max_position_embeddings": "context",
         "dropout": "dropout",
     },
-    # One rate here, as in the released models; those tuned for summaries have two of them at 0.
+    # One rate here, as in the released models; models fine-tuned for summarization have two of them at 0.
     written={"attention_dropout": "dropout", "activation_dropout": "dropout"},
     fixed={
         "activation_function": "gelu",

@@ -1,11 +1,11 @@
-"""`BertForPreTraining`."""
+"""Counterpart of BERT: `BertForPreTraining`."""
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
 
 
 def encoder(prefix: str) -> tuple[TensorRule, ...]:
-    """All but the heads, of a model whose encoder is BERT's under another name."""
+    """Return all rules except heads, for a model whose encoder is BERT's under another name."""
     layer = f"{prefix}.encoder.layer.{{n}}"
     attention = tuple(f"{layer}.attention.self.{name}" for name in ("query", "key", "value"))
     return (
@@ -30,7 +30,8 @@ MASKED = (
 
 
 def pretraining(prefix: str, question: str) -> tuple[TensorRule, ...]:
-    """All of a model with a head for masked tokens and one for a question about two texts, by our name of that."""
+    """Return all rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of the
+    latter."""
     return (
         *encoder(prefix),
         *MASKED,

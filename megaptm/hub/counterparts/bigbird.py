@@ -1,5 +1,5 @@
-"""`BigBirdForMaskedLM`. It draws other blocks than we do, and in eval mode none: of rows of more than (5 + 2 x random
-blocks) x block tokens it says other things than the same weights say here."""
+"""Counterpart of BigBird: `BigBirdForMaskedLM`. It samples other random blocks than megaptm, and none in eval mode: for
+sequences longer than (5 + 2 x random blocks) x block tokens, outputs of the same weights differ."""
 
 from dataclasses import replace
 
@@ -24,12 +24,12 @@ BIGBIRD = Counterpart(
     tied=BERT.tied,
     prefix="bert.",
     special={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
-    # Its class has a pooler, which its own loss does not read.
+    # Its class has a pooler that its own loss does not read.
     unused=("bert.pooler.",),
 )
 
-# The paper's appendix E.1: begun from RoBERTa, whose positions are copied until there are enough. Its norms' eps
-# and its feed-forward's function are BigBird's from then on.
+# Appendix E.1 of the paper: initialized from RoBERTa, whose positions are repeated as needed. The norms' eps and the
+# activation are BigBird's from then on.
 ONE_FOR_BOTH = Form(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
 FROM_ROBERTA = replace(
     ROBERTA,

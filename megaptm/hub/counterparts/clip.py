@@ -1,4 +1,4 @@
-"""`CLIPModel`."""
+"""Counterpart of CLIP: `CLIPModel`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from megaptm.hub.counterparts.vit import CONVOLUTION
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, of_stack, pair
 
 SECTIONS = {"image": "vision", "text": "text"}
-"""Our stacks -> what the names of their models and sections of their config begin with."""
-# Their vector of an image, and their temperature, are no rows of a table.
+"""megaptm's stack -> name prefix of its model and config section."""
+# Their class embedding and temperature have no row axis.
 ONE_ROW = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
 
 
@@ -64,7 +64,7 @@ CLIP = Counterpart(
         "text_config.max_position_embeddings": "text.context",
         "text_config.vocab_size": "vocabulary",
         "text_config.layer_norm_eps": "norm_eps",
-        # Images and texts are compared in a space as wide as the texts' model, as in all that were published.
+        # The joint space is as wide as the text model, as in all published models.
         "projection_dim": "text.width",
     },
     fixed={

@@ -1,6 +1,7 @@
-"""`DebertaForMaskedLM`, `DebertaV2ForMaskedLM`: without a mask decoder, they say what the last layer says once.
+"""Counterparts of DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Without a mask decoder, their output is that
+of the last layer, run once.
 
-DeBERTa-v3 is two of them: its discriminator, of which theirs is the bare `DebertaV2Model`, and its generator.
+DeBERTa-v3 consists of two models: its discriminator, for which theirs is the bare `DebertaV2Model`, and its generator.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from megaptm.spec import ModelSpec
 
 
 def decodes_masks(spec: ModelSpec) -> bool:
-    """Of the row for a mask decoder's table."""
+    """Condition of the rule for a mask decoder's table."""
     return spec.family.last_block.last_layer == "mask-decoder"
 
 
@@ -40,7 +41,7 @@ COMMON = (
     *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
     TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
 )
-# Where the released checkpoints have it, which transformers passes over.
+# As in the released checkpoints, where transformers ignores it.
 PLACES = TensorRule(
     "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=decodes_masks, optional=True
 )
@@ -70,13 +71,13 @@ V2 = (
 
 
 def _furthest(config: Mapping[str, Any]) -> Any:
-    """The largest distance: below 1, as far as there are places."""
+    """Return the largest distance; values below 1 mean the number of positions."""
     said = config["max_relative_positions"]
     return config.get("max_position_embeddings") if type(said) is int and said < 1 else said
 
 
 def _terms(config: Mapping[str, Any]) -> Any:
-    """What scores are made of, besides contents: a list, or as released `c2p|p2c`."""
+    """Return the terms of scores besides content: a list, or as released `c2p|p2c`."""
     said = config["pos_att_type"]
     terms = said.lower().split("|") if isinstance(said, str) else said
     return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
@@ -91,7 +92,7 @@ def _without_mask_decoder(spec: ModelSpec) -> str:
     )
 
 
-# Their classes read these, and do not declare them.
+# Their classes read these without declaring them.
 OF_V2 = ("attention_head_size", "conv_groups")
 RELEASED_HEAD = "lm_predictions.lm_head"
 
@@ -153,8 +154,8 @@ GENERATOR: Counterpart = replace(
     | {"conv_kernel_size": 0},
     rows=of_stack((*COMMON, *V3, PLACES), "generator"),
 )
-# Their class has no head for replaced tokens and passes over ours, which is named as ELECTRA's. That of the released
-# checkpoints is of another make: it adds what is said of the first place to every other.
+# Their class has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of released
+# checkpoints differs: it adds the output at the first position to all others.
 DISCRIMINATOR: Counterpart = replace(
     GENERATOR,
     stack="discriminator",

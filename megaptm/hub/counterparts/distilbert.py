@@ -1,4 +1,4 @@
-"""`DistilBertForMaskedLM`, and TinyBERT, which is a small `BertForPreTraining`."""
+"""Counterparts of DistilBERT, `DistilBertForMaskedLM`, and of TinyBERT, a small `BertForPreTraining`."""
 
 from dataclasses import replace
 

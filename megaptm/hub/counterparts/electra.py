@@ -1,4 +1,4 @@
-"""`ElectraForPreTraining` and `ElectraForMaskedLM`: the two encoders of ELECTRA, each a model of its own there."""
+"""Counterparts of ELECTRA: `ElectraForPreTraining` and `ElectraForMaskedLM`, separate models for its two encoders."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, of_s
 
 
 def _encoder(stack: str) -> tuple[TensorRule, ...]:
-    """Rows that both have: BERT's, and the map from the width of its tables."""
+    """Return the rules of both: BERT's, and the projection from the width of the tables."""
     rows = (row for row in BERT.rows if not row.ours.startswith("head."))
     renamed = (replace(row, theirs=tuple(name.replace("bert.", "electra.", 1) for name in row.theirs)) for row in rows)
     return (

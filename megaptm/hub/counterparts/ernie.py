@@ -1,4 +1,5 @@
-"""`ErnieForPreTraining`: BERT's names, and relu. `ErnieForMaskedLM`: told the task, without heads for questions."""
+"""Counterparts of ERNIE: `ErnieForPreTraining`, with BERT's names and relu; `ErnieForMaskedLM`, with task ids and
+without classification heads."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`OpenAIGPTLMHeadModel`."""
+"""Counterpart of GPT: `OpenAIGPTLMHeadModel`."""
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.counterparts.gpt2 import LAYER

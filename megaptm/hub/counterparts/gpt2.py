@@ -1,4 +1,4 @@
-"""`GPT2LMHeadModel`, which GPT-3 without its bands is, too."""
+"""Counterpart of GPT-2, and of GPT-3 without banded attention: `GPT2LMHeadModel`."""
 
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import CONV_QKV, CONV_QKV_BIAS, TRANSPOSED, VOCABULARY, TensorRule, pair

@@ -1,4 +1,5 @@
-"""`LEDForConditionalGeneration`; and `BartForConditionalGeneration`, from which LED begins."""
+"""Counterparts of LED: `LEDForConditionalGeneration`; and `BartForConditionalGeneration`, from which LED is
+initialized."""
 
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ OF_ENCODER = {
     "self_attn.v_proj": "self_attn.longformer_self_attn.value",
     "self_attn.out_proj": "self_attn.output",
 }
-"""What BART's class calls maps of the encoder's attention -> what LED's does."""
+"""BART's names of the encoder's attention projections -> LED's."""
 
 
 def _renamed(barts: str) -> str:
@@ -50,9 +51,8 @@ LED = Counterpart(
     zeros=BART.zeros,
 )
 
-# Section 7 of the paper: the encoder's positions are copied until there are enough of them; the maps of what sees all
-# begin as those of all tokens, as in its section 5. Both tables are without the two rows that no place has. What is
-# imported alone is never given: of that the shape is asked.
+# Section 7 of the paper: the encoder's positions are repeated as needed, and global projections start as copies of the
+# others, as in section 5. Both tables are without their two unused rows. The export direction is only used for shapes.
 WITHOUT_UNUSED = Form(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
 OF_ALL = "model.encoder.layers.{n}.self_attn"
 FROM_BART = replace(

@@ -1,4 +1,4 @@
-"""`LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which Longformer begins."""
+"""Counterparts of Longformer: `LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which it is initialized."""
 
 from dataclasses import replace
 
@@ -35,8 +35,7 @@ LONGFORMER = Counterpart(
     unused=("longformer.pooler.",),
 )
 
-# Section 5 of the paper: positions are copied until there are enough of them, and the maps of what sees all begin as
-# those of all tokens.
+# Section 5 of the paper: positions are repeated as needed, and global projections start as copies of the others.
 OF_ALL = "roberta.encoder.layer.{n}.attention.self"
 FROM_ROBERTA = replace(
     ROBERTA,

@@ -1,4 +1,4 @@
-"""`BertForPreTraining`, whose question about pairs is here whether they are in their order."""
+"""Counterpart of MacBERT: `BertForPreTraining`, whose classifier of two texts predicts their order here."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`CohereForCausalLM`, which with one head of keys and values is PaLM, too."""
+"""Counterpart of PaLM: `CohereForCausalLM` with one key and value head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _neighbors(rows: Tensor, spec: ModelSpec) -> Tensor:
-    """Of each head, features i and i + K/2, which `rope` turns together, side by side."""
+    """Place features i and i + K/2 of each head, which `rope` rotates together, side by side."""
     return rows.unflatten(0, (-1, 2, spec.size.key_width // 2)).transpose(1, 2).flatten(0, 2)
 
 
@@ -36,7 +36,7 @@ def _take_all(ws: list[Tensor], spec: ModelSpec) -> Tensor:
 
 
 def _shares_keys(spec: ModelSpec) -> bool:
-    """Of rows for fewer heads of keys than of queries."""
+    """Condition of rules for fewer key heads than query heads."""
     return spec.size.key_heads != spec.size.heads
 
 

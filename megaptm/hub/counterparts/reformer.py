@@ -1,5 +1,6 @@
-"""`ReformerModelWithLMHead`. It draws rotations of its own in each forward pass, so that of rows longer than a chunk
-the same weights say other things there. transformers 5 has `lm_head.bias`, and does not add it to logits as 4 did."""
+"""Counterpart of Reformer: `ReformerModelWithLMHead`. It samples its own rotations in each forward pass, so outputs of
+the same weights differ for sequences longer than a chunk. transformers 5 has `lm_head.bias` but does not add it to
+logits, unlike version 4."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ POSITIONS = "reformer.embeddings.position_embeddings.weights"
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Their number of layers, which the words of attention have to be as many as."""
+    """Yield a reason if the number of layers differs from the length of the attention list."""
     layers, words = config.get("num_hidden_layers"), config["attn_layers"]
     if layers != len(words):
         yield f"num_hidden_layers is {layers!r} and attn_layers has {len(words)} words (reformer: one a layer)"

@@ -1,5 +1,5 @@
-"""`BertForPreTraining` and `RobertaForMaskedLM`, from which the families begin that read regions of images behind a
-text: UNITER (arXiv:1909.11740) and UNIMO (arXiv:2012.15409)."""
+"""Counterparts of region models: `BertForPreTraining` and `RobertaForMaskedLM`, from which UNITER (arXiv:1909.11740)
+and UNIMO (arXiv:2012.15409) are initialized."""
 
 from dataclasses import replace
 
@@ -15,10 +15,11 @@ ASK_OF_REGIONS = (
     *pair("head.mrc-kl.norm"),
     *pair("head.mrc-kl.classify"),
 )
-"""Heads that ask for hidden regions. Like all that reads regions neither BERT nor RoBERTa has them: they begin anew."""
+"""Rules of heads that predict masked regions. Neither BERT nor RoBERTa has them, so they are initialized, like
+everything that reads regions."""
 
-# BERT's pooler, of its question about two texts, is that of the question whether a text and an image match, as in the
-# released code. The second row of its segments is that of regions.
+# As in the released code, BERT's pooler and classifier of two texts become those of image-text matching. The second row
+# of its segments is that of regions.
 UNITER = replace(
     BERT,
     family="uniter",
@@ -40,7 +41,8 @@ UNITER = replace(
     unused=("cls.seq_relationship.",),
 )
 
-# Every token of a RoBERTa adds the one row of its segments, which regions have not: it is added to places instead.
+# Every token of a RoBERTa adds the single row of its segment table. Regions have no segment, so this row is added to
+# positions instead.
 WITH_SEGMENT = Form(lambda w, spec: [w, w[:1].clone()], lambda ws, spec: ws[0] + ws[1])
 PLACES, SEGMENT = (f"roberta.embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
 UNIMO = replace(

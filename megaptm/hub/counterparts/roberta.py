@@ -1,4 +1,4 @@
-"""`RobertaForMaskedLM`."""
+"""Counterpart of RoBERTa: `RobertaForMaskedLM`."""
 
 from megaptm.hub.counterparts.bert import BERT, encoder
 from megaptm.hub.counterparts.counterpart import Counterpart

@@ -1,4 +1,4 @@
-"""`BertForMaskedLM`, which has no head for the borders of spans."""
+"""Counterpart of SpanBERT: `BertForMaskedLM`, which has no span boundary head."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`T5ForConditionalGeneration`, versions 1.0 and 1.1, and `MT5ForConditionalGeneration`."""
+"""Counterparts of T5: `T5ForConditionalGeneration`, versions 1.0 and 1.1, and `MT5ForConditionalGeneration`."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST
 
 
 def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
-    """Rows that both stacks have; the feed-forward is the last of a block's sub-layers, number `ffn`."""
+    """Return the rules of one stack; the feed-forward is the last sub-layer of a block, with index `ffn`."""
     block = f"{stack}.block.{{n}}.layer"
     attention, dense = f"{block}.0.SelfAttention", f"{block}.{ffn}.DenseReluDense"
     plain, gate_and_value = (f"{dense}.wi.weight",), (f"{dense}.wi_0.weight", f"{dense}.wi_1.weight")
@@ -70,7 +70,7 @@ T5 = Counterpart(
         "is_encoder_decoder": True,
         "scale_decoder_outputs": True,
     },
-    # Their class derives the first two of feed_forward_proj, unless the file says otherwise.
+    # Their class derives the first two from feed_forward_proj, unless the file sets them.
     may_lack=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
     follows={"scale_decoder_outputs": "tie_word_embeddings"},
     rows=_rows(gated=False),

@@ -1,7 +1,7 @@
-"""`MarianMTModel`, with the rectifier and without biases in attention: the Transformer.
+"""Counterpart of the Transformer: `MarianMTModel`, with relu and without biases in attention.
 
-Its tables of places have all sines before all cosines, ours and the paper's have them in turn: so every axis that is as
-wide as the stream is in another order there.
+Its position tables have all sines before all cosines; megaptm and the paper alternate them. Every axis of the model's
+width is therefore permuted.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 def _apart(weight: Tensor, axis: int) -> Tensor:
-    """Even features of an axis, then the odd ones."""
+    """Reorder an axis: even features, then odd ones."""
     return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 def _in_turn(weight: Tensor, axis: int) -> Tensor:
-    """The other way."""
+    """Reorder an axis: the inverse of `_apart`."""
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
 def _ordered(form: Form, axis: int) -> Form:
-    """A form whose tensors have the stream's features along an axis."""
+    """Return a form that also permutes the features of one axis."""
     return Form(
         lambda w, spec: form.give(_apart(w, axis), spec),
         lambda ws, spec: _in_turn(form.take(ws, spec), axis),
@@ -42,7 +42,7 @@ def _norm(ours: str, theirs: str) -> tuple[TensorRule, ...]:
 
 
 def _stack(stack: str) -> tuple[TensorRule, ...]:
-    """Rows that both stacks have."""
+    """Return the rules of one stack."""
     ours, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
     return (
@@ -70,7 +70,7 @@ ROWS = (
 
 
 def _zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The biases of attention, and of the logits."""
+    """Return the zeros of the biases of attention and of the logits."""
     found: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
     for stack, attentions in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
         size = spec.size_of(stack)

@@ -1,13 +1,13 @@
-"""`BertForPreTraining`, from which UniLM begins (arXiv:1905.03197, 2.4). Theirs has no masks as UniLM's, nor as many
-segments: what has been trained here is none of their models."""
+"""Counterpart of UniLM: `BertForPreTraining`, from which it is initialized (arXiv:1905.03197, 2.4). It lacks UniLM's
+masks and segments, so trained models cannot be exported."""
 
 from dataclasses import replace
 
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.tensor_rules import Form
 
-# The released code's: one text read to either side begins as a first one, and the pair from sequence to sequence as any
-# pair.
+# As in the released code: a single text read in either direction starts with BERT's first segment, and the pair of
+# sequence-to-sequence with those of a BERT pair.
 FROM_BERT = (0, 1, 0, 0, 0, 1)
 SEGMENTS = Form(lambda w, spec: [w[:2].clone()], lambda ws, spec: ws[0][[*FROM_BERT]])
 

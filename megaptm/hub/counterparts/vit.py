@@ -1,4 +1,4 @@
-"""`ViTForImageClassification`."""
+"""Counterpart of ViT: `ViTForImageClassification`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _side(spec: ModelSpec) -> int:
     return spec.size.patch
 
 
-# Their map of patches is a convolution, their vectors are rows of a batch of one.
+# Their patch projection is a convolution, and their vectors have a batch axis of one.
 CONVOLUTION = Form(
     lambda w, spec: [w.unflatten(1, (CHANNELS, _side(spec), _side(spec))).clone()],
     lambda ws, spec: ws[0].flatten(1),
@@ -69,7 +69,7 @@ VIT = Counterpart(
     },
     may_lack=frozenset(("head_dim",)),
     rows=ROWS,
-    # As published folders have them, whatever a version of transformers calls them in memory.
+    # As in published folders, whatever versions of transformers call them in memory.
     renamed={
         r"^(vit\.)?layers\.": r"\1encoder.layer.",
         r"\.attention\.q_proj\.": ".attention.attention.query.",

@@ -1,4 +1,4 @@
-"""`XLNetLMHeadModel`."""
+"""Counterpart of XLNet: `XLNetLMHeadModel`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def _by_head(fused: Tensor, spec: ModelSpec) -> list[Tensor]:
-    """Rows (head, [q, k, v], K) as three of [D, H, K]."""
+    """Split rows (head, [q, k, v], K) into three of [D, H, K]."""
     return [_heads_apart(one, spec) for one in QKV.give(fused, spec)]
 
 
 def _heads_apart(matrix: Tensor, spec: ModelSpec) -> Tensor:
-    """[H*K, D] as [D, H, K]."""
+    """Reshape [H*K, D] to [D, H, K]."""
     return matrix.t().unflatten(1, (spec.size.heads, -1)).contiguous()
 
 
@@ -30,7 +30,7 @@ MAPS = Form(_by_head, lambda ws, spec: QKV.take([_heads_together(one) for one in
 MAP = Form(lambda w, spec: [_heads_apart(w, spec)], lambda ws, spec: _heads_together(ws[0]))
 OUTPUT = Form(lambda w, spec: [w.unflatten(1, (spec.size.heads, -1)).contiguous()], lambda ws, spec: ws[0].flatten(1))
 BIAS = Form(lambda w, spec: [w.t().contiguous()], lambda ws, spec: ws[0].t())
-# Ours [2 * K, H].
+# megaptm's is [2 * K, H].
 SEGMENTS = Form(
     lambda w, spec: [w.unflatten(0, (2, -1)).transpose(1, 2).contiguous()],
     lambda ws, spec: ws[0].transpose(1, 2).flatten(0, 1),
