@@ -18,7 +18,7 @@ from typing import IO, Literal
 
 from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.compression import compression_of, without_compression
-from data_pipeline.sources.content import Stream, chunks, open_file, unpacks_to_too_much
+from data_pipeline.sources.content import Stream, UpToFault, chunks, open_file, unpacks_to_too_much
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
 from megaptm.credentials import in_brief
@@ -47,7 +47,8 @@ def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
 
     A copy is deleted when the next one is requested. Raises `Unreadable`.
     """
-    found = _zip_members(file, bad) if archive_kind(file.name) == "zip" else _tar_members(file)
+    data = UpToFault(chunks(file))
+    found = _zip_members(file, bad) if archive_kind(file.name) == "zip" else _tar_members(data)
     unpacked = 0
     for member in found:
         # The name is only displayed and never used as a path to write to, so `..` in it is harmless.
@@ -66,7 +67,7 @@ def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
                 shutil.copyfileobj(member.stream, copy, 1 << 20)
                 copy.flush()
             except (tarfile.TarError, Unreadable, EOFError) as error:
-                raise _damaged(error) from None
+                raise data.fault or _damaged(error) from None
             except Exception as error:  # zip compresses and checks each member separately
                 if getattr(error, "errno", None) in FULL_DISK:
                     raise UserError(
@@ -100,14 +101,16 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
                     yield _Member(info.filename, info.file_size, opened)
 
 
-def _tar_members(file: InputFile) -> Iterator[_Member]:
+def _tar_members(data: UpToFault) -> Iterator[_Member]:
     try:
-        with open_tar(io.BufferedReader(Stream(chunks(file)))) as archive:
+        with open_tar(io.BufferedReader(Stream(data))) as archive:
             for info in tar_members(archive):
                 if not info.isdir():
                     yield _Member(info.name, info.size, archive.extractfile(info) if info.isreg() else None)
     except tarfile.TarError as error:
-        raise _damaged(error) from None
+        raise data.fault or _damaged(error) from None
+    if data.fault:
+        raise data.fault
 
 
 def _damaged(error: Exception) -> Unreadable:

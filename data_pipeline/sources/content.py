@@ -74,14 +74,31 @@ def _after(data: Iterator[bytes], start: int) -> Iterator[bytes]:
         raise EMPTY
 
 
+class UpToFault:
+    """Iterator that ends where its chunks cannot be read, so that a reader can use what it holds; then see `fault`."""
+
+    def __init__(self, data: Iterator[bytes]):
+        self.data = data
+        self.fault: Unreadable | None = None
+        """Reason for an early end."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self.data)
+        except Unreadable as error:
+            self.fault = error
+            raise StopIteration from None
+
+
 class Stream(io.RawIOBase):
     """Raw stream over chunks, for libraries that read from a stream."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data
         self.rest = memoryview(b"")
-        self.tail = b""
-        """The last 4 bytes read."""
 
     def readable(self) -> bool:
         return True
@@ -92,7 +109,6 @@ class Stream(io.RawIOBase):
             if chunk is None:
                 return 0
             self.rest = memoryview(chunk)
-            self.tail = (self.tail + chunk[-4:])[-4:]
         count = min(len(buffer), len(self.rest))
         buffer[:count] = self.rest[:count]
         self.rest = self.rest[count:]

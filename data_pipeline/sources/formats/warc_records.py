@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from data_pipeline.sources.bad import BadRecord, Unreadable
-from data_pipeline.sources.content import chunks
+from data_pipeline.sources.content import UpToFault, chunks
 from data_pipeline.sources.formats.html import LONGEST_PAGE
 from data_pipeline.sources.source import InputFile, Source
 
@@ -50,12 +50,14 @@ def raw_records(file: InputFile) -> Iterator[RawRecord | BadRecord]:
     """
     window, rereads = _Window(chunks(file)), 0
     window.skip_newlines()
+    if window.is_empty() and window.fault:
+        raise window.fault
     if not window.begins_with(BEGIN):
         raise Unreadable("not WARC", "is not a WARC that can be read (it does not begin with `WARC/`)", "remove it")
     while not window.is_empty():
         head = window.find(HEAD_END, 0, LONGEST_HEAD)
         if head is None and window.is_over(LONGEST_HEAD):
-            raise _truncated()
+            raise window.fault or _truncated()
         length = LENGTH.search(bytes(window.data[:head])) if head is not None else None
         size = head + int(length[1]) if head is not None and length is not None else None
         if size is not None and size > longest_record(file.source):
@@ -66,23 +68,25 @@ def raw_records(file: InputFile) -> Iterator[RawRecord | BadRecord]:
                 window.skip_newlines()
                 continue
             if seen is None and window.is_empty():
-                raise _truncated()
+                raise window.fault or _truncated()
             yield _wrong_length()
             if seen is not None and (rereads := rereads + 1) <= REREADS:
                 # The skipped bytes are no longer held in memory.
                 window = _Window(chunks(file, begin + seen), begin + seen)
             elif not window.skip_to_next():
-                return
+                break
             continue
         if size is not None and window.fill(size) and window.is_end_of_record(size):
             yield RawRecord(window.take(size))
             window.skip_newlines()
             continue
         if size is not None and window.is_over(size) and window.find(NEXT, len(BEGIN), size) is None:
-            raise _truncated()
+            raise window.fault or _truncated()
         yield _wrong_length()
         if not window.skip_to_next():
-            return
+            break
+    if window.fault:
+        raise window.fault
 
 
 def _wrong_length() -> BadRecord:
@@ -97,10 +101,15 @@ class _Window:
     """Buffer over a stream: the current record and the start of the next."""
 
     def __init__(self, source: Iterator[bytes], offset: int = 0):
-        self.source = source
+        self.source = UpToFault(source)
         self.data = bytearray()
         self.offset = offset
         """Offset of the first byte of `data`."""
+
+    @property
+    def fault(self) -> Unreadable | None:
+        """Reason for an early end of the stream."""
+        return self.source.fault
 
     def fill(self, size: int) -> bool:
         """Buffer at least `size` bytes; return False if fewer are left."""
@@ -150,7 +159,8 @@ class _Window:
         behind = rest.lstrip(b"\r\n")
         if not behind and len(rest) < GAP:
             return rest.count(b"\n") >= 2 or (rest.count(b"\n") == 1 and self.data[size - 1 : size] == b"\n")
-        return behind.startswith(BEGIN) and len(behind) < len(rest)
+        # Of a file that is cut off, the next record may be less than its first word.
+        return len(behind) < len(rest) and behind[: len(BEGIN)] == BEGIN[: len(behind)]
 
     def skip(self, size: int) -> int | None:
         """Skip `size` bytes. Return the offset in them of the first apparent record, or None."""

@@ -5,8 +5,10 @@ import gzip
 import io
 import json
 import os
+import random
 import tarfile
 import zipfile
+import zlib
 
 import pytest
 
@@ -88,6 +90,20 @@ def test_a_damaged_archive_keeps_what_came_before_and_is_counted(name, tmp_path,
     assert bool(found.texts) == (name != "a.zip")  # which has its table at its end
     assert "fetch it again" in refusal(path)
     assert reading(written(tmp_path / "junk" / name, b"")).counts == {"empty file": 1} if name != "a.zip" else True
+
+
+@pytest.mark.parametrize("lost", [30, 200, 5000])
+def test_a_compressed_tar_cut_off_keeps_the_members_that_are_whole(lost, tmp_path, refusal):
+    """tarfile reads 10 KiB at a time: what it has of them when the data end is used."""
+    noise = random.Random(0)
+    texts = [f"text {number} " + noise.randbytes(300).hex() for number in range(30)]
+    path = archive(tmp_path / "a.tar.gz", {f"{n:02}.txt": text.encode() for n, text in enumerate(texts)})
+    content = path.read_bytes()[:-lost]
+    unpacked = zlib.decompressobj(wbits=31).decompress(content)
+    complete = [text for text in texts if text.encode() in unpacked]
+    result = reading(written(path, content))
+    assert (result.texts, result.counts) == (complete, {"truncated": 1})
+    assert "ends in the middle of its gzip data: fetch it again" in refusal(path)
 
 
 def test_a_member_of_a_zip_that_cannot_be_unpacked_costs_itself_alone(tmp_path, refusal):

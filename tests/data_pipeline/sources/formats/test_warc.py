@@ -161,10 +161,25 @@ def test_an_archive_cut_off_anywhere_keeps_the_records_before_and_counts_once(tm
     kept = len(archive.bytes.getvalue())
     archive.text(b"second one, which is longer")
     content = archive.close().read_bytes()
-    for end in range(kept + 5, len(content) - 4, 7):
+    for end in (*range(kept + 1, kept + 5), *range(kept + 5, len(content) - 4, 7)):
         found = reading(written(archive.path, content[:end]))
         assert (found.texts, found.counts) == (["first one"], {"truncated": 1})
     assert "ends in the middle of a record: fetch it again" in refusal(archive.path)
+
+
+def test_a_compressed_archive_cut_off_keeps_the_records_that_are_whole(tmp_path, refusal):
+    """Each record is a gzip member of its own, as in Common Crawl; they are small enough to be read at once."""
+    archive = Archive(tmp_path / "a.warc.gz")
+    for name in (b"first one", b"second one"):
+        archive.text(name)
+    start = len(archive.bytes.getvalue())
+    archive.text(b"third one, which is longer")
+    content = archive.close().read_bytes()
+    for end in range(start + 5, len(content) - 4):
+        result = reading(written(archive.path, content[:end]))
+        # The third is whole too where only the end of its gzip member is missing.
+        assert (result.texts[:2], result.counts) == (["first one", "second one"], {"truncated": 1})
+    assert "ends in the middle of its gzip data: fetch it again" in refusal(archive.path)
 
 
 def test_a_file_that_is_no_archive_is_counted(tmp_path, refusal):
