@@ -121,6 +121,7 @@ def _canonical(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the parameters by the names of `Counterpart.rows`, each once, and the unused ones by their own names."""
     found: dict[str, Tensor] = {}
+    alias: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
     unknown = []
     for written, tensor in state.items():
@@ -139,8 +140,9 @@ def _canonical(
                 unused[name] = tensor
             continue
         if name in found and not torch.equal(found[name], tensor):
-            raise UserError(f"{where}: {written} differs from {name}, with which it is one in a {counterpart.model}.")
-        found[name] = tensor
+            other = alias[name] if written == name else written
+            raise UserError(f"{where}: {other} differs from {name}, with which it is one in a {counterpart.model}.")
+        found[name], alias[name] = tensor, written
     if unknown:
         raise UserError(
             f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "

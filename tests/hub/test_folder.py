@@ -141,6 +141,10 @@ def test_an_output_table_of_its_own_is_not_dropped(copied: Callable[[str], Path]
     state = load_file(folder / "model.safetensors")
     save_file(state | {"lm_head.weight": state["shared.weight"] + 1}, folder / "model.safetensors")
     assert "differs from shared.weight" in refused(folder)
+    folder = copied("gpt2")
+    state = load_file(folder / "model.safetensors")
+    save_file(state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, folder / "model.safetensors")
+    assert "lm_head.weight differs from transformer.wte.weight" in refused(folder)
 
 
 def test_folders_that_are_no_models(tmp_path: Path) -> None:
