@@ -60,14 +60,14 @@ def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     spec = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
         file.read_bytes()
     ).normalizer_spec
-    if not spec.precompiled_charsmap:
-        return tokenizer
+    # A model trained with the rule `identity` has no table.
+    table = [precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     folds = [part for part in parts if part["type"] == "Lowercase"]
     spaces = [
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
         {"type": "Strip", "strip_left": True, "strip_right": True},
     ]
-    normalizer = {"type": "Sequence", "normalizers": [*folds, precompiled(spec.precompiled_charsmap), *spaces]}
+    normalizer = {"type": "Sequence", "normalizers": [*folds, *table, *spaces]}
     return Tokenizer({**tokenizer.content, "normalizer": normalizer}, tokenizer.config)
 
 

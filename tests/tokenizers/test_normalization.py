@@ -261,6 +261,24 @@ def test_a_published_sentencepiece_model_is_read_with_its_table(family, tmp_path
         assert names == [piece if reference.piece_to_id(piece) != reference.unk_id() else unknown for piece in expected]
 
 
+def test_a_sentencepiece_model_without_a_table_is_read_without_one(tmp_path):
+    """transformers reads a DeBERTa of the rule `identity` with NFC, which SentencePiece does not apply."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=400,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        normalization_rule_name="identity",
+        **FAMILIES["deberta-v2"],
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+    tokenizer = read_tokenizer(tmp_path)
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    for text in (*SENTENCES, *(unicodedata.normalize("NFD", text) for text in SENTENCES)):
+        assert tokenizer.encode(text).tolist() == reference.encode(text)
+
+
 def forged(units: list[int]) -> str:
     table = np.array(units, dtype="<u4").tobytes()
     return base64.b64encode(struct.pack("<I", len(table)) + table + b"\0").decode()
