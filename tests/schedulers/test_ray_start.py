@@ -99,6 +99,16 @@ def test_the_limit_is_ten_minutes_unless_told(monkeypatch):
     assert start_seconds() == 600
 
 
+def test_a_temporary_folder_with_a_long_path_is_named(tmp_path, monkeypatch):
+    """Clusters that set TMPDIR to a folder of a job have such paths; Ray puts its sockets below it."""
+    pytest.importorskip("ray")
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    with pytest.raises(UserError, match=f"{folder}, is too long .* set RAY_TMPDIR to a folder with a shorter path"):
+        connect("local", cpus=1)
+
+
 def test_the_address_of_a_dashboard_is_no_address_of_a_cluster():
     pytest.importorskip("ray")
     with pytest.raises(UserError, match=r"^http://head:8265 is the address of a dashboard.*give HOST:PORT"):

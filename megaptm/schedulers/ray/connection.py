@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -83,6 +84,12 @@ def _start_here(ray: Any, cpus: int | None) -> None:
                 )
             return
         except Exception as error:  # Ray raises the bare class
+            if "AF_UNIX path length" in str(error):
+                folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+                raise UserError(
+                    f"Ray cannot start: the path of its temporary folder, {folder}, is too long for its sockets, "
+                    "whose paths have at most 107 bytes: set RAY_TMPDIR to a folder with a shorter path."
+                ) from None
             if not any(words in str(error) for words in TOO_SLOW):
                 raise
             ray.shutdown()
