@@ -36,7 +36,7 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     try:
         return kind(**values, **ready)
     except UserError as error:
-        said = str(error).removeprefix(f"{where.rpartition(' ')[2]}: ")  # a step begins by its name, as `where` ends
+        said = str(error).removeprefix(f"{where.rpartition(' ')[2]}: ")  # a step's own message repeats its name
         raise UserError(f"{where}: {said}") from None
 
 

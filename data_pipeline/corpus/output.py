@@ -62,7 +62,7 @@ class CorpusOutput(ABC):
 
     def place_shards(self, split: str, written: Iterable[ShardInfo | None]) -> Iterator[ShardInfo]:
         """Link the finished shards of a split and their indexes into the corpus, and yield them with their new names.
-        None stands for a job without output."""
+        An element is None for a job without output."""
         for number, info in enumerate(info for info in written if info):
             named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
             # The folder is not taken from a stored result, which another build may have written.

@@ -15,8 +15,10 @@ EVERY = 1 << 64
 HELD = 0.02
 """Default share of documents in the validation split."""
 LEAST_HELD, MOST_HELD = 64 << 10, 0.2
-"""By default at least LEAST_HELD bytes are validation text, but at most about MOST_HELD of all bytes. Validation needs
-full batches, and 0.02 of a small corpus is less than one."""
+"""Minimum bytes of the default validation split, and its maximum share of all bytes.
+
+Validation needs full batches, and a share of 0.02 of a small corpus is less than one.
+"""
 
 
 class Documents(Protocol):

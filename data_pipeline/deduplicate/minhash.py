@@ -2,8 +2,9 @@
 
 One permutation hashing (Li, Owen and Zhang, 2012): the hash of a shingle gives a bin of the signature and a value, and
 each bin keeps its minimum. So a shingle costs one operation instead of one per bin. An empty bin copies the value of
-another bin, in an order that is specific to the bin and equal for all texts (optimal densification, Shrivastava, 2017).
-The probability that two texts agree on a bin is their Jaccard similarity, for any number of shingles.
+another bin (optimal densification, Shrivastava, 2017). The order in which it tries the others is specific to the bin
+and equal for all texts. The probability that two texts agree on a bin is their Jaccard similarity, for any number of
+shingles.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Paragraphs:
     characters: int = 80
     """Minimum length. Shorter paragraphs are never removed: headings, table cells, `Thank you.`"""
     code: bool = False
-    """Also remove paragraphs from documents of code."""
+    """Remove repeated paragraphs from documents of code, too."""
 
     def __post_init__(self) -> None:
         if self.characters < 1:

@@ -1,5 +1,7 @@
-"""Report of an image build as one HTML page, like `data_pipeline.page` for text, with thumbnails of some images that
-are kept and of some that are dropped for each reason."""
+"""Report of an image build as one HTML page, like `data_pipeline.page` for text.
+
+It shows thumbnails of some kept images, and of some dropped ones for each reason.
+"""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class ShardTexts:
     shards: tuple[tuple[str, str], ...]
     """Name, and hash of the index."""
     limit_bytes: int
-    """Minimum bytes to read; the text that exceeds it is the last."""
+    """Bytes after which reading stops. The text that exceeds this size is the last one."""
 
     def read(self) -> Iterator[str]:
         left = self.limit_bytes

@@ -1,7 +1,7 @@
 """Archives of files. Members are read like the files of a folder, in archive order.
 
-Each member is first copied to the local disk, because it is read several times (once to detect its encoding, for
-example), and the stream of a compressed archive cannot seek back.
+Each member is first copied to the local disk, because it is read several times, for example to detect its encoding. The
+stream of a compressed archive cannot seek back.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ class Checkpoint:
 class Store:
     """Folder `run/checkpoints`.
 
-    Readers need no `fence`. The job that owns the run passes `fence`, which returns whether it still owns the run, and
-    `token`, which is the same on all its ranks and unique among jobs (`RunLock` has both). Only with a fence can a
-    store prepare, commit or remove checkpoints, or move damaged ones aside.
+    Readers need no `fence`. The job that owns the run passes `fence`, which returns whether it still owns the run. It
+    also passes `token`, which is the same on all its ranks and unique among jobs (`RunLock` has both). Only with a
+    fence can a store prepare, commit or remove checkpoints, or move damaged ones aside.
     """
 
     def __init__(
@@ -353,8 +353,8 @@ class Store:
         self._discard(committed(self.run)[step])
 
     def _discard(self, folder: Path) -> None:
-        """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and nobody writes
-        to it."""
+        """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and is no longer
+        written to."""
         match = TEMPORARY.fullmatch(folder.name)
         assert match is not None, folder
         if not match[3]:

@@ -1,6 +1,6 @@
 """Tensors in safetensors files, stored in pieces. Reading does not depend on which rank wrote which piece.
 
-The format (a length, a JSON header and raw data) is written directly, so that a file is hashed while it is written and
+The format (a length, a JSON header and raw data) is written directly. So a file is hashed while it is written, and
 tensors are not copied. Files are read with plain reads, so that a truncated file raises an error; with a memory map it
 would kill the process.
 """
@@ -178,8 +178,8 @@ class TensorReader:
     """Reads any block of any tensor from the pieces that overlap it, for any layout that wrote them. Not thread-safe.
 
     Raises `UserError` with the tensor and the folder if files disagree on a shape, lack the requested elements, or
-    contain NaN or infinity, which are never written: those of a teacher would otherwise be reported as a student's
-    loss.
+    contain NaN or infinity. Such values are never written; those of a teacher would otherwise be reported as a
+    student's loss.
     """
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:

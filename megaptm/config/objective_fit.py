@@ -1,5 +1,4 @@
-"""Which objectives a family can be trained with, judged by the fields of a batch and the inputs of heads, not by
-names."""
+"""Compatibility of families and objectives, judged by the fields of a batch and the inputs of heads, not by names."""
 
 from __future__ import annotations
 

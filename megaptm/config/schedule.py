@@ -38,9 +38,9 @@ def with_limited_warmup(config: Config) -> Config:
 
 
 def with_begun_warmup(config: Config, begun: Config) -> Config:
-    """Return the config that continues a run with the warm-up that the run was begun with.
+    """Return the config that continues a run, with the run's initial warm-up.
 
-    `optimizer.warmup_share` cuts a warm-up by the length of the run, and the length may change.
+    `optimizer.warmup_share` limits the warm-up by the length of the run, which may change.
     """
     warmup = begun.optimizer.warmup_steps
     is_cut = any(one.optimizer.warmup_steps == _longest_warmup(one) for one in (config, begun))

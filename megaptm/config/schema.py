@@ -116,8 +116,8 @@ class TrainConfig(Section):
     ramp: RampConfig | None = None
     """Smaller batches at the start; `optimizer.counts` determines their effect on the learning rate."""
     skip: dict[Annotated[Count, Strict(False)], Count] = {}
-    """Number of steps done -> batches of text that are skipped then. Entries may be added to a run, for a spike of its
-    loss: it goes back to its newest checkpoint at or before that step."""
+    """Number of steps done -> batches of text that are skipped then. After a loss spike, entries may be added to a run:
+    it goes back to its newest checkpoint at or before that step."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Seed of all randomness."""
     init_from: str | None = None

@@ -58,7 +58,7 @@ YamlLoader.add_implicit_resolver(
 MOST_BYTES = 1 << 20
 """Maximum bytes of a file; reading this many takes ten seconds."""
 MOST_VALUES = 100_000
-"""Maximum values of a file. An alias counts as everything that it stands for."""
+"""Maximum values of a file. An alias counts as all values that it expands to."""
 DEEPEST = 32
 """Maximum depth of nested sections."""
 TOO_DEEP = f"sections within sections, more than {DEEPEST} deep; a config has a few."

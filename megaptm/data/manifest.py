@@ -70,7 +70,7 @@ class ManifestTokenizer(Record):
 
 
 class MadeFrom(TypedDict, total=False):
-    """Pipeline spec, versions and tables of a corpus. Other keys are kept as they are."""
+    """Recipe, versions and label tables of a corpus. Unknown keys are preserved."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 

@@ -19,7 +19,7 @@ def texts_of(
     """Yield the documents of every `parts`-th shard of a split, from shard `part` on, in batches. Each is read once.
 
     A gigabyte takes a second or two from a local disk. Raises `UserError` for a shard that is damaged, as far as
-    `verify` checks, or that has an id outside of the vocabulary, because callers use ids as table indexes.
+    `verify` checks. Ids outside of the vocabulary raise it as well, because callers use ids as table indexes.
     """
     for number, info in enumerate(corpus.split(split).shards):
         if number % parts != part:

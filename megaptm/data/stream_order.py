@@ -71,8 +71,8 @@ class StreamOrder(Order):
 class DocumentOrder(StreamOrder):
     """Sequences of complete documents: those that start in the sequence's stretch of the stream.
 
-    A random share `elsewhere` of sequences is followed by another document of the same window, marked `elsewhere`, and
-    then by some documents that were `retrieved` for the first.
+    A random share `elsewhere` of sequences is followed by another document of the same window, marked `elsewhere`. Some
+    documents that were `retrieved` for the first follow last.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class RunLock:
     are not compared. The previous holder notices the takeover by `still_mine`.
 
     A scheduler knows more than the kernel: when it restarts a job or starts the next of a chain, the previous one is
-    over, even if its processes live on, with the lock, on an unreachable node. So a later attempt writes its name over
+    over. Its processes may still run on an unreachable node and hold the lock. So a later attempt writes its name over
     an earlier one's without the lock, and gets the lock when those processes end. This requires close-to-open
     consistency (as in NFS): opening a file reads what was written and synced before.
     """

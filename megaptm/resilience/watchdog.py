@@ -34,7 +34,7 @@ STEPS = 10.0
 STOP_SECONDS = 60.0
 """Maximum hang time of a run that was asked to stop, except while it saves."""
 HALTED_STOP_SECONDS = 10.0
-"""The same for a stopped process (SIGSTOP), which cannot save."""
+"""Maximum hang time of a stopped process (SIGSTOP) in such a run, because it cannot save."""
 ANSWER_SECONDS = 5.0
 LONGEST_PAUSE = 1.0
 """Maximum seconds between polls for answers of ranks."""

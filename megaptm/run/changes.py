@@ -1,4 +1,4 @@
-"""Differences between the config that a run was begun with and the config that continues it. No torch."""
+"""Differences between the initial config of a run and the config that continues it. Does not import torch."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class RunCorpora:
     def word_counts(self, vocabulary: int, part: int, parts: int, over_ranks: Sums) -> np.ndarray:
         """Return int64 [vocabulary]: count of each id in the training text. Each rank counts a part.
 
-        Counts of several corpora are combined by their shares, and rounded only after summing over ranks, so that they
-        do not depend on the number of ranks.
+        Counts of several corpora are weighted by their shares. They are rounded only after summing over ranks, so that
+        they do not depend on the number of ranks.
         """
         verify = self.config.data.verify
         counts = over_ranks(

@@ -1,5 +1,7 @@
-"""Tracker of the trainer, which never waits for a network, server or database, and the thread that sends the journal to
-MLflow, with retries and from where it last stopped."""
+"""Tracker of the trainer, and the thread that sends the journal to MLflow.
+
+The tracker never waits for a network, server or database. The thread retries, and continues where it last stopped.
+"""
 
 from __future__ import annotations
 

@@ -45,8 +45,10 @@ def learn_bpe(texts: Iterable[str], request: VocabularyRequest) -> Any:
 
 
 def without_special(library: Any, names: Iterable[str]) -> Any:
-    """Return the tokenizer without the tokens that its trainer marked as special, and without merges that spell one of
-    these names, so that text never becomes a special token."""
+    """Return the tokenizer without the tokens that its trainer marked as special.
+
+    Merges that spell one of `names` are removed as well, so that text never becomes a special token.
+    """
     from tokenizers import Tokenizer as Library
 
     content = json.loads(library.to_str())
