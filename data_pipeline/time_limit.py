@@ -29,7 +29,7 @@ class _Ring(BaseException):
 class _Limit:
     """Limit that applies to the current job of this process."""
 
-    seconds: int | None = None
+    seconds: float | None = None
     folder = Path()
     known: frozenset[str] = frozenset()
     """Keys of texts that exceeded the limit before."""
@@ -38,7 +38,7 @@ class _Limit:
 
 
 @contextmanager
-def limiting(seconds: int, folder: Path) -> Iterator[None]:
+def limiting(seconds: float, folder: Path) -> Iterator[None]:
     """Apply a limit within each `time_limit`, and record exceeded ones in a folder."""
     if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield

@@ -39,9 +39,20 @@ def client(run):
     return MlflowClient(tracking_uri=default_uri(run))
 
 
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """An empty database of MLflow: making its tables takes most of the time of a test."""
+    from megaptm.track.database import ensure_database  # imports MLflow
+
+    run = tmp_path_factory.mktemp("mlflow") / "run"
+    ensure_database(default_uri(run))
+    return run.parent / "mlflow.db"
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, database):
     run = tmp_path / "run"
+    shutil.copy(database, tmp_path)
     assert record(run, 1, 2) == 0
     return run
 
