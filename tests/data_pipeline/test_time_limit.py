@@ -57,7 +57,7 @@ def test_a_document_that_takes_too_long_is_left_out_and_remembered(step, tmp_pat
 
 
 def test_another_limit_is_another_verdict(tmp_path):
-    with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong, match="takes more than 0.2 s of processor time"):
+    with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong, match=r"takes more than 0\.2 s of processor time"):
         busy()
     with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong), time_limit("x", "text"):
         pytest.fail("it is known")
