@@ -172,7 +172,7 @@ class SparseBlocks(Pattern):
         return -(-length // self.block)
 
     def everything(self, length: int) -> bool:
-        """As in the released code: true for short sequences, in which most blocks would be chosen at random."""
+        """Whether a sequence is so short that most blocks would be chosen at random, as in the released code."""
         return length <= (5 + 2 * self.random) * self.block
 
     def sees(self, head: Any, query: Any, key: Any, table: Any) -> Any:

@@ -29,8 +29,8 @@ class ProjectedLSTMBrick(Brick):
         }
 
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
-        """Return the bytes of four gates and their inputs, the cell before and after clipping, its tanh, the input of
-        the projection, and its output before and after clipping."""
+        """Return the bytes of four gates and their inputs, the cell before and after clipping, and its tanh. Also those
+        of the projection's input, and of its output before and after clipping."""
         return SavedBytes(own=(12 * self.size.ffn + 2 * self.size.width) * element)
 
     def memory_traffic(self, element: int) -> MemoryTraffic:

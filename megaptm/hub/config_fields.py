@@ -77,7 +77,7 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     ours = numbers_of(spec)
     said = {**counterpart.numbers, **counterpart.written}
     values = {theirs: ours[name] for theirs, name in said.items()}
-    # Their config class derives the others itself.
+    # The config class derives these itself.
     return values | {name: value for name, value in counterpart.fixed.items() if name not in counterpart.may_lack}
 
 
@@ -145,8 +145,8 @@ def _is_number(value: Any) -> bool:
 
 
 def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
-    """Return field of their config -> reason why its value cannot be imported. `given`: config.json without
-    defaults."""
+    """Return config.json field -> reason why its value cannot be imported. `config`: with defaults; `given`:
+    config.json as it is."""
     found = {}
     for name, fixed in counterpart.all_fixed.items():
         if name not in config and (name in counterpart.may_lack or name in OF_EARLIER_RELEASES):
@@ -169,10 +169,10 @@ def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[
 
 
 def _siblings(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return megaptm's number -> the fields of their config for it, with their values."""
+    """Return megaptm's number -> the config.json fields for it, with their values."""
     found: dict[str, dict[str, Any]] = {}
     for theirs, ours in counterpart.numbers.items():
-        if theirs in config:  # their class uses some fields without declaring them
+        if theirs in config:  # some classes use fields without declaring them
             found.setdefault(ours, {})[theirs] = _number(counterpart, theirs, config)
     return found
 
@@ -193,7 +193,7 @@ def refuse(found: Iterable[str]) -> NoReturn:
 
 
 def spec_of(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> ModelSpec:
-    """Return the spec that their config describes. Raise UserError with all fields that cannot be imported."""
+    """Return the spec that a Hugging Face config describes. Raise UserError with all fields that cannot be imported."""
     if found := reasons(counterpart, config, given):
         refuse(found.values())
     ours = {name: next(iter(fields.values())) for name, fields in _siblings(counterpart, config).items()}
@@ -283,7 +283,7 @@ def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> Non
 
 
 def field_of(counterpart: Counterpart, *ours: str) -> str:
-    """Return the field of their config for the first of these numbers that has one."""
+    """Return the config.json field for the first of these numbers that has one."""
     fields = {name: theirs for theirs, name in reversed(counterpart.numbers.items())}
     return next(fields[name] for name in ours if name in fields)
 

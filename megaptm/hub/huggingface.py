@@ -133,7 +133,7 @@ def _besides(unused: Mapping[str, Tensor], place: str, dtype: torch.dtype) -> di
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
-    """Return the heads that their class does not have, such as those added by an objective."""
+    """Return the heads that the class of `transformers` does not have, such as those added by an objective."""
     return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
 
 
@@ -144,8 +144,7 @@ def _converted(
     dtype: torch.dtype,
     start: tuple[str, ...],
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
-    """Return config, generation config and weights of a model in their format; `start`:
-    `BaseObjective.decoder_start`."""
+    """Return config, generation config and weights in Hugging Face's format; `start`: `BaseObjective.decoder_start`."""
     counterpart = counterpart_of(spec)
     # Projections to the width of a teacher are used only in pre-training, too.
     added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
@@ -175,9 +174,9 @@ def from_hugging_face(
 ) -> ImportedModel:
     """Import a model from a folder or from memory.
 
-    `family`: where several families have its type; None: that in its config (`FAMILY`), or the first. `detector`:
-    region detector; None: that of the paper. `context`: positions, if they are made from theirs
-    (`Counterpart.repeated`).
+    - `family`: needed if several families have the model's type. None: that in its config (`FAMILY`), or the first.
+    - `detector`: region detector; None: that of the paper.
+    - `context`: number of positions, if they are repeated from the model's (`Counterpart.repeated`).
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is accepted too: `absent` names what it
     lacks.
@@ -211,7 +210,8 @@ def from_hugging_face(
 
 
 def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
-    """Return the model without a mask decoder if the files lack its position table, as their class computes it."""
+    """Return the model without a mask decoder if the files lack its position table, as the class of `transformers`
+    computes it."""
     lacking = {name.partition(".")[0] for name in model.absent if name.endswith(".place_table.weight")}
     if not lacking:
         return model
@@ -230,7 +230,7 @@ def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None
 
 
 def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the parameters of the attention pattern for which their config has no field."""
+    """Return the parameters of the attention pattern for which config.json has no field."""
     words = {word for block in spec.family.stacks.values() for word in block.words}
     own = (name for name, of in PATTERN_NUMBERS.items() if words & {*of}) if counterpart.import_only else ()
     return tuple(name for name in own if name not in counterpart.numbers.values())
@@ -261,14 +261,14 @@ def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -
 
 
 def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of `Counterpart.written` in which their config differs from megaptm's model."""
+    """Return the fields of `Counterpart.written` in which config.json differs from megaptm's model."""
     usual, ours = _config_class(counterpart)(), config_values(counterpart, spec)
     theirs = {name: config.get(name, getattr(usual, name)) for name in counterpart.written}
     return tuple(f"{name} {str(value)[:20]}" for name, value in theirs.items() if value != ours[name])
 
 
 def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
-    """Return the counterpart and spec that their config describes."""
+    """Return the counterpart and spec that a Hugging Face config describes."""
     known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
     complete = {one.family + one.stack: _with_defaults(one, config) for one in known}
     given = flat(known[0], config)
@@ -288,7 +288,7 @@ def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
-    """Return their config of a model."""
+    """Return the Hugging Face config of a model."""
     counterpart = counterpart_of(spec)
     said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
@@ -300,7 +300,7 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     values = nested(counterpart, {**config_values(counterpart, spec), **said, **known})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
-        # Some of their classes have another default but follow the weights; other readers follow this field.
+        # Some classes have another default but follow the weights; other readers follow this field.
         config.tie_word_embeddings = False
     return config
 

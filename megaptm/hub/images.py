@@ -1,4 +1,4 @@
-"""Label names of image models, which their config contains instead of tokenizer files."""
+"""Label names of image models, which config.json contains instead of tokenizer files."""
 
 from __future__ import annotations
 

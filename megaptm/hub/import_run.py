@@ -219,7 +219,7 @@ def read_model(
 
 
 def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise UserError if their class would read another position than the end of a text."""
+    """Raise UserError if the class of `transformers` would read another position than the end of a text."""
     end, theirs = tokenizer.special.end, model.text_end
     if theirs in (None, end) and theirs != LARGEST_ID_ENDS:
         return
@@ -307,8 +307,8 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
 
 
 def _objective(imported: ImportedModel) -> str:
-    """Return the first of the family's objectives that trains the fewest heads that their class has and the model
-    lacks."""
+    """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
+    model lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.without_place
     return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*objective_of(name).losses}))
 

@@ -49,7 +49,7 @@ class ImportedModel:
     shown: Mapping[str, Any] = field(default_factory=dict)
     """Options of an objective that prepare images as the model's processor does, if they differ from the defaults."""
     without_place: frozenset[str] = frozenset()
-    """Heads of the family that their class does not have."""
+    """Heads of the family that the class of `transformers` does not have."""
 
     @property
     def fresh(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
         names = _some([*dict.fromkeys(missing)])  # a tensor that becomes several parameters is missing only once
         raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
     absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
-    # A model that is only initialized from theirs has another class there, with other names.
+    # A model that is only an initialization for another family has another class, with other names.
     kept = {} if counterpart.import_only else unused
     without = spec.family.heads if counterpart.import_only else heads_without_place(spec, counterpart)
     return ImportedModel(spec, weights, absent, kept, without_place=frozenset(without))

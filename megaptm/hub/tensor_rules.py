@@ -82,12 +82,12 @@ CONV_QKV_BIAS = Form(
 
 
 def always(spec: ModelSpec) -> bool:
-    """Condition of rules that apply to every model."""
+    """Return True: condition of rules that apply to every model."""
     return True
 
 
 def narrow_tables(spec: ModelSpec) -> bool:
-    """Condition of rules for a projection from the width of the tables."""
+    """Whether tables and model differ in width, so that there is a projection between them."""
     return spec.size.table_width != spec.size.width
 
 
@@ -101,12 +101,12 @@ class TensorRule:
 
     ours: str
     theirs: tuple[str, ...]
-    """Empty if they have no such tensor: it is not exported, and initialized by an import."""
+    """Empty if Hugging Face's model has no such tensor: it is not exported, and initialized by an import."""
     form: Form = SAME
     when: Callable[[ModelSpec], bool] = always
     """Condition on the models that have it."""
     optional: bool = False
-    """Whether their model may lack it; it is then initialized."""
+    """Whether Hugging Face's model may lack it; it is then initialized."""
     of: str | None = None
     """Attention name of the layers that have it; None: all layers."""
 

@@ -1,5 +1,5 @@
-"""Data augmentation for distillation: words of a sentence are replaced by likely words of a masked language model, or,
-if they have several subwords, by words with similar vectors (TinyBERT, arXiv:1909.10351, algorithm 1)."""
+"""Data augmentation for distillation (TinyBERT, arXiv:1909.10351, algorithm 1). Words of a sentence are replaced by
+likely words of a masked language model. Words of several subwords are replaced by words with similar vectors."""
 
 # W masked words of a text, S tokens of a sequence, V vocabulary
 

@@ -25,7 +25,7 @@ MOST_BEAMS = 1024
 # Bounded so that the penalty of any length is finite.
 MOST_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
-"""Function from the output of each beam, and the index of its parent beam in the previous step -> logits [B, V] of the
+"""Function from the output of each beam, and the index of its parent in the previous step, to the logits [B, V] of the
 next token."""
 
 

@@ -295,8 +295,8 @@ def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", to
 
 
 def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
-    """Return `ids` in pieces, with each hole replaced by the output after its sentinel (empty if it is absent there),
-    and a flag whether it was generated."""
+    """Return `ids` in pieces, each with a flag whether it was generated. Each hole is replaced by the output after its
+    sentinel (empty if the output lacks it)."""
     fillings: dict[int, list[int]] = {hole: [] for hole in holes}
     said = said[next((at for at, id_ in enumerate(said) if id_ in fillings), len(said)) :]
     for id_ in said:

@@ -146,8 +146,11 @@ class LoadedModel:
 
     def layers(self, texts: str | Sequence[str], *, batch: int = 16) -> list[Tensor]:
         """Return the outputs of every layer of a bidirectional language model (ELMo) for the words of each text,
-        float32 [layers + 1, words, 2 x width] on the CPU; the first are character-based word embeddings.
-        `megaptm.models.every_layer.ScalarMix` is a trainable weighted sum of them."""
+        float32 [layers + 1, words, 2 x width] on the CPU.
+
+        The first layer holds character-based word embeddings. `megaptm.models.every_layer.ScalarMix` is a trainable
+        weighted sum of layers.
+        """
         from megaptm.inference.words_by_characters import layers_of_words
 
         return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)

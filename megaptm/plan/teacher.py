@@ -24,9 +24,13 @@ def parameters_held(work: Workload) -> int:
 
 
 def memory(work: Workload) -> float:
-    """Return the bytes on each rank: teacher weights, compared hidden states of teacher and student in float32,
-    attention scores for the student's backward pass, and logits of both for the positions that are projected at
-    once."""
+    """Return the bytes on each rank.
+
+    - Teacher weights.
+    - Compared hidden states of teacher and student, in float32.
+    - Attention scores for the student's backward pass.
+    - Logits of both, for the positions that are projected at once.
+    """
     if (wanted := work.distillation) is None:
         return 0.0
     total, places = float(work.element * parameters_held(work)), 0

@@ -55,7 +55,7 @@ class KeptPairs:
 
     run: Path
     of: Mapping[str, Any]
-    """What is counted, and of which text. A cache with another value is not read."""
+    """Description of the counts and their text. A cache with another description is not read."""
     vocabulary: int
     exchange: Exchange
     room: int

@@ -433,8 +433,10 @@ def add_rows(table_RD, rows, moves, changes_UD, rate):
     """Add changes to rows one after the other; several changes of one row are scaled down.
 
     `moves` [U]: number of updates in each change. A few small changes can be summed. If each change alone converged,
-    their sum would overshoot and grow from step to step; then their mean is right. Of m changes each is scaled by 1 /
-    (1 + (m - 1) s), where s, at most 1, is the rate times the mean number of updates per change.
+    their sum would overshoot and grow from step to step; then their mean is right.
+
+    Each of m changes is scaled by 1 / (1 + (m - 1) s). s is the rate times the mean number of updates per change, at
+    most 1.
     """
     times, made = np.zeros(table_RD.shape[0], np.int64), np.zeros(table_RD.shape[0], np.int64)
     for u in range(rows.shape[0]):

@@ -19,10 +19,12 @@ def learn_pairs(
 ):
     """Train on pairs and their counts, one after the other, as the released code does.
 
-    A row holds a vector, its bias, and the AdaGrad sum of each of these values: N is 2 (D + 1). `lanes`: number of
-    lanes held, from `first` on, in a `RotatingTable` after `round_` rounds. The loss of each pair is added to `losses`,
-    float64 [all lanes], in the word's lane, so the sum does not depend on which rank holds a lane. A rate of 0 updates
-    nothing.
+    - A row holds a vector, its bias, and the AdaGrad sum of each of these values: N is 2 (D + 1).
+    - `lanes`: number of lanes held, from `first` on, in a `RotatingTable` after `round_` rounds.
+    - `losses`, float64 [all lanes]: the loss of each pair is added in its word's lane. The sum then does not depend on
+      which rank holds a lane.
+
+    A rate of 0 updates nothing.
     """
     width, every = word_RN.shape[1] // 2 - 1, losses.shape[0]
     sums = width + 1

@@ -9,13 +9,13 @@ from megaptm.words.sharded_table import ShardedTable
 
 
 class RotatingTable(ShardedTable):
-    """Table whose lanes move by one rank-to-rank position per `rotate`.
+    """Table whose lanes move to the previous rank, one lane per `rotate`.
 
     After n calls the rank with lanes [a, b) of another table holds lanes [a + n, b + n) of this one. Lane a of the one
     and lane a + n of the other meet in the same round for any number of ranks. Pairs of lanes in one round are
-    independent, so the result is bitwise that of one process (Gemulla et al., KDD 2011, `Large-scale matrix
-    factorization with distributed stochastic gradient descent`). One lane is sent per round, the full table in all
-    rounds.
+    independent, so the result is bitwise that of one process. One lane is sent per round, the full table in all rounds.
+
+    Source: Gemulla et al., KDD 2011, `Large-scale matrix factorization with distributed stochastic gradient descent`.
     """
 
     def rotate(self, round_: int) -> None:

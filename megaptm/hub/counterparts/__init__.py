@@ -77,9 +77,10 @@ FREE = (
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
 LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
 DRAWN_BY = {"blocks_seed"}
-"""Seeds of random choices; their class makes these in its own way for any value."""
+"""Seeds of random choices. The class of `transformers` makes these choices in its own way, so any value can be
+exported."""
 BY_LAYER = {"local", "lsh"}
-"""Attention names that their config lists by layer, so that the mix is a number of the config."""
+"""Attention names that config.json lists by layer, so that the mix is a number of the config."""
 
 __all__ = [
     "COUNTERPARTS",
@@ -130,7 +131,7 @@ def _of_shape(family: Family) -> Counterpart | None:
 
 
 def _check_size(counterpart: Counterpart, size: Size) -> None:
-    """Raise UserError if their config derives a number of a stack from another one, and the model has another value."""
+    """Raise UserError if config.json derives a number of a stack from another one, and the model has another value."""
     said = {name.rpartition(".")[2] for name in counterpart.numbers.values()}
     if "head_width" not in said and size.heads * size.key_width != size.width:
         raise UserError(
@@ -150,7 +151,8 @@ def _check_size(counterpart: Counterpart, size: Size) -> None:
 
 
 def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """Raise UserError if the model has another value of an attention pattern than their fixed one."""
+    """Raise UserError if config.json has no field for a number of the attention pattern, and the model has another
+    value than the counterpart."""
     said = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.numbers.values()} | DRAWN_BY
     for name in (one for one in PATTERN_NUMBERS if one not in said):
         for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
@@ -162,7 +164,7 @@ def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
 
 
 def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
-    """Raise UserError if stacks differ in a number of which their config has only one."""
+    """Raise UserError if stacks differ in a number for which config.json has only one field."""
     (first, size), *others = sizes.items()
     said = {*counterpart.numbers.values()}
     for stack, other in others:
@@ -176,7 +178,7 @@ def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
 
 
 def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """Raise UserError if their config cannot express which layers share parameters: it needs equal groups of whole
+    """Raise UserError if config.json cannot express which layers share parameters: it needs equal groups of whole
     cycles."""
     block = spec.family.first_block
     if "groups" in counterpart.numbers.values() and spec.size.layers % (block.groups * block.cycle):

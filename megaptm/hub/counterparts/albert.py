@@ -14,13 +14,14 @@ LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
 
 
 def labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of their config; the default is two."""
+    """Return the number of labels of a Hugging Face config; the default is two."""
     named = config.get("id2label")
     return len(named) if isinstance(named, Mapping) else 2
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Return the zeros of their projection from the tables to the layers, if both have the same width."""
+    """Yield a reason if tables and layers have the same width: `AlbertForPreTraining` has a projection between them,
+    megaptm has none."""
     if config["embedding_size"] == config["hidden_size"]:
         yield (
             f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "

@@ -11,7 +11,7 @@ from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, of_stack
 
 SECTIONS = {"image": "vision", "text": "text"}
 """megaptm's stack -> name prefix of its model and config section."""
-# Their class embedding and temperature have no row axis.
+# `CLIPModel` stores the class embedding and the temperature without a row axis.
 ONE_ROW = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
 
 

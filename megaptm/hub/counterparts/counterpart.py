@@ -11,7 +11,7 @@ from megaptm.hub.tensor_rules import TensorRule
 from megaptm.spec import Family, ModelSpec
 
 FFN_OF_WIDTH = 4
-"""Ratio of feed-forward width to model width, if their config has no field for it."""
+"""Ratio of feed-forward width to model width, if config.json has no field for it."""
 
 
 OF_EARLIER_RELEASES = {"position_embedding_type": "absolute", "pruned_heads": {}}
@@ -28,50 +28,51 @@ class Counterpart:
     model: str
     """Class in `transformers`; its `config_class` is the class of the config."""
     model_type: str = ""
-    """`model_type` of their config, if it is not the family's name. Several counterparts may share one, with different
+    """`model_type` in config.json, if it is not the family's name. Several counterparts may share one, with different
     values of `fixed`."""
     sections: tuple[str, ...] = ()
     """Sections of a config with one section per model, in which `text_config.hidden_size` is a field."""
     import_only: bool = False
-    """Whether megaptm's model is only initialized from theirs and computes more: it can be imported but not
-    exported."""
+    """Whether megaptm's model is only initialized from the Hugging Face model and computes more: it can be imported but
+    not exported."""
     numbers: dict[str, str]
-    """Their field -> megaptm's number: see `config_fields.numbers_of`. Several fields may map to one number (dropouts);
-    they must then agree."""
+    """config.json field -> megaptm's number: see `config_fields.numbers_of`. Several fields may map to one number
+    (dropouts); they must then agree."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Fields of `numbers` that no config has under that name -> function of their config that returns the value."""
+    """Fields of `numbers` that no config has under that name -> function of the config that returns the value."""
     written: dict[str, str] = field(default_factory=dict)
     """Dropout fields -> megaptm's number, where values may differ: an export writes them, and an import reports
     differences."""
     fixed: dict[str, Any]
     """Fields with one value in the architecture: the value, or a function of the other fields."""
     may_lack: frozenset[str] = frozenset()
-    """Fields of `fixed` that a config may lack: their class then uses the value in `fixed`."""
+    """Fields of `fixed` that a config may lack: the class then uses the value in `fixed`."""
     follows: dict[str, str] = field(default_factory=dict)
     """Fields of `fixed` that a config.json may lack because another field determines them -> that field."""
     contradictions: Callable[[Mapping[str, Any]], Iterable[str]] = lambda config: ()
     """Function that returns reasons, with keys and values, why fields cannot be imported together."""
     spellings: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Fields of `fixed` with several notations -> function of their config that returns the value in the notation of
+    """Fields of `fixed` with several notations -> function of the config that returns the value in the notation of
     `fixed`."""
     rows: tuple[TensorRule, ...]
     zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
-    """Function that returns shapes of their parameters that megaptm does not have, because they are zero."""
+    """Function that returns shapes of Hugging Face parameters that are always zero, so that megaptm does not have
+    them."""
     largest: dict[str, float] = field(default_factory=dict)
-    """Their parameters that megaptm bounds -> largest value."""
+    """Parameters in `rows` that megaptm bounds -> largest value."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Regular expressions of names in some versions of their files -> the names in `rows`, applied in order."""
+    """Regular expressions of names in some versions of the files -> the names in `rows`, applied in order."""
     tied: dict[str, str] = field(default_factory=dict)
-    """Alternative names of their tied parameters -> the name in `rows`."""
+    """Alternative names of tied parameters -> the name in `rows`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
-    """Parameters that are separate in megaptm and may be absent in a folder, where they are tied -> the name that they
-    are tied to."""
+    """Parameters that are separate in megaptm and may be absent in a folder because they are tied there -> the name
+    that holds their values."""
     prefix: str = ""
     """Prefix inside `model` of the names of the bare model, saved without heads (`BertModel`)."""
     special: dict[str, int | None] = field(default_factory=dict)
     """Special ids without a tokenizer; equal ids to those of pad, begin and end show the role of the others."""
     repeated: str = ""
-    """Name of their position table, if it may have fewer rows than needed: rows are then repeated cyclically. Only with
+    """Name of the position table, if it may have fewer rows than needed: rows are then repeated cyclically. Only with
     `import_only`."""
     repeated_from: int = 0
     """Row of the first position in that table."""
@@ -96,5 +97,5 @@ class Counterpart:
 
     @property
     def name(self) -> str:
-        """`model_type` of their config."""
+        """`model_type` in config.json."""
         return self.model_type or self.family

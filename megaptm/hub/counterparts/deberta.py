@@ -1,7 +1,7 @@
-"""Counterparts of DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Without a mask decoder, their output is that
+"""Counterparts of DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Both lack a mask decoder: the output is that
 of the last layer, run once.
 
-DeBERTa-v3 consists of two models: its discriminator, for which theirs is the bare `DebertaV2Model`, and its generator.
+DeBERTa-v3 consists of two models: the discriminator, exported as a bare `DebertaV2Model`, and the generator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megaptm.spec import ModelSpec
 
 
 def decodes_masks(spec: ModelSpec) -> bool:
-    """Condition of the rule for a mask decoder's table."""
+    """Whether the model ends with a mask decoder."""
     return spec.family.last_block.last_layer == "mask-decoder"
 
 
@@ -92,7 +92,7 @@ def _without_mask_decoder(spec: ModelSpec) -> str:
     )
 
 
-# Their classes read these without declaring them.
+# The classes read these without declaring them.
 OF_V2 = ("attention_head_size", "conv_groups")
 RELEASED_HEAD = "lm_predictions.lm_head"
 
@@ -154,8 +154,8 @@ GENERATOR: Counterpart = replace(
     | {"conv_kernel_size": 0},
     rows=of_stack((*COMMON, *V3, PLACES), "generator"),
 )
-# Their class has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of released
-# checkpoints differs: it adds the output at the first position to all others.
+# `DebertaV2Model` has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of
+# released checkpoints differs: it adds the output at the first position to all others.
 DISCRIMINATOR: Counterpart = replace(
     GENERATOR,
     stack="discriminator",

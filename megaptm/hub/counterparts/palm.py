@@ -36,7 +36,7 @@ def _take_all(ws: list[Tensor], spec: ModelSpec) -> Tensor:
 
 
 def _shares_keys(spec: ModelSpec) -> bool:
-    """Condition of rules for fewer key heads than query heads."""
+    """Whether there are fewer key heads than query heads."""
     return spec.size.key_heads != spec.size.heads
 
 

@@ -70,7 +70,7 @@ T5 = Counterpart(
         "is_encoder_decoder": True,
         "scale_decoder_outputs": True,
     },
-    # Their class derives the first two from feed_forward_proj, unless the file sets them.
+    # The config class derives the first two from feed_forward_proj, unless the file sets them.
     may_lack=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
     follows={"scale_decoder_outputs": "tie_word_embeddings"},
     rows=_rows(gated=False),

@@ -70,7 +70,7 @@ ROWS = (
 
 
 def _zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return the zeros of the biases of attention and of the logits."""
+    """Return the shapes of parameters that are zero here: biases of attention, and of the logits."""
     found: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
     for stack, attentions in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
         size = spec.size_of(stack)

@@ -21,7 +21,7 @@ def _side(spec: ModelSpec) -> int:
     return spec.size.patch
 
 
-# Their patch projection is a convolution, and their vectors have a batch axis of one.
+# `ViTForImageClassification` has a convolution as patch projection, and vectors with a batch axis of one.
 CONVOLUTION = Form(
     lambda w, spec: [w.unflatten(1, (CHANNELS, _side(spec), _side(spec))).clone()],
     lambda ws, spec: ws[0].flatten(1),
