@@ -46,6 +46,8 @@ NormalizerPart = dict[str, Any]
 
 MOST_OF_A_PATTERN = 1 << 17
 """Characters. SentencePiece's tables need 22,000; a forged table with shared branches could need any number."""
+MAX_GROWTH = 1000
+"""Characters that a normalizer may make of one. Published tokenizers make a few."""
 # Noncharacters of four bytes: `Precompiled` treats graphemes of less than six bytes as a unit, and a mark has two
 # bytes.
 BLOCK, SPLIT = "\U0001fffe", "\U0001ffff"
@@ -95,6 +97,23 @@ def plain(normalizer: NormalizerPart | None) -> NormalizerPart | None:
     if collapsed == parts:
         return normalizer
     return collapsed[0] if len(collapsed) == 1 else {"type": "Sequence", "normalizers": collapsed}
+
+
+def refuse_growth(normalizer: NormalizerPart | None) -> None:
+    """Raise `ValueError` if replacements turn a character into more than MAX_GROWTH: a short text could fill the
+    memory."""
+    parts = flat(normalizer)
+    texts = [part.get("content") or part.get("prepend") or "" for part in parts]
+    if all(len(text) < 2 for text in texts):
+        return
+    stages = [library_normalizer(part) for part in parts]
+    for start, text in enumerate(texts):
+        for stage in stages[start + 1 :] if 1 < len(text) <= MAX_GROWTH else ():
+            text = stage.normalize_str(text)
+            if len(text) > MAX_GROWTH:
+                break
+        if len(text) > MAX_GROWTH:
+            raise ValueError(f"its normalizer makes more than {MAX_GROWTH:,} characters of one")
 
 
 def flat(part: Mapping[str, Any] | None) -> list[Any]:

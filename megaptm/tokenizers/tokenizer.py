@@ -18,7 +18,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_whole
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.normalization import exact, plain
+from megaptm.tokenizers.normalization import exact, plain, refuse_growth
 from megaptm.tokenizers.special import role_names, special_tokens
 from megaptm.tokenizers.word_cache import MARK, WordCache, ids_and_ends, library_errors_as_user_errors, splits_at_spaces
 
@@ -190,6 +190,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = Tokenizer(content, config)
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that the error names the file
+        refuse_growth(content.get("normalizer"))
     except UserError:
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are BaseException

@@ -70,3 +70,28 @@ def test_a_pattern_that_takes_exponential_time_is_one_sentence(tmp_path):
     tokenizer = load(tmp_path)
     with pytest.raises(UserError, match=r"^the tokenizer cannot encode a text .*retry-limit"):
         tokenizer.encode("a" * 40 + "!")
+
+
+def replacement(pattern, content):
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [replacement({"String": "a"}, "a" * 100)] * 4,
+        [replacement({"Regex": "."}, "ab")] * 30,
+        [{"type": "Prepend", "prepend": "a" * 100_000}],
+    ],
+    ids=["copies", "doublings", "prefix"],
+)
+def test_a_normalizer_that_would_fill_the_memory_is_refused(tmp_path, parts):
+    content = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": {"type": "Sequence", "normalizers": parts},
+        "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its normalizer makes more than 1,000 characters of one"):
+        load(tmp_path)
