@@ -33,7 +33,7 @@ class DataConfig(Section):
     """Whether attention is restricted to the documents of a packed sequence. Absent: true, unless sequences continue
     from step to step."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 1
-    """Worker processes per rank that prepare samples; 0: samples are prepared in the training process."""
+    """Worker processes that prepare samples, per rank that reads data; 0: the training process prepares them."""
     verify: Literal["hash", "size", "none"] = "hash"
     """Check of a shard against the manifest at the first read: every byte (a second per GB), its size, or none."""
     cache: str | None = None
