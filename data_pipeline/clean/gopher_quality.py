@@ -34,15 +34,15 @@ class GopherQuality(BatchFilter):
     """Mean word length of a document, in characters."""
     most_word_length: float | None = 10
     most_symbols: float | None = 0.1
-    """Hash signs per word, and ellipses per word."""
+    """Maximum number of hash signs per word, and of ellipses per word."""
     most_bullet_lines: float | None = 0.9
-    """Share of the lines that are not blank."""
+    """Maximum share of lines that start with a bullet. Blank lines are not counted."""
     most_ellipsis_lines: float | None = 0.3
-    """Share of the lines that are not blank."""
+    """Maximum share of lines that end with an ellipsis. Blank lines are not counted."""
     least_alphabetic_words: float | None = 0.8
-    """Share of the words that contain a letter."""
+    """Minimum share of words that contain a letter."""
     least_stop_words: int | None = 2
-    """Number of different stop words."""
+    """Minimum number of different stop words."""
     stop_words: tuple[str, ...] = STOP_WORDS
 
     def __post_init__(self) -> None:

@@ -109,7 +109,7 @@ class TrainConfig(Section):
     steps: Count
     """Optimizer steps of the whole run."""
     after: Annotated[int, Field(ge=0)] = 0
-    """Steps of the run's previous phase, whose last checkpoint this one continues; only sequences and layout may
+    """Steps of the run's previous phase, whose last checkpoint this one continues; data.sequence and model.dropout may
     differ."""
     batch: Count
     """Sequences of one step, over all processes."""

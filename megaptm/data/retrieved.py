@@ -83,7 +83,7 @@ def _header(said: str) -> RetrievedHeader:
     try:
         sources = {kind: RetrievedFrom(str(one["id"]), str(one["place"])) for kind, one in known["sources"].items()}
         header = RetrievedHeader(str(known["corpus"]), int(known["longest"]), sources)
-    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # OverflowError: an infinite number
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # OverflowError for infinity
         raise ValueError("it says nothing of corpora") from None
     if not {*sources} <= {*RETRIEVED} or header.longest < 1:
         raise ValueError("what it says of corpora is nothing that a file of this kind has")

@@ -86,6 +86,6 @@ SPECIALS: dict[str, SpecialSet] = {
         single="$A </s>",
         pair="$A </s> $B </s>",
     ),
-    # Unlike Llama, no `<s>` before a text: no objective here uses it.
+    # No `<s>` before a text, in contrast to Llama: no objective here uses it.
     "llama": SpecialSet(first=("<unk>", "<s>", "</s>"), roles={"unknown": "<unk>", "begin": "<s>", "end": "</s>"}),
 }

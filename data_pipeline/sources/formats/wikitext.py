@@ -54,7 +54,7 @@ def _apostrophes(quotes: re.Match[str]) -> str:
 
 
 class _Walk:
-    """Visitor of the parsed nodes."""
+    """Visitor of the parsed nodes, which yields their text."""
 
     def __init__(self, leave_out: Collection[str], not_text: Collection[str]):
         self.leave_out = leave_out
