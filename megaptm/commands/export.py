@@ -156,10 +156,11 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
 
     tell("reading and writing the weights")
     checkpoint = open_checkpoint(run, step=step)
+    has_tokenizer = checkpoint.tokenizer.exists()
     exported = to_hugging_face(
         checkpoint.spec,
         checkpoint.mean_weights(average),
-        checkpoint.tokenizer if checkpoint.tokenizer.exists() or checkpoint.step else None,
+        checkpoint.tokenizer if has_tokenizer or checkpoint.step else None,
         folder,
         dtype=getattr(torch, dtype),
         objective=checkpoint.config.built_objective,
@@ -167,13 +168,20 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         unused=dict(read_tensors(run / UNUSED)) if (run / UNUSED).is_file() else None,
     )
     family = checkpoint.spec.family
-    beside = "AutoProcessor" if family.has_tokens else "AutoImageProcessor"
-    beside = beside if family.reads_images else "AutoTokenizer"
+    if family.reads_images:
+        beside = ["AutoProcessor" if family.has_tokens and has_tokenizer else "AutoImageProcessor"]
+    else:
+        beside = ["AutoTokenizer"] if has_tokenizer else []
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
     echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
-    for name, place in [*((name, place) for place, name in exported.classes.items()), (beside, ".")]:
+    for name, place in [
+        *((name, place) for place, name in exported.classes.items()),
+        *((name, ".") for name in beside),
+    ]:
         echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
     if exported.left_out:
         echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")
+    if family.has_tokens and not has_tokenizer:
+        echo("warning: the run has no tokenizer yet, so the export has none: save the model's own beside it")
     for warning in exported.warnings:
         echo(f"warning: {warning}")

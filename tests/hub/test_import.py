@@ -180,8 +180,10 @@ def test_a_model_without_a_tokenizer_takes_that_of_its_corpus(tmp_path: Path) ->
     assert not (tmp_path / "run/tokenizer").exists()
     checkpoint = Store(tmp_path / "run").load(0)
     refuse_another(checkpoint, compatibility(from_hugging_face(source).spec, made.tokenizer.fingerprint))
-    run_command(export, "hf", tmp_path / "run", tmp_path / "again")
+    message = run_command(export, "hf", tmp_path / "run", tmp_path / "again")
     assert not (tmp_path / "again/tokenizer.json").exists()
+    assert "AutoTokenizer" not in message
+    assert "warning: the run has no tokenizer yet, so the export has none" in message
     run_command(imports, "hf", source, tmp_path / "other", "--tokenizer", made.folder)
     assert megaptm.load(tmp_path / "other").tokenizer.fingerprint == made.tokenizer.fingerprint
     with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's tokenizer beside it"):
