@@ -20,8 +20,8 @@ def labels(config: Mapping[str, Any]) -> int:
 
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason if tables and layers have the same width: `AlbertForPreTraining` has a projection between them,
-    megaptm has none."""
+    """Yield a reason if tables and layers have the same width. `AlbertForPreTraining` then has a projection between
+    them, and megaptm's model has none."""
     if config["embedding_size"] == config["hidden_size"]:
         yield (
             f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "
