@@ -51,10 +51,12 @@ def database_path(uri: str) -> Path | None:
     if not uri.startswith("sqlite"):
         return None
     try:
-        database = make_url(uri).database
+        url = make_url(uri)
     except ArgumentError:
         raise UserError(f"track.uri ({uri}) is no address of a database: write sqlite:///PATH.") from None
-    return Path(database).absolute() if database and database != ":memory:" else None
+    if url.query:  # with `uri=true` SQLite would read another path from the name
+        raise UserError(f"track.uri ({uri}) has options of SQLite behind `?`: write sqlite:///PATH alone.")
+    return Path(url.database).absolute() if url.database and url.database != ":memory:" else None
 
 
 def trust_typed_uri(words: Sequence[str], uri: str | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.run.folder import environment_of, read_config
 from megaptm.track import Tracker, upload
-from megaptm.track.address import LOGINS, MLFLOW_URI, TYPED_URI, refuse_foreign_server
+from megaptm.track.address import LOGINS, MLFLOW_URI, TYPED_URI, database_path, refuse_foreign_server
 from tests import ROOT
 
 FOREIGN = "http://foreign.example:5000"
@@ -110,3 +110,9 @@ def test_an_address_typed_on_the_command_line_is_the_users(token):
     config = read_config(CONFIG, [f"track.uri={FOREIGN}", "data.mix={corpora/none: 1}", "model.vocabulary=300"])
     refuse_foreign_server(FOREIGN)
     assert environment_of(config)[TYPED_URI] == FOREIGN
+
+
+def test_options_of_sqlite_in_an_address_are_refused():
+    """With `uri=true` SQLite reads another path from the name, past the check for other programs' databases."""
+    with pytest.raises(UserError, match="options of SQLite behind"):
+        database_path("sqlite:///file:/elsewhere/path.db?uri=true")
