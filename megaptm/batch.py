@@ -1,6 +1,7 @@
-"""What a batch holds: the one contract between objectives, which make samples, and all who read them. No torch."""
+"""Fields of a batch: the contract between objectives, which make samples, and models, data loaders and losses. No
+torch."""
 
-# S tokens of a row, K predicted positions
+# S tokens of a sequence, K predicted positions
 
 from __future__ import annotations
 
@@ -15,27 +16,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MicroBatch = dict[str, "Tensor"]
-"""Field -> [B, ...] of some samples, as `BatchSpec` says."""
+"""Field name -> [B, ...] of the samples of a micro-batch, as `BatchSpec` describes."""
 CHARACTERS = 262
-"""Ids of characters: 0 stands behind a text, then bytes, and five that mark where words and texts begin and end."""
+"""Number of character ids: 0 is padding, then the 256 byte values, and five marks for starts and ends of words and
+texts."""
 LONGEST_WORD = 50
-"""Characters of a word, its marks among them; a longer one is cut."""
+"""Maximum number of characters of a word, marks included; longer words are cut."""
 IMAGE, PATCH, MASKED_PATCH = range(3)
-"""What stands at a place of an image's row, in the place of a token: the image as a whole, which comes first; a patch;
-one that is not shown."""
+"""Values of `tokens` in an image sequence: the whole image (first position), a patch, a masked patch."""
 REGION, MASKED_REGION = 0, 1
-"""The same behind a text, of regions of an image: one that is shown, and one that is hidden."""
+"""Values of `tokens` at the region positions after a text: a region, a masked region."""
 BOX_NUMBERS = 7
-"""Of where a region lies, shares of the image's sides: left, top, right, bottom, width, height; and of its area."""
+"""Number of box values of a region: left, top, right, bottom, width, height and area, as shares of the image's."""
 COMPARED_TEXTS = 8
-"""Texts of a row, at most, that its image is compared with (UNIMO): its caption, what was made of it, and what was
-retrieved for it."""
+"""Maximum number of texts of a sample that its image is compared with (UNIMO): the caption, its rewritten versions, and
+retrieved texts."""
 COMPARED_IMAGES = 4
-"""The same of images that its caption is compared with: its own, and what was retrieved for it."""
+"""Maximum number of images that a caption is compared with (UNIMO): its own image, and retrieved ones."""
 CHANNELS = 3
-"""Of a pixel: red, green, blue."""
+"""Number of color channels of a pixel: red, green, blue."""
 IGNORED = -100
-"""The label of a position that no loss asks about (torch's default)."""
+"""Label of a position that enters no loss (torch's default)."""
 READ = (
     *(
         "tokens",
@@ -56,12 +57,12 @@ READ = (
     ),
     *("span_left", "span_right", "span_offset"),
 )
-"""Fields, but for a stream's prefix, that a model reads; the others say what is asked."""
+"""Fields that a model reads, without the prefix of a stream; all other fields are labels."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One array of every sample; a micro-batch has rows of it."""
+    """Shape and dtype of one array of a sample; a micro-batch stacks the arrays of its samples."""
 
     shape: tuple[int, ...]
     dtype: str = "int64"
@@ -69,66 +70,68 @@ class Field:
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """The fields of every sample of an objective, and the streams that they are laid along.
+    """Fields of every sample of an objective, and the lengths of its streams.
 
-    A stream is what one stack reads: `tokens`, with `characters` [S, C] where words are read by these, and where
-    the objective gives them `positions`, `document_ids` (0 is
-    padding), `segments`, `order`, `global_tokens` (1: all of its document sees it and is seen by it), each [S].
-    Of an image `tokens` say what stands where (`IMAGE`, `PATCH` ...), and `patches`, uint8 [S - 1, channels x pixels],
-    what the patches look like, row by row of the image: of each all that is red, row by row, then green, then blue.
-    Behind a text's places may be those of R regions of an image, `region_features` [R, F] and `region_boxes` [R, 7] of
-    them; `tokens` then say which is hidden (`REGION`, `MASKED_REGION`).
-    The first stack's have no prefix, another's that of its name: `decoder_tokens`. A row is of one task, `task_ids` [].
-    Where rows go on from step to step, `begins` [] is 1 of one that follows none; `backward` [] is 1 of one that is
-    read from its end.
+    A stream is the input of one stack: `tokens`, and `characters` [S, C] if words are read by their characters. An
+    objective may add, each [S]: `positions`, `document_ids` (0: padding), `segments`, `order`, and `global_tokens` (1:
+    attends to all of its document, and all of it attends to this token).
+
+    Images: `tokens` holds the kind of each position (`IMAGE`, `PATCH` ...). `patches`, uint8 [S - 1, channels x
+    pixels], holds the pixels of the patches, in row-major order. Within a patch the channels follow each other: all red
+    values row by row, then green, then blue. The positions of a text may be followed by R image regions:
+    `region_features` [R, F] and `region_boxes` [R, 7]. `tokens` then tells which of them are masked (`REGION`,
+    `MASKED_REGION`).
+
+    Fields of the first stack have no prefix; those of another stack have its name: `decoder_tokens`. `task_ids` [] is
+    the task of a sample. If sequences continue from step to step, `begins` [] is 1 for a sequence that continues no
+    other; `backward` [] is 1 for one that is read from its end.
     """
 
     streams: Mapping[str, int]
-    """Prefix -> S: `""`, `decoder_` ..."""
+    """Prefix of a stream -> S: `""`, `decoder_` ..."""
     fields: Mapping[str, Field]
 
     @property
     def masked(self) -> bool:
-        """Whether some rows are more than one document, or padded: attention then takes a mask."""
+        """Whether a sequence may hold several documents or padding; attention then takes a mask."""
         return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("document_ids", "order"))
 
     @property
     def marks(self) -> bool:
-        """Whether some tokens see, and are seen by, all."""
+        """Whether the samples have global tokens, which attend to all tokens and are attended by all."""
         return any(f"{prefix}global_tokens" in self.fields for prefix in self.streams)
 
     @property
     def num_predicted(self) -> int | None:
-        """K of objectives that predict some positions; None where they predict all."""
+        """K of objectives that predict some positions; None if they predict all."""
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property
     def regions(self) -> int:
-        """R, places of regions of an image behind a text."""
+        """R, the number of region positions after a text."""
         return self.fields["region_features"].shape[0] if "region_features" in self.fields else 0
 
     @property
     def answers(self) -> list[str]:
-        """Fields that say what is asked."""
+        """Names of the fields that are labels."""
         return [name for name in self.fields if self._read_as(name)[1] is None]
 
     def asking(self, answers: Collection[str]) -> BatchSpec:
-        """A batch with the same streams, whose fields that ask are `answers` alone."""
+        """Return a spec with the same inputs whose only labels are `answers`."""
         left_out = {*self.answers} - {*answers}
         return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in left_out})
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
-        """Stack -> tokens of a row of it; `prefixes` are the family's."""
+        """Return stack -> length of its sequences; `prefixes` are the family's."""
         return {stack: self.streams[prefix] for stack, prefix in prefixes.items()}
 
     def widened(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
-        """A sample with fewer or shorter fields as this says: with padding behind, and nothing asked where it asks
-        nothing."""
+        """Pad a sample with fewer or shorter fields to this spec; labels are padded with `IGNORED`."""
         made = {}
         for name, field in self.fields.items():
             prefix, stem = self._read_as(name)
             if stem == "document_ids" and name not in sample and f"{prefix}tokens" in sample:
-                # Without them the row is one document; what is behind it is none.
+                # Without document ids the sequence is one document; its padding belongs to none.
                 own = np.ones(sample[f"{prefix}tokens"].shape, field.dtype)
                 made[name] = _widened(stem, own, field, pad)
             else:
@@ -136,13 +139,13 @@ class BatchSpec:
         return made
 
     def _read_as(self, field: str) -> tuple[str, str | None]:
-        """Of which stream a field is, by its prefix, and which of `READ`; None of one that says what is asked."""
+        """Return the prefix of a field's stream and its name in `READ`; None for the name of a label."""
         stems = ((prefix, field.removeprefix(prefix)) for prefix in self.streams if field.startswith(prefix))
         return next(((prefix, stem) for prefix, stem in stems if stem in READ), ("", None))
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
-        """A `TypeError` where a sample is not what was said of it."""
-        # Every sample passes here: what is as it should be costs a microsecond.
+        """Raise TypeError if a sample does not match this spec."""
+        # Every sample is checked here: the valid case takes a microsecond.
         if type(sample) is dict and sample.keys() == self.fields.keys():
             for name, shape, dtype in self._wanted:
                 array = sample[name]
@@ -157,7 +160,7 @@ class BatchSpec:
         return [(name, field.shape, np.dtype(field.dtype)) for name, field in self.fields.items()]
 
     def _difference(self, sample: object) -> str:
-        """What is wrong with a sample: of the first field by the alphabet."""
+        """Describe the difference between a sample and this spec, in the alphabetically first field that differs."""
         if not isinstance(sample, dict):
             return f"made {_kind(sample)} and not a dict of arrays"
         found = {str(name): _kind(array) for name, array in sample.items()}
@@ -174,12 +177,12 @@ _ARRAYS = (np.ndarray, np.generic)
 
 
 def _kind(value: object) -> str:
-    """What a value is, in words."""
+    """Describe the type of a value: dtype and shape of an array, otherwise the class."""
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
 def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
-    """Several int64 fields, each of this shape in a sample (a batch puts B before it)."""
+    """Return int64 fields with this shape of a sample (a batch adds B in front)."""
     return dict.fromkeys(names, Field(shape))
 
 

@@ -1,4 +1,4 @@
-"""Which samples each step of a run takes: always as many, or more and more while it begins; some may be passed over."""
+"""Samples of each step of a run: constant, or with a batch-size ramp at the start; ranges of samples may be skipped."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from megaptm.errors import UserError
 
 @dataclass(frozen=True)
 class _Level:
-    """Steps of one size."""
+    """Consecutive steps with the same batch size."""
 
     step: int
-    """The first of them."""
+    """First step."""
     sample: int
-    """The first sample of that."""
+    """First sample of that step."""
     size: int
 
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Step (0, 1, ...) -> its samples: a pure function, so that a run goes on wherever it stopped.
+    """Map from step (0, 1, ...) to its samples: a pure function, so that a run can continue from any step.
 
-    With a ramp the batch grows linearly in the samples seen, as GPT-3's did (arXiv:2005.14165, appendix B), or at given
-    steps, as PaLM's (arXiv:2204.02311, section 5).
+    With a ramp the batch size grows linearly in the samples trained on, as in GPT-3 (arXiv:2005.14165, appendix B), or
+    at configured steps, as in PaLM (arXiv:2204.02311, section 5).
     """
 
     whole: int
-    """Samples of a step, once the ramp is over."""
+    """Batch size after the ramp."""
     start: int = 0
-    """Samples of the first step; it and the next two are given together."""
+    """Batch size of the first step; set together with `increment` and `samples`."""
     increment: int = 0
-    """By so many it grows at a time."""
+    """Amount by which the batch size grows each time."""
     samples: int = 0
-    """Samples after which it is whole; 0: it always is."""
+    """Number of samples in the ramp; 0: no ramp."""
     at: tuple[tuple[int, int], ...] = ()
-    """(step, samples of it and of those that follow), in their order; in the place of the other three."""
+    """(step, batch size from this step on), in order of steps; replaces `start`, `increment` and `samples`."""
     skips: tuple[tuple[int, int], ...] = ()
-    """(step, batches of its size that nobody reads before it), as PaLM's after a loss spike (section 5.1)."""
+    """(step, number of batches of its size that are skipped before it), as PaLM did after a loss spike (section
+    5.1)."""
 
     def __post_init__(self) -> None:
         if self.at:
@@ -69,26 +70,26 @@ class BatchSchedule:
             raise UserError(f"train.ramp.steps ends on {sizes[-1]} rows, which must be train.batch ({self.whole}).")
 
     def size(self, step: int) -> int:
-        """Samples of a step."""
+        """Return the batch size of a step."""
         return self._level(step).size
 
     def trained(self, step: int) -> int:
-        """Samples of all steps before it."""
+        """Return the number of samples trained on before a step."""
         level = self._level(step)
         return level.sample + (step - level.step) * level.size
 
     def first(self, step: int) -> int:
-        """The number of its first sample: samples of all steps before it, and those that were passed over."""
+        """Return the index of the first sample of a step: samples trained on before it, and skipped samples."""
         return self.trained(step) + sum(batches * self.size(at) for at, batches in self.skips if at <= step)
 
     def steps_in(self, samples: int) -> int:
-        """Steps that so many samples are enough for."""
+        """Return the number of steps that a number of samples suffices for."""
         level = _levels(self)[bisect_right(_levels(self), samples, key=lambda one: one.sample) - 1]
         most = level.step + (samples - level.sample) // level.size
         return bisect_right(range(most), samples, key=lambda step: self.first(step) + self.size(step))
 
     def sizes(self, begin: int, end: int) -> dict[int, int]:
-        """Size of a step -> how many of the steps `begin` to `end` have it."""
+        """Return batch size -> number of steps with it among the steps from `begin` up to, but not including, `end`."""
         bounds = [*(level.step for level in _levels(self)), max(end, _levels(self)[-1].step + 1)]
         counted = {
             level.size: min(stop, end) - max(start, begin)
@@ -102,7 +103,7 @@ class BatchSchedule:
 
 @lru_cache(maxsize=16)
 def _levels(batches: BatchSchedule) -> list[_Level]:
-    """In the order of their steps; a run asks at each."""
+    """Return the levels in order of steps; cached, because every step needs them."""
     levels, step, sample = [], 0, 0
     for (begin, size), (end, _) in pairwise(batches.at):
         levels.append(_Level(begin, sample, size))
@@ -112,7 +113,7 @@ def _levels(batches: BatchSchedule) -> list[_Level]:
         grown = sample * times // batches.samples
         size = batches.start + grown * batches.increment
         levels.append(_Level(step, sample, size))
-        # The sample at which it has grown once more is rounded up, and so are the steps until then.
+        # The sample at which the size grows next is rounded up, and so is the number of steps until then.
         until = -(-(grown + 1) * batches.samples // times)
         steps = -(-(until - sample) // size)
         step, sample = step + steps, sample + steps * size

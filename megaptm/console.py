@@ -1,4 +1,4 @@
-"""The terminal. Texts and names come from corpora, runs and models, so they are shown as they are, never obeyed."""
+"""Terminal output. Texts and names from corpora, runs and models are shown literally, never interpreted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from megaptm.errors import printable
 
 
 class Console(rich.console.Console):
-    """rich's console, in which `[red]` and `:smile:` are text and control characters of a text are escaped.
+    """rich's console without markup and emoji codes: `[red]` and `:smile:` are text, and control characters are
+    escaped.
 
-    Styles are given as `rich.text.Text` or `style=`.
+    Styles are passed as `rich.text.Text` or `style=`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a string; it is measured as it is shown."""
+        """Render a string; its width is measured on the escaped text."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -1,6 +1,6 @@
-"""Passwords and keys do not belong in URLs: a run keeps its command, its config and its addresses in every checkpoint.
+"""Refusal of passwords and keys in URLs: every checkpoint of a run stores its command, its config and its URLs.
 
-What is typed or read is refused here before any of it is written or shown, by a sentence that does not repeat it.
+Input is refused before any of it is written or shown; the message does not repeat it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from urllib.parse import unquote
 
 from megaptm.errors import UserError
 
-# No scheme is longer; without a bound, a long word without `://` takes quadratic time.
+# No scheme is longer; without a limit, a long word without `://` takes quadratic time.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
 HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
-# Before an @ these have an account, a container or a login name, which is no secret. Elsewhere a token stands there.
+# For these, the part before an @ is an account, a container or a login name, not a secret. Elsewhere it may be a token.
 NAMED_USERS = re.compile(r"abfss?|wasbs?|az|adl|hdfs|ssh|sftp|ftp|postgres.*|mysql.*|mssql.*|oracle.*")
-# An @ is before the hash of an image.
+# In image names, an @ precedes the hash.
 IMAGES = ("docker", "dockerd", "oci", "oras", "library")
 HASHES = ("sha256:", "sha512:")
-# Their paths begin behind the ://.
+# The path starts after the `://`.
 FILES = ("file", "sqlite")
 BUCKETS = ("s3", "s3a", "gs", "gcs")
-"""What is behind their :// has no port."""
-# `sig`, `Signature`, `X-Amz-Credential`, `AWSAccessKeyId`, `access_token`, `api-key`, `password` ...
+"""Schemes whose URLs have no port after the `://`."""
+# matches `sig`, `Signature`, `X-Amz-Credential`, `AWSAccessKeyId`, `access_token`, `api-key`, `password` ...
 SECRET_FIELD = re.compile(
     r"(^|[-_])(sig|auth|authorization|key|pass|jwt|hmac|bearer)$|(^|[-_])sign|token$|secret|passw|pwd|credential"
     r"|(api|access|account|shared)[-_]?key"
 )
 LONGEST_QUOTE = 200
-"""Characters of what a library says, in a sentence."""
+"""Maximum number of characters quoted from a library's message."""
 REMEDY = (
     "take it out, since runs keep what they are told with every checkpoint. Secrets come from the environment "
     "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or from the "
@@ -38,13 +38,14 @@ REMEDY = (
 
 
 def refuse_credentials(text: str, *, where: str) -> None:
-    """A `UserError` where `text` is, or holds, a URL with a password, a key or a signature; `where` says what it is."""
+    """Raise UserError if `text` is or contains a URL with a password, a key or a signature; `where` names the text."""
     if has_credentials(text):
         raise UserError(f"{where}: a URL with a password, a key or a signature in it: {REMEDY}")
 
 
 def refuse_credentials_in_words(words: Iterable[str]) -> None:
-    """A `UserError` where a word of a command is, or holds, such a URL; it names the key, or the word's number."""
+    """Raise UserError if a word of a command contains such a URL; the message has the key, or the position of the
+    word."""
     for number, word in enumerate(words, 1):
         name = word.partition("=")[0]
         named = name if "=" in word and "://" not in name else f"word {number} of the command"
@@ -52,8 +53,8 @@ def refuse_credentials_in_words(words: Iterable[str]) -> None:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether there is a URL with such in it."""
-    _, *rest = SCHEME.split(text)  # scheme, what follows, scheme, what follows ...
+    """Whether a text contains a URL with a password, a key or a signature."""
+    _, *rest = SCHEME.split(text)  # scheme, remainder, scheme, remainder ...
     for scheme, follows in zip(rest[::2], rest[1::2], strict=True):
         url = "".join(follows.split()[:1])
         if _in_authority(scheme.lower(), url) or _in_fields(url):
@@ -62,26 +63,26 @@ def has_credentials(text: str) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """What a library says, without the secrets of the URLs in it: they come from the environment, or from a server that
-    sent us on to an address with a signature."""
+    """Return a library's message without the secrets of its URLs: these come from the environment, or from a redirect
+    to a signed URL."""
     return "".join(_shortened(word) if has_credentials(word) else word for word in re.split(r"(\s+)", text))
 
 
 def in_brief(error: BaseException) -> str:
-    """What an error of a library says, or its kind where it says nothing: some words, on one line, without secrets."""
+    """Return the message of a library's error, or its type if empty: on one line, truncated, without secrets."""
     words = without_credentials(" ".join(str(error).split())) or type(error).__name__
     return words if len(words) <= LONGEST_QUOTE else f"{words[: LONGEST_QUOTE - 3]}..."
 
 
 def _shortened(word: str) -> str:
-    """A word with a URL in it, which ends where a secret could begin."""
+    """Return a word that contains a URL, cut before the first part that may be secret."""
     before, mark, url = word.partition("://")
     host = url.rpartition("@")[2]
     return f"{before}{mark}{re.split(r'[/?#;]', host)[0]}/..."
 
 
 def _in_authority(scheme: str, rest: str) -> bool:
-    """`user:password@host`. Keys may hold slashes: the authority does not always end where the standard has it."""
+    """Whether a URL has `user:password@host`. Keys may hold slashes, so the authority may extend past the first one."""
     rest = rest if scheme in FILES else rest.lstrip("/")
     before, at, after = rest.partition("@")
     if not at or rest.startswith("/"):  # file:///a:b@c
@@ -89,13 +90,13 @@ def _in_authority(scheme: str, rest: str) -> bool:
     if scheme in IMAGES:
         return ":" in before and not after.startswith(HASHES)
     authority, slash, _ = before.partition("/")
-    if slash:  # in a path, behind a host or bucket: `http://host:5000/a@b`, `s3://bucket/a@b`
+    if slash:  # in a path, after a host or bucket: `http://host:5000/a@b`, `s3://bucket/a@b`
         return not HOST_AND_PORT.fullmatch(authority) or (scheme in BUCKETS and ":" in authority)
     return ":" in unquote(before) or not NAMED_USERS.fullmatch(scheme.partition("+")[0])
 
 
 def _in_fields(rest: str) -> bool:
-    """`?token=...`, `#access_token=...`, `;password=...`."""
+    """Whether a URL has `?token=...`, `#access_token=...` or `;password=...`."""
     for field in re.split(r"[?&#;]", rest)[1:]:
         name, _, value = field.partition("=")
         if value and SECRET_FIELD.search(unquote(name).strip().lower()):

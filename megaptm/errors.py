@@ -1,4 +1,4 @@
-"""What a user did that cannot work, said once, in one sentence; and the exit codes a launcher reads."""
+"""Errors caused by the user or the system, each reported in one sentence, and the exit codes for launchers."""
 
 import errno
 import os
@@ -13,26 +13,26 @@ from megaptm.suggest import advice, suggest
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
-# "Saved; start me again": the answer to SIGTERM, SIGUSR1 and SIGHUP. 75 is EX_TEMPFAIL of sysexits.h.
+# Saved, to be started again: the exit code after SIGTERM, SIGUSR1 and SIGHUP. 75 is EX_TEMPFAIL of sysexits.h.
 EXIT_CONTINUE = 75
 
-# Of a shell's programs that Ctrl-C ended.
+# Exit code of a shell's program that was ended by Ctrl-C.
 EXIT_INTERRUPTED = 130
 
 
 LONGEST = 1000
-"""Characters of a sentence."""
+"""Maximum number of characters of a sentence."""
 
 NO_SPACE = re.compile(r"(.+):([^:/]+)")
-"""A key that was to be a key and its value, as in `{a:1}`."""
+"""A key that lacks the space before its value, as in `{a:1}`."""
 
 
 class UserError(ValueError):
-    """One sentence: what file or field, what is wrong, what to do. The command line prints it without a traceback.
+    """A mistake of the user, in one sentence: the file or field, what is wrong, what to do. Shown without a traceback.
 
-    Where there is more than one mistake, a line that counts them, and a sentence each below it. What they quote may
-    come from anybody: each stays on one line, of a length that can be read, without control characters that a terminal
-    would obey; its end, where the remedy is, is kept.
+    Several mistakes are shown as a line with their number, and one sentence each below it. Quoted text may come from an
+    untrusted source: a sentence stays on one line, with limited length and without control characters of terminals. Its
+    end is retained, because it says what to do.
     """
 
     exit_code = EXIT_USER_ERROR
@@ -45,13 +45,13 @@ class UserError(ValueError):
 
 
 class FailureError(UserError):
-    """A failure that is told in one sentence, and is no mistake of the user's: a launcher may start the run again."""
+    """A failure, reported in one sentence, that is no mistake of the user: a launcher may start the run again."""
 
     exit_code = EXIT_FAILURE
 
 
 def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
-    """Return the end of a sentence on an unknown name: advice, `did you mean X?`, or the names there are."""
+    """Return the end of a sentence about an unknown name: advice, `did you mean X?`, or the known names."""
     if instead := advice(name):
         return instead
     known = list(known)
@@ -60,14 +60,15 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}."
 
 
 def without_space(key: object, value: object) -> str | None:
-    """What to say of a key that YAML read without its value, because there is no space between; None of any other."""
+    """Return the advice for a key that YAML parsed without its value because the space is missing; None for other
+    keys."""
     if value is not None or not (joined := NO_SPACE.fullmatch(str(key))):
         return None
     return f"is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value in a sentence: in quotes, on one line, cut where it is long."""
+    """Return a value for a sentence: quoted, on one line, truncated."""
     text = ascii(value)
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -104,20 +105,20 @@ WANTED = {
 
 
 def wanted(details: Mapping[str, Any]) -> str:
-    """What pydantic's error says that a value must be, in words."""
+    """Return what pydantic's error expects of a value, in words."""
     form = WANTED.get(details["type"])
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 
 
 def told_value(value: Any) -> str:
-    """A value that cannot be taken."""
+    """Return an invalid value, in words."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
     return "empty" if value is None else repr(value)
 
 
 def must_be(details: Mapping[str, Any]) -> str:
-    """What pydantic's error says, in words: `must be X, not Y`, to the end of the sentence."""
+    """Describe pydantic's error in words: `must be X, not Y`, up to the end of the sentence."""
     value = details["input"]
     said = f"must be {wanted(details)}, not {told_value(value)}"
     known = re.findall(r"'([^']*)'", wanted(details)) if details["type"] == "literal_error" else ()
@@ -136,12 +137,12 @@ MEMORY_LIMIT = re.compile(
     "|bad_?alloc|storage size calculation overflowed",
     re.IGNORECASE,
 )
-"""How the system, numpy and torch say that a process may have no more memory; CUDA says it of a device."""
+"""Messages of the system, numpy and torch for memory that a process cannot get; CUDA's is about a device."""
 
 
 @contextmanager
 def resource_errors_as_user_errors() -> Iterator[None]:
-    """Tell which limit of the process was reached, of open files, threads or memory, in a sentence."""
+    """Replace errors about a limit of the process (open files, threads, memory) by a sentence."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
@@ -151,11 +152,11 @@ def resource_errors_as_user_errors() -> Iterator[None]:
 
 
 def exhausted(error: BaseException) -> str | None:
-    """Return what an error says of a limit of the process; None if it is about something else."""
+    """Return a description of the process limit that an error is about; None for other errors."""
     said = str(error)
     if FILES_LIMIT.search(said):
         return "too many open files for this process: raise the limit (`ulimit -n 4096`) and start again."
-    # A module of C that gets no memory may fail without saying why.
+    # An extension module that gets no memory may fail without a reason.
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     if MEMORY_LIMIT.search(said) or isinstance(error, MemoryError) or (isinstance(error, SystemError) and is_limited):
         first = (said or type(error).__name__).splitlines()[0]
@@ -172,11 +173,12 @@ def exhausted(error: BaseException) -> str | None:
 
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that a terminal obeys, or cannot show: controls but tab and newline, changes of direction, surrogates."""
+"""Characters that control a terminal or cannot be shown: controls except tab and newline, direction marks,
+surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return a text from outside as a terminal may get it: control characters are escaped, as in `\\x1b[2J`."""
+    """Return untrusted text for a terminal, with control characters escaped, as in `\x1b[2J`."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -186,11 +188,11 @@ def _on_one_line(sentence: object) -> str:
 
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the system's errors; EFBIG is of the limit that `ulimit -f` sets."""
+"""Error numbers of a full disk, quota or file; EFBIG is the limit of `ulimit -f`."""
 FULL_BYTES = 1 << 16
-"""A file system with less room counts as full."""
+"""Free bytes below which a file system counts as full."""
 SHARED_MEMORY = "/dev/shm"
-# What a user's choice of a place, or the state of its disk, leads to; other errors of the system are ours to explain.
+# Caused by a path that the user chose or by the state of the disk; other system errors are defects of megaptm.
 NO_PLACE = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
     *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY, errno.ENXIO),
@@ -199,9 +201,9 @@ NO_PLACE = (
 
 @contextmanager
 def storage_errors_as_user_errors(place: object) -> Iterator[None]:
-    """A disk that is full, read-only or gone is for the user to mend: a sentence takes the place of the system's error.
+    """Replace the system's error about a disk that is full, read-only or gone by a sentence.
 
-    `place` is named where the error names no file.
+    It names `place` if the error names no file.
     """
     try:
         yield
@@ -217,7 +219,8 @@ def storage_errors_as_user_errors(place: object) -> Iterator[None]:
 
 
 def why_no_room(error: OSError, place: object) -> str:
-    """What has no room, and what to do, for an error of `FULL_DISK`; `place` is where, if the error names no file."""
+    """Describe what is full, and what to do, for an error of `FULL_DISK`; `place` is the path if the error names no
+    file."""
     named = error.filename2 or error.filename
     where = named or place
     if error.errno == errno.EFBIG:
@@ -230,9 +233,9 @@ def why_no_room(error: OSError, place: object) -> str:
     if error.errno == errno.EDQUOT:
         return f"your quota on the disk of {where} is used up: remove files there, or have it raised,"
     if named is None and not is_full(place):
-        import tempfile  # its imports take 10 ms, and `megaptm --help` 90 without them
+        import tempfile  # its imports take 10 ms; `megaptm --help` takes 90 without them
 
-        # Semaphores and shared memory have no name that the system tells.
+        # The system names no file for semaphores and shared memory.
         if str(place) == SHARED_MEMORY or is_full(SHARED_MEMORY):
             return f"no space left in {SHARED_MEMORY}, the memory that processes share: enlarge it (docker: --shm-size)"
         if is_full(tempfile.gettempdir()):
@@ -241,7 +244,7 @@ def why_no_room(error: OSError, place: object) -> str:
 
 
 def is_full(place: object) -> bool:
-    """Whether the file system that holds a folder has next to no room, for bytes or for names."""
+    """Whether the file system of a path has almost no room for bytes, or none for files."""
     path = Path(str(place))
     there = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
     if there is None:
@@ -251,9 +254,9 @@ def is_full(place: object) -> bool:
 
 
 def why_no_place(error: OSError, place: object) -> str:
-    """What the system says; where a link on the way leads nowhere, as to a disk that is not mounted, that, of which the
-    system says "File exists"."""
+    """Return the reason of a system error; for a path with a dangling link, as to a disk that is not mounted, the link
+    (the system reports "File exists")."""
     for step in (Path(str(place)), *Path(str(place)).parents):
-        if os.path.islink(step) and not os.path.exists(step):  # also of a name that is too long
+        if os.path.islink(step) and not os.path.exists(step):  # fails also for a name that is too long
             return f"{step} is a link to {os.readlink(step)}, which is not there"
     return error.strerror or str(error)

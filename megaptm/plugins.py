@@ -1,4 +1,4 @@
-"""What a user brings without a fork: `package.module:NAME`, where a name of ours could stand."""
+"""Plugins: code of the user that a config names as `package.module:NAME`, in place of a built-in name."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from megaptm.errors import UserError
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
 NAMED_BY_USER: set[str] = set()
-"""Modules that a config names which the user wrote."""
+"""Modules named by configs that the user wrote."""
 NAMED_BY_RUNS: dict[str, str] = {}
-"""Module -> the config of the run that names it. A run's folder may come from anybody."""
+"""Module -> the run's config that names it. A run's folder may come from an untrusted source."""
 ABSENT = object()
-"""In the place of a name that a module has not."""
+"""Stands for a name that a module does not have."""
 OUR_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class PluginError(UserError):
-    """Code of the user's has failed, in the midst of our work."""
+    """A failure in code of the user."""
 
     traceback: str = ""
-    """For the log: of who raised it in another process, the traceback does not come along."""
+    """Traceback for the log: an error raised in another process arrives without its own."""
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a setting names something in a module of the user's."""
+    """Whether a value has the form `package.module:NAME`."""
     return re.fullmatch(r"\w+(\.\w+)*:\w+", name) is not None
 
 
 def load_plugin(name: str, setting: str, what: str) -> Any:
-    """What is called so, in an installed module or one on PYTHONPATH; a module that only a run's folder names must be
-    allowed (`allow_code`).
+    """Import the object with this name from an installed module, or from one on PYTHONPATH.
 
-    `setting` begins what is said of a mistake; `what` is a function, a family ... Whatever a module does on its import,
-    leaving the program included, is a mistake of its own; what it prints is none of a command's output.
+    A module that only a run's folder names must be allowed (`allow_code`). Error messages start with `setting`; `what`
+    is the kind of object: a function, a family ... Any failure of the import, SystemExit included, becomes a
+    PluginError. Output of the import goes to stderr.
     """
     module, _, attribute = name.partition(":")
     if not is_plugin(name):
@@ -57,7 +57,7 @@ def load_plugin(name: str, setting: str, what: str) -> Any:
             found = getattr(importlib.import_module(module), attribute, ABSENT)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the user's code raises, as it is imported or asked for a name
+    except BaseException as error:  # anything raised by the import or by `__getattr__`
         absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         why = str(error) if absent else in_words(error)
         remedy = _remedy_absent(module) if absent else "mend it"
@@ -75,7 +75,7 @@ def _remedy_absent(module: str) -> str:
 
 
 def allow_code(*modules: str) -> None:
-    """Allow the folders of runs to name code in these modules, and in modules within them."""
+    """Allow the folders of runs to name code in these modules and their submodules."""
     for module in modules:
         if not re.fullmatch(r"\w+(\.\w+)*", module):
             raise UserError(f"allow_code ({module!r}) must be the name of a module, as in `package.module`.")
@@ -83,7 +83,7 @@ def allow_code(*modules: str) -> None:
 
 
 def is_allowed(module: str) -> bool:
-    """Whether `allow_code` names the module, or a package that it is in."""
+    """Whether `allow_code` names the module or one of its parent packages."""
     return any(f"{module}.".startswith(f"{name}.") for name in _allowed())
 
 
@@ -92,7 +92,7 @@ def _allowed() -> list[str]:
 
 
 def modules_named(values: Any) -> Iterator[str]:
-    """Return the module of each `package.module:NAME` among the keys and values of a config."""
+    """Yield the module of each `package.module:NAME` among the keys and values of a config."""
     if isinstance(values, dict):
         for key, value in values.items():
             yield from modules_named(key)
@@ -105,19 +105,20 @@ def modules_named(values: Any) -> Iterator[str]:
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is one of megaptm's; any other is the user's, or of a library."""
+    """Whether a class is defined in megaptm, and not by the user or a library."""
     return kind.__module__.partition(".")[0] == __package__
 
 
 def plugin_error(what: str, error: BaseException) -> PluginError:
-    """The sentence in the place of what code of the user's has raised; `what` it was doing begins it."""
+    """Return a PluginError for an error that the user's code raised; its message starts with `what`, the failed
+    action."""
     made = PluginError(f"{what} failed ({in_words(error)}): mend it.")
     made.traceback = "".join(traceback.format_exception(error))
     return made
 
 
 def in_words(error: BaseException) -> str:
-    """What a module of the user's raised, and where."""
+    """Return type, message and source line of an error that the user's code raised."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(("<", OUR_FOLDER))]

@@ -1,5 +1,5 @@
-"""Processes that end at once, or with the one that started them, whatever ended that (on Linux), outlive who reads
-what they print, look for garbage less often, or keep the memory that they have had."""
+"""Process behavior: end with the parent, survive a closed terminal, collect garbage rarely, retain freed memory, exit
+at once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from megaptm.errors import EXIT_FAILURE
 
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
-"""Of glibc's `mallopt`."""
+"""Options of glibc's `mallopt`."""
 MOST_BYTES = 2**31 - 1
-"""It takes an int."""
+"""Maximum value of an option: `mallopt` takes an int."""
 
 
 class DetachableStream(io.FileIO):
-    """A stream whose words are lost, and nothing else, once its terminal, or the program that reads it, has gone."""
+    """A stream that discards output after its terminal, or the program that reads it, is gone."""
 
     def write(self, text: Any, /) -> int:
         try:
@@ -37,11 +37,11 @@ class DetachableStream(io.FileIO):
 
 
 def outlive_terminal() -> None:
-    """What this process prints must not end it, when nobody is there any more to read it."""
+    """Keep a closed stdout or stderr from ending this process."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody has put their own in its place
+            continue  # replaced by other code
         stream.flush()
         raw = DetachableStream(stream.fileno(), "w", closefd=False)
         lasting = io.TextIOWrapper(
@@ -62,30 +62,32 @@ def replace_unencodable() -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """For a program that loads torch: Python would look through all that was imported again and again as it grows,
-    which is a sixth of the time that the import takes, and later at a moment of its own in each rank, while the others
-    wait for it."""
+    """Raise the thresholds of the garbage collector, for a program that imports torch.
+
+    Collections during the import take a sixth of its time. Later, each rank would collect at a different moment while
+    the other ranks wait.
+    """
     gc.set_threshold(100_000, 50, 100)
 
 
 def keep_freed_memory() -> None:
-    """What is freed stays with this process, up to 2 GiB, where glibc allocates.
+    """Retain freed memory in this process, up to 2 GiB, if the allocator is glibc's.
 
-    It would be given back to Linux, which fills each page with zeros when it is asked for again: a quarter of a step of
-    training on a CPU, whose large tensors are the same in every step.
+    Otherwise it is returned to Linux, which zeroes each page on the next allocation. That takes a quarter of a training
+    step on a CPU, whose large tensors are the same in every step.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None:
-        # Before glibc 2.35 no more than 32 MiB are taken, and the other call alone would leave it at 128 KiB for good.
+        # glibc before 2.35 accepts at most 32 MiB; the trim threshold alone would then fix the limit at 128 KiB.
         if not mallopt(M_MMAP_THRESHOLD, MOST_BYTES):
             mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, MOST_BYTES)
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:
-    """What a child of process `parent` calls first, to be killed by the kernel, also while it is stopped, when it dies.
+    """Return a function that makes the kernel kill the calling child, even if stopped, when process `parent` dies.
 
-    Made before the fork: between fork and exec a child may not import or allocate much. The kernel counts the thread
-    that forked as the parent: start children from one that lives as long as its process.
+    The child calls it first. It is created before the fork: between fork and exec a child must not import or allocate
+    much. The kernel takes the thread that forked as the parent: it must live as long as its process.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -93,18 +95,19 @@ def end_with_parent(parent: int) -> Callable[[], None]:
 
     def begin() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the promise was made
+        if os.getppid() != parent:  # it died before prctl took effect
             os._exit(EXIT_FAILURE)
 
     return begin
 
 
 def end_now(code: int, *, handlers: bool = True) -> NoReturn:
-    """End this process as Python does, but for taking its modules apart: with torch that takes seconds of waiting.
+    """End this process like Python, but without tearing down modules, which takes seconds with torch.
 
-    Without `handlers` what was registered with `atexit` is left out, too: after a failure it may wait for others.
+    With `handlers=False`, functions registered with `atexit` are skipped: after a failure they may wait for other
+    ranks.
     """
-    with contextlib.suppress(OSError):  # the disk that the log is on may be full
+    with contextlib.suppress(OSError):  # the disk of the log may be full
         if handlers:
             atexit._run_exitfuncs()
         sys.stdout.flush()

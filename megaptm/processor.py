@@ -1,5 +1,5 @@
-"""Who made the processor of this machine, and its instructions: what is fast on it follows from these, and is not
-measured, so that a run that is resumed there takes the same. No torch."""
+"""Vendor and instructions of this machine's processor. The choice of kernels depends on them and not on measurements,
+so that a resumed run makes the same choice. No torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DESCRIPTION = Path("/proc/cpuinfo")
 
 @cache
 def _words() -> frozenset[str]:
-    """Of what Linux says of it."""
+    """Return the words of the processor description of Linux."""
     try:
         return frozenset(DESCRIPTION.read_text(errors="replace").split())
-    except OSError:  # no Linux, or one that hides it
+    except OSError:  # not Linux, or hidden
         return frozenset()
 
 
@@ -27,5 +27,5 @@ def is_amd() -> bool:
 
 
 def has_instructions(name: str) -> bool:
-    """By the name that Linux has for them, as `avx512_bf16`."""
+    """Whether the processor has these instructions, by Linux's name, such as `avx512_bf16`."""
     return name in _words()

@@ -1,4 +1,4 @@
-"""Where Python looks for modules: what is installed and the folders on PYTHONPATH, not the working directory."""
+"""Python's search path for modules: installed packages and the folders on PYTHONPATH, not the working directory."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import os
 import sys
 
 CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-"""Folder that holds the package."""
+"""Folder that contains the package."""
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module in this Python. `-P`: the working directory is not searched for modules."""
+    """Return the command that runs a module in this Python. `-P` leaves the working directory out of the search
+    path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def named_folders() -> list[str]:
-    """Return the folders on PYTHONPATH, absolute. Python takes an empty entry for the working directory; it is left
-    out, because `PYTHONPATH=$PYTHONPATH:/folder` makes one by accident."""
+    """Return the folders on PYTHONPATH, absolute, without empty entries.
+
+    Python takes an empty entry for the working directory; `PYTHONPATH=$PYTHONPATH:/folder` creates one by accident.
+    """
     return [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def drop_working_directory() -> None:
-    """Remove the working directory, which `python -m` puts there, from sys.path.
+    """Remove the working directory, which `python -m` adds, from sys.path.
 
-    It stays if PYTHONPATH names it, or if megaptm was imported from it, as in a checkout that is not installed;
-    child processes then find it on PYTHONPATH.
+    It stays if PYTHONPATH names it, or if megaptm was imported from it, as in a checkout that is not installed; child
+    processes then find it on PYTHONPATH.
     """
     try:
         here = os.getcwd()

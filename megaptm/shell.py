@@ -1,4 +1,4 @@
-"""Commands and paths as one would type them here, or paste them."""
+"""Commands and paths as typed in a shell."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 
 def command_line(words: Sequence[str], *, program: str = "megaptm") -> str:
-    """A program of this environment and its words."""
+    """Return the command line of a program of this environment, quoted for a shell."""
     return f"{_called(program)} {shlex.join(words)}"
 
 
 def typed_path(path: str | Path) -> str:
-    """From this folder on, where the path is below it."""
+    """Return a path relative to the working directory if it is inside."""
     path, here = Path(path), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) and path != here else str(path)
 
 
 def _called(program: str) -> str:
-    """By its name where the PATH leads to the one of this environment."""
+    """Return the program's name if PATH leads to this environment's copy, otherwise its path or `python -m`."""
     beside = Path(sys.executable).parent / program
     if shutil.which(program) == str(beside):
         return program

@@ -1,7 +1,4 @@
-"""The name or the sentence that answers a word megaptm does not know.
-
-Config keys, values, commands and options are all looked up here, so that a word gets the same answer everywhere.
-"""
+"""Suggestions for unknown names: config keys, values, commands and options all use the same tables."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("inverse_sqrt", "inverse_square_root"), "rsqrt"),
 }
 
-# Words of the same projects that have no equivalent name, and what to do instead. A dotted key holds in that section.
+# Names of the same projects without an equivalent, and what to do instead. A dotted key applies in that section.
 _ADVICE = (
     (
         "gradient_accumulation gradient_accumulation_steps accumulate_grad_batches grad_accum_steps "
@@ -191,17 +188,17 @@ def suggest(name: object, known: Iterable[str]) -> str | None:
     if (meant := equivalent(asked)) in known:
         return meant
     same = [one for one in known if one.lower() == asked.lower()]
-    short = [one for one in known if _abbreviated(one) == asked.lower()]  # `mlm` is meant for `masked-lm`
+    short = [one for one in known if _abbreviated(one) == asked.lower()]  # `mlm` means `masked-lm`
     return next(iter(same or short or get_close_matches(asked, known, n=1)), None)
 
 
 def equivalent(name: object) -> str | None:
-    """Return what megaptm calls what another project calls so."""
+    """Return megaptm's equivalent of another project's name."""
     return EQUIVALENT_NAMES.get(_normalized(name))
 
 
 def advice(*names: object) -> str | None:
-    """Return what to do instead of the first of these names that another project has and megaptm has not."""
+    """Return the advice for the first of these names that only other projects have."""
     return next((ADVICE[word] for name in names if (word := _normalized(name)) in ADVICE), None)
 
 
