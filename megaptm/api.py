@@ -1,4 +1,5 @@
-"""What `import megaptm` offers: what the commands do, for Python. Nothing heavy is imported before it is used."""
+"""The Python interface, `import megaptm`: functions for what the commands do. Heavy modules are imported on first
+use."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ PathLike = str | os.PathLike[str]
 
 
 def load(folder: PathLike, *, step: int | None = None, device: str | torch.device | None = None) -> LoadedModel:
-    """A trained model, from the folder of a run or of an exported model (`megaptm export hf`): it can generate, fill,
-    guess, encode and evaluate.
+    """Load a trained model from the folder of a run or of an exported model (`megaptm export hf`): it can generate,
+    fill, guess, encode and evaluate.
 
-    `step` is the checkpoint to take, the newest by default; `device` the GPU, if there is one. A `UserError` where the
-    folder holds neither, or the checkpoint is damaged.
+    `step` selects the checkpoint, by default the newest; `device` defaults to the GPU, if there is one. Raises
+    UserError if the folder holds neither, or if the checkpoint is damaged.
     """
     from megaptm.inference.loaded_model import load_model
 
@@ -39,9 +40,9 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
 
 
 def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
-    """The word vectors of a run, which tell what is near a word, and answer analogies.
+    """Load the word vectors of a run, which find similar words and answer analogies.
 
-    `step` is the checkpoint to take, the newest by default.
+    `step` selects the checkpoint, by default the newest.
     """
     from megaptm.words.vectors import load_words as load_vectors
 
@@ -51,8 +52,11 @@ def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
 
 
 def allow_code(*modules: str) -> None:
-    """Allow runs to name code in these modules: `load`, `load_words` and `pretrain` then import what the config in the
-    folder of a run names there. Allow only modules that you trust."""
+    """Allow runs to name code in these modules.
+
+    `load`, `load_words` and `pretrain` then import what the config in a run's folder names there. Allow only modules
+    that you trust.
+    """
     from megaptm.plugins import allow_code as allow
 
     allow(*modules)
@@ -61,10 +65,10 @@ def allow_code(*modules: str) -> None:
 def build_model(
     family: str, size: str = "custom", *, seed: int = 1234, device: str | torch.device | None = None, **changes: Any
 ) -> Model:
-    """A new model, whole, on one device (absent: the CPU), with the initial weights of a run of this seed.
+    """Build a new model, undivided, on one device (default: the CPU), with the initial weights of a run with this seed.
 
-    `family` is one of the catalogue (`megaptm families`) or your own, `package.module:NAME`; `changes` are further keys
-    of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
+    `family` is a family of the catalogue (`megaptm families`) or your own, `package.module:NAME`. `changes` are further
+    keys of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
     """
     from megaptm.config import read_model
     from megaptm.models import build_model as build
@@ -77,7 +81,7 @@ def build_model(
 
 
 def _device(said: str | torch.device | None) -> torch.device | None:
-    """A device that is there; None where none is said."""
+    """Return the device, if PyTorch can use it; None for None."""
     import torch
 
     if said is None:
@@ -103,11 +107,11 @@ def open_dataset(
     document_mask: bool | None = None,
     cache: PathLike | None = None,
 ) -> MixDataset:
-    """Corpora as a map-style PyTorch data set: the samples that a run reads, in its order.
+    """Open corpora as a map-style PyTorch data set: the samples of a run, in the same order.
 
-    `corpora` is a folder or a URL, or a mapping of several to their weights; `objective` is
-    what a config may say, or an `Objective`; `document_mask`: whether documents of a row are told apart (absent: yes,
-    unless rows go on where others ended). `cache` is the folder that keeps shards of corpora at URLs.
+    `corpora` is a folder or a URL, or a mapping from several of them to weights. `objective` is a value of the config
+    key or an `Objective`. `document_mask`: whether attention is kept within documents (default: yes, unless sequences
+    continue those of earlier steps). `cache` is the folder for shards of corpora at URLs.
     """
     from megaptm.data import open_mix
     from megaptm.data.dataset import MixDataset
@@ -161,10 +165,11 @@ def _integer(name: str, value: Any, *, least: int) -> int:
 
 
 def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -> WebDataset:
-    """A corpus's shards, which are plain tar files, as a pipeline of the `webdataset` library: a document each.
+    """Open a corpus's shards, which are plain tar files, as a pipeline of the `webdataset` library with one item per
+    document.
 
-    A document is a mapping: `tokens.npy` is an array of its ids, an annotation `words.npy` one of places, and `json`
-    what is known of it besides. `options` are those of `webdataset.WebDataset`.
+    An item is a mapping: `tokens.npy` is the array of token ids, an annotation such as `words.npy` an array of
+    positions, and `json` the metadata. `options` are those of `webdataset.WebDataset`.
     """
     from megaptm.data.shards import Corpus
     from megaptm.storage import is_remote
@@ -186,12 +191,12 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
 def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     """Train a run, or continue it, as `megaptm train` does: the same processes, the same folder.
 
-    `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of a run that was
-    begun, or a mapping of what such a file says. `overrides` are keys that win over it: `run="runs/mine"`,
+    `config` is a YAML file, the name of a config that comes with megaptm (`gpt2/tiny`), the folder of an existing run,
+    or a mapping with the contents of such a file. `overrides` are keys that take precedence: `run="runs/mine"`,
     `train={"steps": 100}`.
 
-    Returns 0 when the run is complete and 75 when it was stopped by a signal and saved: train again to continue it. A
-    mistake raises a `UserError` (a ValueError), a failure a RuntimeError, a second Ctrl-C a KeyboardInterrupt.
+    Returns 0 if the run is complete, and 75 if a signal stopped it after saving: call again to continue. A mistake
+    raises UserError (a ValueError), a failure RuntimeError, a second Ctrl-C KeyboardInterrupt.
     """
     from megaptm.config import override_of
     from megaptm.errors import EXIT_INTERRUPTED

@@ -1,9 +1,9 @@
-"""`make demo`: from text that this machine has to a model that speaks, by the commands that a person would type.
+"""`make demo`: build a corpus from text of this machine, train a model on it and generate text, by megaptm's commands.
 
     make demo                          the library of the installed Python
     make demo TEXT='books/**/*.txt'    any file, folder or glob
 
-Everything lands in demo/, and what is done is not done again. The end of what it prints is also the picture
+All files are written to demo/, and finished parts are not repeated. The end of the output is also the picture
 demo/demo.svg; `make demo && cp demo/demo.svg docs/` renews the one in the README.
 """
 
@@ -36,7 +36,7 @@ from megaptm.shell import command_line
 from megaptm.track import how_to_look
 
 CONFIG = "configs/demo/gpt2.yaml"
-# More than the model will see, and little enough to be read in a few seconds.
+# More than the model trains on, and little enough to be read in a few seconds.
 LIMIT_BYTES = 8_000_000
 EVALUATED_ROWS = 200
 PROMPT = "def __init__(self"
@@ -45,7 +45,7 @@ WIDTH = 100
 
 @dataclass(frozen=True)
 class Scale:
-    """A model and a number of steps."""
+    """Size of a model and number of steps."""
 
     layers: int
     width: int
@@ -55,34 +55,34 @@ class Scale:
 
     @property
     def overrides(self) -> list[str]:
-        """Return the words of `megaptm train`."""
+        """Return the arguments for `megaptm train`."""
         model = [f"model.layers={self.layers}", f"model.width={self.width}", f"model.ffn={4 * self.width}"]
         return [*model, f"train.steps={self.steps}", f"train.validate_every={max(1, self.steps // 6)}"]
 
 
 SCALES = (Scale(4, 128, 600, 1.0), Scale(4, 128, 300, 1.0), Scale(4, 128, 150, 1.0), Scale(2, 96, 150, 0.5))
-# The whole demo stays under three minutes where the processor is that of the measurement to its end.
+# Leaves the whole demo under three minutes if the processor remains as fast as during the measurement.
 LONGEST_SECONDS = 150.0
-# On two cores of Zen 5 and on two of an EPYC of 2021 alike: a step of two processes takes 1.4 times as long as the pass
-# that is measured, and all of the demo that is no step as long as 250 steps.
+# Measured on two cores of Zen 5 and on two of an EPYC of 2021, with equal results: a step of two processes takes 1.4
+# times the measured pass, and everything else in the demo takes as long as 250 steps.
 STEP_PASSES = 1.4
 OTHER_STEPS = 250
 
 
 def expected_seconds(pass_seconds: float, scale: Scale) -> float:
-    """Return the time of a whole demo; `pass_seconds` is what `measure_pass` returns."""
+    """Return the time of a whole demo; `pass_seconds` is the result of `measure_pass`."""
     return STEP_PASSES * pass_seconds * (scale.steps * scale.cost + OTHER_STEPS)
 
 
 def choose_scale(pass_seconds: float, scales: Sequence[Scale] = SCALES) -> Scale:
-    """Return the first scale whose demo takes at most `LONGEST_SECONDS`, else the last."""
+    """Return the first scale whose demo takes at most `LONGEST_SECONDS`, otherwise the last scale."""
     return next((scale for scale in scales if expected_seconds(pass_seconds, scale) <= LONGEST_SECONDS), scales[-1])
 
 
 def measure_pass(config: str, passes: int = 5) -> float:
-    """Return the seconds of a forward and backward pass over the rows that each of two data ranks has in a step.
+    """Return the seconds of a forward and backward pass over the samples of one of two data ranks in a step.
 
-    The median of some passes on one thread, which is what each process of the demo has.
+    It is the median of some passes on one thread, because each process of the demo has one.
     """
     import torch  # takes seconds
 
@@ -107,7 +107,7 @@ def measure_pass(config: str, passes: int = 5) -> float:
 
 @dataclass
 class Demo:
-    """One demo in its folder, and the console that tells of it."""
+    """A demo in a folder, with its console output."""
 
     text: str
     folder: Path
@@ -125,7 +125,7 @@ class Demo:
         self.results()
 
     def build(self) -> None:
-        """Text to shards, with a tokenizer trained on the way."""
+        """Build the corpus: shards, and a tokenizer trained on the text."""
         self.say("1  From text to shards", f"{self.text} is read and cleaned; a tokenizer is trained on it.")
         done = (self.corpus / MANIFEST).exists()
         made_from = read_manifest(self.corpus).made_from if done else {}
@@ -136,7 +136,7 @@ class Demo:
         self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 
     def source(self) -> str:
-        """The text; a single file by a recipe that cuts it, since whole documents are held out."""
+        """Return the text, or a recipe that cuts a single file into documents: validation holds out whole documents."""
         if not Path(self.text).is_file() or Path(self.text).suffix in JSON_LINES:
             return self.text
         recipe = self.folder / "corpus.yaml"
@@ -146,7 +146,7 @@ class Demo:
         return str(recipe)
 
     def train(self) -> None:
-        """Half on one layout, half on another."""
+        """Train half of the steps on one layout, half on another."""
         scale = self.scale()
         half = scale.steps // 2
         self.say("2  Pre-training on two processes", "Data-parallel: each has the model and reads half of each batch.")
@@ -164,7 +164,7 @@ class Demo:
         self.do(["train", str(self.run), *pipeline], done=self.saved() >= scale.steps)
 
     def scale(self) -> Scale:
-        """Return the scale of the run that was begun, else the one that fits the speed of this machine."""
+        """Return the scale of an existing run, otherwise the scale that fits the speed of this machine."""
         if (begun := self.run / "config.yaml").exists():
             config = load(begun)
             model = (config.model.layers, config.model.width, config.train.steps)
@@ -181,7 +181,7 @@ class Demo:
         return chosen
 
     def results(self) -> None:
-        """What came of it: printed, and kept as a picture."""
+        """Print the results and save them as a picture."""
         self.console = Console(width=self.console.width, file=self.console.file, record=True)
         self.say("4  Held-out text", "Beside two that read no context: how often each token comes, and not even that.")
         self.show(["evaluate", str(self.run), "--rows", str(EVALUATED_ROWS)])
@@ -192,11 +192,11 @@ class Demo:
         self.say("7  Where things are, and what to try next")
         self.places()
         svg = self.console.export_svg(title="make demo")
-        # Fonts are the reader's own: a picture that asks another server for them is blocked in most places.
+        # Remove web fonts: most sites block a picture that loads them from another server.
         (self.folder / "demo.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
     def places(self) -> None:
-        """The last lines."""
+        """Print paths and next commands, the last lines."""
         run = str(self.run)
         lines = [
             ("loss curve", str(self.run / PICTURE)),
@@ -209,12 +209,12 @@ class Demo:
             self.console.print(Text.assemble((f"{label:<12}", "bold"), line), soft_wrap=True)
 
     def longer(self) -> list[str]:
-        """Return the words that train the run twice as long."""
+        """Return the arguments that train the run twice as long."""
         config = load(self.run / "config.yaml")
         return extended_by(config, 2 * config.train.steps)
 
     def saved(self) -> int:
-        """Steps that need not be trained again."""
+        """Return the number of steps already saved."""
         return last_saved(self.run)
 
     def say(self, title: str, more: str = "") -> None:
@@ -224,7 +224,7 @@ class Demo:
             self.console.print(more, style="dim", highlight=False)
 
     def do(self, command: Sequence[str], *, done: bool, codes: Sequence[int] = (0,)) -> int:
-        """Run a command of megaptm as if it had been typed, unless it is done; returns its exit code."""
+        """Run a command of megaptm and show it as typed, unless it is done; returns its exit code."""
         self.console.print(_typed(command), soft_wrap=True)
         if done:
             self.console.print("done before", style="dim")
@@ -232,7 +232,7 @@ class Demo:
         return _run(command, codes).returncode
 
     def show(self, command: Sequence[str]) -> None:
-        """Run a command of megaptm as if it had been typed, and show its output among what is shown."""
+        """Run a command of megaptm and show it as typed, with its output in the recorded console."""
         self.console.print(_typed(command), soft_wrap=True)
         output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
         self.console.print(Text.from_ansi(output.rstrip()), highlight=False)
@@ -245,7 +245,7 @@ def _typed(command: Sequence[str]) -> Text:
 def _run(
     command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of megaptm; where it fails it has said why, and the demo ends with its exit code."""
+    """Run a command of megaptm; if it fails, it has printed the reason, and the demo exits with its exit code."""
     whole = module_command("megaptm", *command)
     ended = subprocess.run(whole, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
     if ended.returncode not in codes:

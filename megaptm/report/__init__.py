@@ -1,1 +1,1 @@
-"""A run told to people: a summary, curves, what it says in the terminal. No torch."""
+"""Output about a run: summary, curves, lines on the terminal. No torch."""

@@ -1,4 +1,4 @@
-"""A run's curves: drawn with braille dots in the terminal, and as a picture."""
+"""Curves of a run: as braille dots in the terminal, and as a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLORS = ("cyan", "yellow", "magenta", "green", "red")
 
 
 def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> list[Text]:
-    """Lines of text that show the curves over a common range; not-finite values leave gaps."""
+    """Return lines of text with the curves over a common range; NaN and infinite values leave gaps."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
     every = [point for points in finite.values() for point in points]
     if not every:
@@ -51,7 +51,7 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
         label = f"{labels.get(row, ''):>8} "
         line = Text(label + "│")
         for cell, color in zip(cells[row], colors[row], strict=True):
-            # A plain space where there is no dot: a font without braille has no other of the same width.
+            # A space if there are no dots: in a font without braille, the empty braille character has another width.
             line.append(chr(0x2800 + cell) if cell else " ", style=color)
         lines.append(line)
     lines.append(Text(" " * 9 + "└" + "─" * width))
@@ -60,7 +60,7 @@ def draw(curves: Mapping[str, Points], *, width: int = 72, height: int = 14) -> 
 
 
 def _labels(values: Sequence[float]) -> list[str]:
-    """With as many digits, from three on, as tell them apart."""
+    """Format values with as many digits, three or more, as distinguish them."""
     for digits in range(3, 8):
         labels = [f"{value:.{digits}g}" for value in values]
         if len(set(labels)) == len(labels):
@@ -69,7 +69,7 @@ def _labels(values: Sequence[float]) -> list[str]:
 
 
 def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
-    """Each curve's color, name and last value, on as many lines as that takes."""
+    """Return the legend lines: color, name and last value of each curve."""
     lines = [Text(" " * 10)]
     for (name, points), color in zip(curves.items(), COLORS, strict=False):
         entry = f"{name} {points[-1][1]:.4g}" if points else name
@@ -82,21 +82,21 @@ def _legend(curves: Mapping[str, Points], width: int) -> list[Text]:
 
 
 def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str) -> None:
-    """A PNG of `picture`."""
+    """Save `picture` as PNG."""
     from matplotlib import style
 
     refuse_link(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
-    # A `matplotlibrc` in the working directory, which may be a run from somebody else, could have LaTeX read files.
+    # A `matplotlibrc` in the working directory, possibly an untrusted run, could make LaTeX read files.
     with style.context("default"):
         picture(records, title=title).savefig(content, dpi=120)
     write_whole(path, content.getvalue())
 
 
 def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """The loss (with held-out loss and baselines), each of several losses, the learning rate and the speed, over
-    steps."""
+    """Plot the loss (with held-out loss and baselines), each part of a combined loss, the learning rate and the speed,
+    over steps."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
     parts = loss_parts(records)
@@ -128,7 +128,8 @@ def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
 
 
 def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Of a run with several losses each by itself, of training and held-out text: they are summed by their weights."""
+    """Return the curves, on training and held-out text, of each loss of a run with several; the loss is their weighted
+    sum."""
     keys = dict.fromkeys(key for record in records for key in record if key.startswith("loss/"))
     names = [key.removeprefix("loss/") for key in keys]
     return {
@@ -138,7 +139,7 @@ def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Training and held-out loss, and each baseline (a metric named `baseline/...`) as a level line."""
+    """Return training and held-out loss, and each baseline (a metric named `baseline/...`) as a horizontal line."""
     curves = {"training": curve(records, "loss"), "validation": curve(records, "validation/loss")}
     steps = [record["step"] for record in records]
     for key in dict.fromkeys(key for record in records for key in record if key.startswith("baseline/")):
@@ -148,7 +149,7 @@ def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[fl
 
 
 def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
-    """(step, value) of a metric, in order of steps; of a step that was done twice, the last."""
+    """Return (step, value) of a metric, in order of steps; the last value of a repeated step."""
     return sorted({record["step"]: record[key] for record in records if key in record}.items())
 
 
@@ -158,7 +159,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _connected(places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The places and the dots of straight lines between neighbors."""
+    """Return the points, connected by dots on straight lines."""
     dots = list(places[:1])
     for (x0, y0), (x1, y1) in pairwise(places):
         length = max(abs(x1 - x0), abs(y1 - y0), 1)

@@ -32,9 +32,9 @@ MEANINGS = {
 
 
 def report(run: str | Path, *, console: Console | None = None, send: bool = False) -> Path:
-    """Print how the run went and save its picture; returns the picture's path.
+    """Print a summary of the run and save its picture; returns the picture's path.
 
-    `send`: first send to MLflow what an unreachable server missed.
+    `send`: first send to MLflow the metrics that an unreachable server missed.
     """
     run, console = Path(run), console or Console()
     config, records = _config(run), read_metrics(run)
@@ -61,7 +61,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
 
 def _config(run: Path) -> Config:
     require_run(run)
-    # As far as it can be read: what is told needs no code of the user's, which may be absent here or not allowed.
+    # An unchecked config: the report needs no code of the user, which may be absent here or not allowed.
     written = UncheckedConfig.read_run(run / CONFIG)
     return written.draft().config or written.load()
 

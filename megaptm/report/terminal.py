@@ -1,4 +1,4 @@
-"""What a run says on the terminal beside its steps: what it is, what it does before the first, what may come next."""
+"""Lines on the terminal besides those of steps: title, startup, and the commands to run next."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import Tokenizer
 
 STARTED_BY = "MEGAPTM_STARTED_BY"
-"""Variable by which a launcher tells rank 0 which command starts the run, as typed after `megaptm`, without its folder;
-absent: `train`."""
+"""Environment variable in which a launcher tells rank 0 the command that starts the run, as typed after `megaptm`,
+without the run's folder; absent: `train`."""
 AXES = ("data", "tensor", "pipeline", "virtual")
 
 
 def title(config: Config) -> str:
-    """What is trained, how it is laid out, and where it is written: two lines."""
+    """Return two lines: the model, its layout, and the run's folder."""
     processes = config.layout.processes
     return printable(
         f"{config.model.family}/{config.model.size}, {count(resolve(config)):,} parameters, "
@@ -37,13 +37,13 @@ def title(config: Config) -> str:
 
 
 def layout_title(layout: Mapping[str, Any]) -> str:
-    """The axes that divide the run, and the switches that are on: `data=2 tensor=4 sequence_parallel`."""
+    """Return the axes larger than 1, and the switches that are on: `data=2 tensor=4 sequence_parallel`."""
     axes = [f"{axis}={layout[axis]}" for axis in AXES if layout[axis] > 1] or ["data=1"]
     return " ".join([*axes, *(name for name in ("sequence_parallel", "distributed_optimizer") if layout[name])])
 
 
 def device_title() -> str:
-    """What this process computes on."""
+    """Return the name of this process's GPU, or the CPU with its number of threads."""
     import torch
 
     if torch.cuda.is_available():
@@ -53,7 +53,8 @@ def device_title() -> str:
 
 
 def begins(config: Config, *, imported: bool) -> str:
-    """What a run of step 0 begins with: `imported` weights lie in its folder as a checkpoint of that step."""
+    """Describe the initial weights of a run at step 0; `imported`: they are a checkpoint of that step in the run's
+    folder."""
     if imported:
         return "begins at step 0, with the weights that lie in the run folder"
     if config.train.init_from is not None:
@@ -62,19 +63,19 @@ def begins(config: Config, *, imported: bool) -> str:
 
 
 def resumed(step: int, before: Mapping[str, Any], config: Config) -> str:
-    """What is continued from: `before` is the layout that the checkpoint was written on."""
+    """Describe the checkpoint that a run continues from; `before` is the layout that wrote it."""
     if step >= config.train.steps:
         longer = " ".join(extended_by(config, 2 * config.train.steps))
         return f"all {config.train.steps:,} steps are done; {longer} goes on"
     old, new = layout_title({**Layout().model_dump(), **before}), layout_title(config.layout.model_dump())
     said = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
     stop = config.train.stop_at
-    past = stop is not None and step >= stop  # as where the command that said so is given again
+    past = stop is not None and step >= stop  # for example if the command with stop_at is repeated
     return f"{said}; it is past train.stop_at ({stop:,}), and goes on to step {config.train.steps:,}" if past else said
 
 
 class TimedLog:
-    """Lines about what a process begins to do, each with the seconds since the process began."""
+    """A log of startup actions, each line with the seconds since the process started."""
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self._enabled, self._stream = enabled, stream
@@ -87,7 +88,7 @@ class TimedLog:
 
 
 def clock(seconds: float) -> str:
-    """`0:07`, `1:02:03`, `3d 04:05:06`."""
+    """Format a duration: `0:07`, `1:02:03`, `3d 04:05:06`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -97,22 +98,23 @@ def clock(seconds: float) -> str:
 
 
 def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Sequence[str] = ("train",)) -> list[str]:
-    """Commands to go on with, three at most, after a run has ended, or has stopped half-way: then `start` starts it."""
+    """Return up to three commands to run next, after the end of a run or after a stop half-way: then `start` restarts
+    it."""
     run = typed_path(config.run)
     spec = resolve(config)
-    # Hugging Face has no recurrent family: each is exported by a command that has its name.
+    # Hugging Face has no recurrent family: each is exported by a command with its name.
     form = "words" if isinstance(spec, WordSpec) else spec.name if spec.name in RECURRENT else "hf"
     last: list[str] = ["export", form, run, os.path.join("exported", Path(run).name)]
     if prompt := example_prompt(config, tokenizer):
         last = ["generate", run, "--prompt", prompt]
-    elif not isinstance(spec, WordSpec) and spec.family.reads_regions:  # which Hugging Face has not
+    elif not isinstance(spec, WordSpec) and spec.family.reads_regions:  # Hugging Face has no such family
         last = []
     commands = [["report", run], ["evaluate", run], *([last] if last else [])]
     return [command_line(command) for command in (commands if done else [[*start, run], *commands[:2]])]
 
 
 def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
-    """What such a model can be asked with, as its objective says; None where it gives vectors alone."""
+    """Return a prompt for such a model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
     way = None if isinstance(spec, WordSpec) else next(iter(uses(spec, task.prompts)), None)

@@ -1,1 +1,1 @@
-"""Clients of Slurm and Ray, which know nothing of runs. No torch."""
+"""Clients of Slurm and Ray, independent of runs. No torch."""

@@ -1,4 +1,4 @@
-"""A module of ours as a process, and the facts that it prints."""
+"""A module run as a process on a node, and the facts that it prints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from megaptm.python_path import module_command
 
 END_SECONDS = 10.0
-"""For a process that is told to end."""
+"""Time for a process to end after SIGTERM."""
 
 
 @dataclass(frozen=True)
 class ProcessOutput:
-    """Of a process on a node."""
+    """Output of a process on a node."""
 
     stdout: str
     stderr: str
@@ -27,12 +27,12 @@ class ProcessOutput:
 def run(
     module: str, arguments: Sequence[str], *, seconds: float, more: Mapping[str, str] | None = None
 ) -> ProcessOutput:
-    """The module as a process of this machine."""
+    """Run the module as a process on this machine."""
     return finish(module_command(module, *arguments), {**os.environ, **(more or {})}, seconds)
 
 
 def finish(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:
-    """What a command prints, to its end or for so long."""
+    """Return the output of a command, ended after a number of seconds."""
     process = subprocess.Popen(
         command,
         env=dict(environment),
@@ -48,14 +48,15 @@ def finish(command: Sequence[str], environment: Mapping[str, str], seconds: floa
     try:
         out, err = process.communicate(timeout=END_SECONDS)
     except subprocess.TimeoutExpired as late:
-        # What it said is all that is waited for: it may be in a call to a disk that is gone, or a child have its pipes.
+        # Only its output is waited for: the process may be blocked on a disk that is gone, or a child may hold its
+        # pipes.
         process.kill()
         out, err = (text.decode(errors="replace") if text else "" for text in (late.stdout, late.stderr))
     return ProcessOutput(out, f"{err}\nnothing in {seconds:.0f} s")
 
 
 def facts(text: str) -> dict[str, Any]:
-    """The facts in what a node's process printed; other lines, as of a site's prolog, are passed over."""
+    """Return the facts in the output of a node's process; other lines, such as a site's prolog, are ignored."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Ports at which the processes of a job may find each other."""
+"""Ports for the rendezvous of a job's processes."""
 
-# Below the range that Linux gives to outgoing connections (32768 and up), above the well-known ports.
+# Below the range that Linux assigns to outgoing connections (32768 and up), above the well-known ports.
 RENDEZVOUS_PORTS = range(12000, 32000)
