@@ -1,5 +1,5 @@
-"""The catalogue: every family of text by name; apart those that are recurrent, which no layout but data ranks divides,
-those that read images, and those of word vectors, which have no layers."""
+"""The catalogue of families by name: text families, recurrent families (data parallelism only), families that read
+images, and word vectors (no layers)."""
 
 from megaptm.errors import UserError
 from megaptm.families.albert import ALBERT
@@ -69,13 +69,13 @@ CATALOGUE: dict[str, Family] = {
 }
 
 FAMILIES: dict[str, Family | WordFamily] = {**CATALOGUE, **RECURRENT, **VISION, **WORDS}
-"""All of them, in the order in which they are listed."""
+"""All families, in the order in which they are listed."""
 
 
 def find_family(name: str) -> Family | WordFamily | None:
-    """A family of the catalogue, one beside it, or the user's own, `package.module:NAME`; None where it is none.
+    """Return a built-in family, or the user's own, `package.module:NAME`; None if the name is unknown.
 
-    Raises a `UserError` where the user's own cannot be had.
+    Raises UserError if the user's own family cannot be loaded.
     """
     if not is_plugin(name):
         return FAMILIES.get(name)

@@ -1,4 +1,5 @@
-"""ALBERT (Lan et al., 2019), version 1: BERT whose layers are one, on narrow tables, asked for the order of texts."""
+"""ALBERT (Lan et al., 2019), version 1: BERT with shared layers, narrow embedding tables, and sentence-order
+prediction."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import Size, change
@@ -13,7 +14,7 @@ ALBERT = change(
     stacks={"encoder": change(BERT.last_block, ffn="gelu-tanh", share=("attention", "ffn"))},
     heads=("mlm", "sentence-order"),
     objectives=("masked-lm-ngrams-sentence-order", "masked-lm-sentence-order", "masked-lm"),
-    # Table 1. The paper trains the largest without dropout (section 4.8): that is its config's.
+    # Table 1. The paper trains the largest without dropout (section 4.8): set in its config.
     sizes={
         "base": Size(layers=12, width=768, heads=12, ffn=3072, embedding=128),
         "large": Size(layers=24, width=1024, heads=16, ffn=4096, embedding=128),

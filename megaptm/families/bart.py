@@ -1,4 +1,4 @@
-"""BART (Lewis et al., 2019): the Transformer's encoder and decoder, with what BERT and RoBERTa have at the input."""
+"""BART (Lewis et al., 2019): the Transformer's encoder and decoder, with the embeddings of BERT and RoBERTa."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -11,7 +11,7 @@ BART = Family(
     tokenizer="byte-bpe",
     specials="roberta",
     context=1024,
-    # As in fairseq, where the places of a text come after the one of padding, whose id is 1.
+    # As in fairseq, where the positions of a text start after that of padding, whose id is 1.
     first_position=2,
     embedding_norm=True,
     stacks={"encoder": LAYER, "decoder": change(LAYER, visibility="causal", cross="encoder")},

@@ -1,14 +1,15 @@
-"""BigBird (Zaheer et al., 2020): an encoder whose blocks of places see their neighbors, some drawn ones, the first and
-the last."""
+"""BigBird (Zaheer et al., 2020): an encoder with attention from blocks to neighboring, random, first and last
+blocks."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change
 
-# Section 3: a place that sees all and is seen by all, a star among what is seen, is enough for an encoder to come near
-# any continuous function of a text, and for one with a decoder to compute what any program does, as with full
-# attention. But what that finds in one layer (for each vector the one that is farthest) may take here nearly as many
-# layers as there are places.
-# Appendix E.1, table 8 (ITC): blocks of 64, of which each sees three in a row, two that see all, and three drawn ones.
+# Section 3: with one global position, which attends to all and is attended by all, an encoder approximates any
+# continuous function of a sequence, and an encoder with a decoder is Turing complete, as with full attention. However,
+# a problem that full attention solves in one layer (for each vector the farthest one) may need nearly as many layers as
+# there are positions.
+#
+# Appendix E.1, table 8 (ITC): blocks of 64. Each attends to three consecutive blocks, two global and three random ones.
 BIGBIRD = change(
     BERT,
     name="bigbird",

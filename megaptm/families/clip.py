@@ -1,4 +1,4 @@
-"""CLIP (Radford et al., 2021): an encoder of images and a decoder of texts that learn to find each other's."""
+"""CLIP (Radford et al., 2021): an image encoder and a text decoder, trained to match images and their texts."""
 
 from megaptm.spec import Block, Family, Size
 
@@ -7,8 +7,8 @@ TEXT = Block(visibility="causal", position="learned", ffn="quick-gelu")
 NARROW = Size(layers=12, width=512, heads=8, ffn=2048, context=77)
 WIDE = Size(layers=12, width=768, heads=12, ffn=3072, context=77)
 
-# Only patches pass a norm before the first layer. Numbers of a size are the images'; what is asked of a text is
-# answered at its end. The paper trains no dropout.
+# Only patches are normalized before the first layer. The fields of a size describe the image stack. A text is
+# represented by the output at its end. The paper trains without dropout.
 CLIP = Family(
     name="clip",
     paper="arXiv:2103.00020",

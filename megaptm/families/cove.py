@@ -1,10 +1,10 @@
-"""CoVe (McCann et al., 2017): the encoder of a translator, two LSTMs of each direction, whose output are vectors of
-words in their context; and the decoder that it is trained with."""
+"""CoVe (McCann et al., 2017): the encoder of a translation model, a bidirectional LSTM of two layers, whose outputs are
+contextual word vectors; and the decoder that it is trained with."""
 
 from megaptm.spec import Block, Family, Size
 
-# Section 3 and 6.1: cells of 300 features, over vectors of 300 numbers (GloVe's). Words of both languages are in one
-# table here, as many as translators of the time had; the paper does not say how many.
+# Sections 3 and 6.1: cells of 300 features over word vectors of width 300 (GloVe). The words of both languages share
+# one table here, as large as in other translation models of the time; the paper gives no size.
 COVE = Family(
     name="cove",
     paper="arXiv:1708.00107",

@@ -1,4 +1,4 @@
-"""DeBERTa (He et al., 2020), its second version, and the third (2021), which learns from replaced tokens."""
+"""DeBERTa (He et al., 2020), its version 2, and version 3 (2021), which is trained on replaced token detection."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -38,7 +38,7 @@ LAYER_V2 = change(
     convolution=True,
 )
 
-# Section 5.2 of the same paper, version 5, and the released code. The second is the paper's 1.5B.
+# Version 5 of the same paper, section 5.2, and the released code. The second size is the paper's 1.5B.
 DEBERTA_V2 = change(
     DEBERTA,
     name="deberta-v2",
@@ -56,11 +56,11 @@ LAYER_V3 = change(LAYER_V2, convolution=False)
 
 
 def _beside(discriminator: Size) -> Size:
-    """With a generator as wide and half as deep (the released configs)."""
+    """Return the size with a generator as wide and half as deep (the released configs)."""
     return change(discriminator, stacks={"generator": change(discriminator, layers=discriminator.layers // 2)})
 
 
-# arXiv:2111.09543. The generator has the mask decoder; what it draws goes to a discriminator without.
+# arXiv:2111.09543. The generator has the mask decoder; the discriminator, which reads its samples, has none.
 DEBERTA_V3: Family = change(
     DEBERTA_V2,
     name="deberta-v3",

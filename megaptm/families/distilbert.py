@@ -1,9 +1,10 @@
-"""DistilBERT and TinyBERT: BERT but for a few rows, small, and taught by a large one (docs/distillation.md)."""
+"""DistilBERT and TinyBERT: small BERT models with few differences, distilled from a large one
+(docs/distillation.md)."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import Size, change
 
-# Sanh et al., 2019, section 3: without segments and without what reads the first place; half of the layers.
+# Sanh et al., 2019, section 3: without segments and pooler; half of the layers.
 DISTILBERT = change(
     BERT,
     name="distilbert",
@@ -16,7 +17,7 @@ DISTILBERT = change(
     sizes={"base": Size(layers=6, width=768, heads=12, ffn=3072)},
 )
 
-# Jiao et al., 2020, section 4.2; layers x width, as its released models are called.
+# Jiao et al., 2020, section 4.2; layers x width, as in the names of its released models.
 TINYBERT = change(
     BERT,
     name="tinybert",

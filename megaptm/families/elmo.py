@@ -1,12 +1,13 @@
-"""ELMo (Peters et al., 2018): two recurrent models of a text, from its beginning and from its end, over words that are
-read by their characters."""
+"""ELMo (Peters et al., 2018): a forward and a backward recurrent language model over character-based word
+embeddings."""
 
 from megaptm.spec import Block, Family, Size
 
 LAYER = Block(recurrent="lstm", visibility="causal")
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
-# The paper's model is `original`; the options of the released ones say all numbers. Papers do not count the softmax.
+# The paper's model is `original`; all sizes are from the options of the released models. Papers do not count the
+# softmax.
 ELMO = Family(
     name="elmo",
     paper="arXiv:1802.05365",

@@ -1,5 +1,5 @@
-"""ERNIE 1.0 (Sun et al., 2019): Chinese BERT whose masks are of characters, then of phrases, then of entities; and 2.0,
-which learns one task after the other and is told which."""
+"""ERNIE 1.0 (Sun et al., 2019): Chinese BERT with masks of characters, then phrases, then entities; and ERNIE 2.0,
+trained on a sequence of tasks, with task embeddings."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change
@@ -11,10 +11,10 @@ ERNIE = change(
     # The published vocabulary has 17,964 tokens; the released config rounds its table up.
     vocabulary=18000,
     context=513,
-    # The released code: relu where BERT has gelu, and the epsilon that its framework has by default.
+    # The released code: relu instead of BERT's gelu, and the default epsilon of its framework.
     stacks={"encoder": change(BERT.last_block, ffn="relu", norm_eps=1e-5)},
     sizes={"base": BERT.sizes["base"]},
-    # The first of its stages: those of phrases and entities follow in configs/ernie/base.yaml.
+    # The first training stage: those of phrases and entities follow in configs/ernie/base.yaml.
     objectives=(
         "masked-lm-independent-tokens-next-sentence",
         "masked-lm-next-sentence",

@@ -32,7 +32,8 @@ GPT1 = change(
     sizes={"base": Size(layers=12, width=768, heads=12, ffn=3072)},
 )
 
-# arXiv:2005.14165, table 2.1, with dense layers only, as in all that reproduces it; GPT3_BANDED has the paper's others.
+# arXiv:2005.14165, table 2.1, with dense attention only, as in all reproductions; GPT3_BANDED has the paper's banded
+# layers.
 GPT3 = change(
     GPT2,
     name="gpt3",
@@ -42,19 +43,19 @@ GPT3 = change(
         "small": Size(layers=12, width=768, heads=12, ffn=3072),
         "medium": Size(layers=24, width=1024, heads=16, ffn=4096),
         "large": Size(layers=24, width=1536, heads=16, ffn=6144),
-        # The table prints 24 heads of 128 for width 2048; 16 gives the 1.3B it names.
+        # The table prints 24 heads of 128 for width 2048; 16 gives the 1.3B of its name.
         "xl": Size(layers=24, width=2048, heads=16, ffn=8192),
         "2.7b": Size(layers=32, width=2560, heads=32, ffn=10240),
         "6.7b": Size(layers=32, width=4096, heads=32, ffn=16384),
         # The table prints width 5140; 40 heads of 128 make 5120.
         "13b": Size(layers=40, width=5120, heads=40, ffn=20480),
         "175b": Size(layers=96, width=12288, heads=96, ffn=49152),
-        # The two rows as printed, where the attention is not as wide as the model.
+        # The two rows as printed, whose attention width differs from the model width.
         "xl-literal": Size(layers=24, width=2048, heads=24, ffn=8192, head_width=128),
         "13b-literal": Size(layers=40, width=5140, heads=40, ffn=20560, head_width=128),
     },
 )
 
-# Section 2.1: dense and locally banded layers in turn, as in the Sparse Transformer (arXiv:1904.10509). How wide the
-# bands are is not said: `spec.BAND`.
+# Section 2.1: alternating dense and locally banded layers, as in the Sparse Transformer (arXiv:1904.10509). The paper
+# does not give the width of the bands: `spec.BAND`.
 GPT3_BANDED = change(GPT3, name="gpt3-banded", stacks={"decoder": change(GPT3.last_block, attention=("dot", "banded"))})

@@ -1,10 +1,11 @@
-"""LED (Longformer-Encoder-Decoder; Beltagy et al., 2020, section 7): BART, whose encoder sees as Longformer's does."""
+"""LED (Longformer-Encoder-Decoder; Beltagy et al., 2020, section 7): BART with Longformer's attention in the
+encoder."""
 
 from megaptm.families.bart import BART, LAYER
 from megaptm.spec import change
 
-# Begun from BART, its 1,024 places copied sixteen times for the encoder (`megaptm import hf`); the decoder sees all, as
-# BART's does, and has as many places as that. None of them comes before a text's first.
+# Initialized from BART, with its 1,024 positions copied sixteen times for the encoder (`megaptm import hf`). The
+# decoder has BART's full attention and number of positions. Position ids start at 0.
 LED = change(
     BART,
     name="led",

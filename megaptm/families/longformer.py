@@ -1,9 +1,9 @@
-"""Longformer (Beltagy et al., 2020): RoBERTa on long texts, whose places see those near them and a few that see all."""
+"""Longformer (Beltagy et al., 2020): RoBERTa for long texts, with attention in a window and to a few global tokens."""
 
 from megaptm.families.roberta import ROBERTA
 from megaptm.spec import change
 
-# Section 5: begun from RoBERTa, its 512 places copied eight times (`megaptm import hf`).
+# Section 5: initialized from RoBERTa, with its 512 positions copied eight times (`megaptm import hf`).
 LONGFORMER = change(
     ROBERTA,
     name="longformer",

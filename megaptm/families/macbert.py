@@ -1,4 +1,4 @@
-"""MacBERT (Cui et al., 2020): Chinese BERT that corrects similar words in the place of masks, and orders texts."""
+"""MacBERT (Cui et al., 2020): Chinese BERT with similar words instead of mask tokens, and sentence-order prediction."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change

@@ -1,4 +1,4 @@
-"""A family of the user's own: what its table says wrongly is told as its mistake, before anything is made of it."""
+"""Validation of a family that the user defines: its mistakes are reported before a model is built."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from megaptm.spec import Family, Size
 from megaptm.spec.family import Reading
 
 NUMBERS = ("layers", "width", "heads", "ffn")
-"""Of a size."""
+"""Fields of a size that must be positive integers."""
 
 
 def refuse_broken(family: Family | WordFamily, name: str) -> None:
-    """A `UserError` where a table says what none of ours can; `name` is what a config calls it."""
+    """Raise UserError if a family has an invalid or missing value; `name` is its name in the config."""
     kind = Family if isinstance(family, Family) else WordFamily
     said = {one.name: getattr(family, one.name) for one in fields(kind)}
     try:

@@ -25,7 +25,7 @@ PALM = Family(
     init="fan-in",
     dropout=0.0,
     objectives=("causal-lm",),
-    # Table 1. One head of keys and values serves all queries.
+    # Table 1. All query heads share one head of keys and values.
     sizes={
         "8b": Size(layers=32, width=4096, heads=16, ffn=16384, head_width=256, kv_heads=1),
         "62b": Size(layers=64, width=8192, heads=32, ffn=32768, head_width=256, kv_heads=1),

@@ -1,4 +1,4 @@
-"""Families whose layers hand a state on; they are trained on data ranks alone."""
+"""Families with recurrent layers; they are trained with data parallelism only."""
 
 from megaptm.families.cove import COVE
 from megaptm.families.elmo import ELMO

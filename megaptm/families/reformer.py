@@ -1,10 +1,10 @@
-"""Reformer (Kitaev et al., 2020): a decoder of long texts, whose places look for those with hashes like theirs, and
-whose layers keep nothing for the backward pass."""
+"""Reformer (Kitaev et al., 2020): a decoder for long texts, with attention among positions with equal hashes (LSH), and
+reversible layers that store no activations for the backward pass."""
 
 from megaptm.spec import Block, Family, Size, change
 
-# Sections 2 and 3, of bytes of enwik8 in rows of 64K; sizes of the released model. What was released has attention
-# without biases, and of four layers three whose places see those near them.
+# Sections 2 and 3, on bytes of enwik8 in sequences of 64K; sizes of the released model. The released model has
+# attention without biases, and local attention in three of four layers.
 REFORMER = Family(
     name="reformer",
     paper="arXiv:2001.04451",
@@ -35,7 +35,7 @@ REFORMER = Family(
     sizes={"enwik8": Size(layers=12, width=1024, heads=8, ffn=4096, head_width=128, axial=(128, 512))},
 )
 
-# The released model of a novel, `google/reformer-crime-and-punishment`: one row is half a million pieces of words.
+# The released model of a novel, `google/reformer-crime-and-punishment`: one sequence is half a million subword tokens.
 REFORMER_NOVEL = change(
     REFORMER,
     name="reformer-novel",

@@ -1,4 +1,5 @@
-"""RoBERTa (Liu et al., 2019): BERT without segments and pairs of texts, on byte-level BPE; the rest is its recipe."""
+"""RoBERTa (Liu et al., 2019): BERT without segments and sentence pairs, on byte-level BPE; other changes are in its
+configs."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change
@@ -10,9 +11,9 @@ ROBERTA = change(
     vocabulary=50265,
     tokenizer="byte-bpe",
     specials="roberta",
-    # As in fairseq, where the places of a text come after the one of padding, whose id is 1.
+    # As in fairseq, where the positions of a text start after that of padding, whose id is 1.
     first_position=2,
-    # One table row that all tokens add: it is there so that the encoder is BERT's.
+    # A segment table with one row, added to all tokens: it keeps the encoder identical to BERT's.
     segments=1,
     init="normal",
     stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},

@@ -1,4 +1,5 @@
-"""SpanBERT (Joshi et al., 2019): BERT, cased, on single texts whose hidden spans are also known by their borders."""
+"""SpanBERT (Joshi et al., 2019): cased BERT on single texts, with masked spans that are also predicted from their
+boundaries."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change

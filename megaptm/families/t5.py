@@ -1,4 +1,4 @@
-"""T5 v1.0 (Raffel et al., 2019), the v1.1 that was released after it, and mT5 (Xue et al., 2020), which is that one."""
+"""T5 v1.0 (Raffel et al., 2019), v1.1, which was released later, and mT5 (Xue et al., 2020), which equals v1.1."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -26,7 +26,7 @@ T5 = Family(
     heads=("lm",),
     logit_scale="rsqrt-width",
     init="t5",
-    # Section 3.3; the first is what the paper settles on.
+    # Section 3.3; the first is the paper's final choice.
     objectives=(
         "span-corruption",
         "token-corruption",
@@ -49,8 +49,8 @@ T5 = Family(
     },
 )
 
-# github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md: gates, a table of its own for
-# the head, no dropout in pre-training, and other shapes, whose heads are 64 wide whatever the model.
+# github.com/google-research/text-to-text-transfer-transformer, released_checkpoints.md: gated FFN, untied head, no
+# dropout in pre-training, and other sizes, with heads of width 64 in all of them.
 T5_V1_1: Family = change(
     T5,
     name="t5-v1.1",

@@ -2,8 +2,8 @@
 
 from megaptm.spec import Block, Family, Size, change
 
-# Section 5.4: dropout falls on what sub-layers give and on the sums at the input, and nowhere else. The released code
-# has no bias in attention.
+# Section 5.4: dropout applies only to the outputs of sub-layers and to the sums of embeddings. The released code has no
+# bias in attention.
 LAYER = Block(position="sinusoid", norm_place="post", ffn="relu", attention_bias=False, attention_dropout=False)
 
 TRANSFORMER = Family(

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al., 2019): a decoder that attends to what it read in the steps before."""
+"""Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
 
 from megaptm.spec import Block, Family, Size, change
 
@@ -13,8 +13,8 @@ LAYER = Block(
     final_dropout=True,
 )
 
-# Table 2 of the paper and the released run scripts, of enwik8, whose text is 204 different bytes. The context is that
-# of the smaller one; rows and memory of the larger are 768 places.
+# Table 2 of the paper and the released run scripts, for enwik8, which has 204 different bytes. The context is that of
+# the smaller model; the larger has sequences and a recurrence cache of 768 positions.
 TRANSFORMER_XL_BYTES = Family(
     name="transformer-xl-bytes",
     paper="arXiv:1901.02860",
@@ -32,7 +32,8 @@ TRANSFORMER_XL_BYTES = Family(
     },
 )
 
-# Of WikiText-103, a vocabulary of words by frequency. Rows and memory of the larger are 384 places.
+# For WikiText-103, with a vocabulary of words by frequency. The larger has sequences and a recurrence cache of 384
+# positions.
 TRANSFORMER_XL = change(
     TRANSFORMER_XL_BYTES,
     name="transformer-xl",

@@ -1,4 +1,4 @@
-"""UniLM (Dong et al., 2019): BERT whose places see what an order says."""
+"""UniLM (Dong et al., 2019): BERT with an attention mask that follows from the field `order`."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import Family, change

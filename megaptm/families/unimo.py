@@ -1,11 +1,11 @@
-"""UNIMO (Li et al., 2020): RoBERTa over a text and regions of an image, whose places see what an order says."""
+"""UNIMO (Li et al., 2020): RoBERTa over a text and image regions, with an attention mask from the field `order`."""
 
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.uniter import DETECTOR
 from megaptm.spec import change
 
-# Regions are of no segment, nor are tokens, and pass one norm; the whole image is the first of them. Some tasks write
-# fragments of a text, so that an order says who sees whom, as in UniLM.
+# Neither regions nor tokens have segments; regions have one norm, and the whole image is the first region. Some tasks
+# generate fragments of a text: `order` then defines the attention mask, as in UniLM.
 UNIMO = change(
     ROBERTA,
     name="unimo",

@@ -1,14 +1,14 @@
-"""UNITER (Chen et al., 2019): BERT over a text and, behind it, regions of an image, which a detector found."""
+"""UNITER (Chen et al., 2019): BERT over a text, followed by image regions that an object detector found."""
 
 from megaptm.families.bert import BERT
 from megaptm.spec import change
 
 DETECTOR = (2048, 1601)
-"""Of bottom-up attention (arXiv:1707.07998): numbers of a region's features; classes of Visual Genome, and the
-background before them."""
+"""Sizes of bottom-up attention (arXiv:1707.07998): features of a region; classes of Visual Genome, preceded by the
+background class."""
 
-# As the released code has it: regions are of a segment of their own, and pass three norms; the paper's figure has one.
-# Papers count the encoder alone (86M, 303M).
+# As in the released code: regions have their own segment, and three norms; the paper's figure has one norm. Papers
+# count the encoder alone (86M, 303M).
 UNITER = change(
     BERT,
     name="uniter",

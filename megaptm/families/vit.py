@@ -1,10 +1,10 @@
-"""Vision Transformer (Dosovitskiy et al., 2020): an encoder with norms before sub-layers, over patches of images."""
+"""Vision Transformer (Dosovitskiy et al., 2020): a pre-norm encoder over image patches."""
 
 from megaptm.spec import Block, Family, Size
 
-# The vocabulary is that of labels, here of ImageNet-21k; papers do not count the head. One place is the image's, the
-# others are its patches': 14 x 14 + 1 is 197. The released code adds 1e-6 in norms; its weights at Hugging Face, which
-# come in here, have 1e-12.
+# The vocabulary is the set of labels, here of ImageNet-21k; papers do not count the head. One position stands for the
+# image, the others for its patches: 14 x 14 + 1 is 197. The epsilon of norms is 1e-6 in the released code, and 1e-12 in
+# its weights at Hugging Face, which can be imported.
 VIT = Family(
     name="vit",
     paper="arXiv:2010.11929",

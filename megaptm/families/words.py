@@ -1,69 +1,76 @@
-"""The first generation: word2vec, GloVe and fastText, tables of words; NNLM and C&W, networks of one hidden layer. None
-is a stack of layers, so they have a small type of their own."""
+"""Word vector families: word2vec, GloVe and fastText (tables of vectors), NNLM and C&W (networks with one hidden
+layer).
+
+They have their own types, because they are no stacks of layers.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Rows are dealt to data ranks by their number modulo this, whatever their number of ranks: a table has the same shape
-# in every checkpoint, and each rank has as many frequent words, which come first.
+# Rows are assigned to data ranks by their index modulo this, for any number of ranks. A table thus has the same shape
+# in every checkpoint, and each rank has an equal share of the frequent words, which come first.
 LANES = 128
 TAG_FILTER, TAG_DISTANCES = 5, 41
-"""Words that a filter reads of a text whose words are tagged, and places of it, around a word, whose largest number
-counts: 20 to a side, which few sentences exceed."""
+"""Filter width, in words, of the tagging convolution, and number of positions around a word that its output is
+max-pooled over: 20 per side, which few sentences exceed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordSize:
-    """How large a family's tables and maps are."""
+    """Sizes of a family's tables and projections."""
 
     width: int
-    """Numbers of a word's vector."""
+    """Width of a word vector."""
     buckets: int = 0
-    """Rows of pieces of words, many of which share one by a hash; 0: a word has its own row alone."""
+    """Number of rows for character n-grams, shared by hash; 0: a word has only its own row."""
     ngrams: tuple[int, int] = (0, 0)
-    """Characters of the shortest and of the longest piece of a word that has a row."""
+    """Minimum and maximum number of characters of an n-gram that has a row."""
     hidden: int = 0
-    """Of a network: units between the vectors of a window and what is said of it."""
+    """Networks: number of hidden units."""
     before: int = 0
-    """Of a network: words of its window before the one that it is asked about."""
+    """Networks: number of words in the window before the word in question."""
     after: int = 0
-    """Of one that judges windows: words of it after that one."""
+    """Networks that rank windows: number of words after that word."""
     direct: bool = False
-    """Of one that says the next word: whether the vectors are also mapped to it directly, past the hidden units."""
+    """Networks that predict the next word: whether the vectors are also projected directly to the output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordFamily:
-    """A paper's word vectors."""
+    """Word vectors of one paper."""
 
     name: str
     paper: str
     vocabulary: int
-    """Published number of words; a config takes that of its own tokenizer."""
+    """Published vocabulary size; a config takes the size of its own tokenizer."""
     model: str = "tables"
-    """`tables` (two, of words and of what is told from them), `pairs` (the same, a bias a row, and a sum of squares for
-    each number, which says how far it still moves: AdaGrad), `next-word` (a network that says the word behind a window)
-    or `ranking` (one that gives a window a number)."""
+    """Kind of model.
+
+    - `tables`: an input and an output table of word vectors
+    - `pairs`: the same, with a bias per row and a sum of squared gradients per number (AdaGrad)
+    - `next-word`: a network that predicts the word after a window
+    - `ranking`: a network that computes a score of a window
+    """
     tokenizer: str = "words"
     """Kind of tokenizer, one of `tokenizers.KINDS`."""
     specials: str | None = None
-    """Its special tokens; None: those that its kind of tokenizer has by default."""
+    """Special tokens of the tokenizer; None: the default of its kind."""
     initial: float
-    """Numbers of the input table begin between minus and plus this over the width; of a network's table and maps, times
-    what `words.networks` has for so many inputs."""
+    """Bound of uniform initial values: divided by the width for an input table, multiplied by `Network.bound` of
+    `words.networks` for the parameters of a network."""
     objectives: tuple[str, ...]
-    """Tasks that it learns by; the first is the default of a config."""
+    """Names of its objectives; the first is the default of a config."""
     sizes: dict[str, WordSize] = field(default_factory=dict)
 
     @property
     def network(self) -> bool:
-        """Whether it is one, which learns by the gradient of a whole step."""
+        """Whether the family is a network, trained with the gradient of a whole step."""
         return self.model in ("next-word", "ranking")
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Fields of its sizes that say something."""
+        """Names of the `WordSize` fields that the family uses."""
         pieces = ("buckets", "ngrams") if any(size.buckets for size in self.sizes.values()) else ()
         of_model = {"next-word": ("hidden", "before", "direct"), "ranking": ("hidden", "before", "after")}
         return ("width", *pieces, *of_model.get(self.model, ()))
@@ -71,15 +78,15 @@ class WordFamily:
 
 @dataclass(frozen=True, kw_only=True)
 class WordSpec:
-    """A family at a size with a vocabulary: everything needed to build or count one set of tables, or one network."""
+    """A family with a size and a vocabulary: everything needed to build, or count, its tables or its network."""
 
     family: WordFamily
     size: WordSize
     vocabulary: int
     tags: int = 0
-    """Labels that a network which judges windows also gives to words, by the same vectors; 0: it does not."""
+    """Number of tags that a ranking network also predicts from the same vectors; 0: none."""
     positions: int = 0
-    """Places of a window that have rows of their own, behind all others of the input table; 0: they have none."""
+    """Number of window positions with rows of their own, at the end of the input table; 0: none."""
 
     @property
     def name(self) -> str:
@@ -87,18 +94,18 @@ class WordSpec:
 
     @property
     def window(self) -> int:
-        """Vectors that a network reads at once."""
+        """Number of vectors that a network reads at once."""
         return self.size.before + (1 + self.size.after if self.family.model == "ranking" else 0)
 
     @property
     def read(self) -> int:
-        """Numbers that a network says the next word from, for each of which a word has one: hidden units, and where
-        maps are direct the vectors."""
+        """Width of a next-word network's output weights: the hidden units and, with direct connections, the vectors of
+        the window."""
         return self.size.hidden + self.size.direct * self.window * self.size.width
 
     @property
     def parameters(self) -> int:
-        """Of all words, as what goes into a hidden vector and as what is told from it; of pieces of words; of maps."""
+        """Number of parameters: input and output weights of all words, n-grams, and hidden layers."""
         words, size = self.vocabulary, self.size
         maps = size.hidden * (self.window * size.width + 1)
         if self.family.model == "next-word":
@@ -111,11 +118,11 @@ class WordSpec:
 
     @property
     def bytes(self) -> int:
-        """Of these, and of what is remembered of each."""
+        """Size of the parameters, and of their optimizer state in the tables."""
         return 4 * self.parameters * (2 if self.family.model == "pairs" else 1)
 
 
-# arXiv:1310.4546; the default width of the released code, and that of the vectors of Google News with their number.
+# arXiv:1310.4546; the default width of the released code, and width and vocabulary of the Google News vectors.
 WORD2VEC = WordFamily(
     name="word2vec",
     paper="arXiv:1310.4546",
@@ -125,7 +132,7 @@ WORD2VEC = WordFamily(
     sizes={"small": WordSize(width=100), "google-news": WordSize(width=300)},
 )
 
-# aclanthology.org/D14-1162; the sizes and words of the vectors of Wikipedia and Gigaword, 6 billion words.
+# aclanthology.org/D14-1162; widths and vocabulary of the vectors of Wikipedia and Gigaword, 6 billion words.
 GLOVE = WordFamily(
     name="glove",
     paper="aclanthology.org/D14-1162",
@@ -136,8 +143,8 @@ GLOVE = WordFamily(
     sizes={f"{width}d": WordSize(width=width) for width in (50, 100, 200, 300)},
 )
 
-# arXiv:1607.04606: a word is the mean of its own vector and those of its pieces; defaults of the released code, and the
-# vectors of Common Crawl (arXiv:1802.06893).
+# arXiv:1607.04606: a word is the mean of its own vector and those of its n-grams; defaults of the released code, and
+# the vectors of Common Crawl (arXiv:1802.06893).
 FASTTEXT = WordFamily(
     name="fasttext",
     paper="arXiv:1607.04606",
@@ -150,8 +157,8 @@ FASTTEXT = WordFamily(
     },
 )
 
-# Journal of Machine Learning Research 3 (2003), section 4: of the models that are said to be best, without a mix of
-# trigrams; of the words of AP News, of Brown there are 16,383.
+# Journal of Machine Learning Research 3 (2003), section 4: the best models without a mixture with trigrams. The
+# vocabulary is that of AP News; Brown has 16,383 words.
 NNLM = WordFamily(
     name="nnlm",
     paper="jmlr.org/papers/v3/bengio03a",
@@ -165,7 +172,7 @@ NNLM = WordFamily(
     },
 )
 
-# The window and its layers are those of arXiv:1103.0398, sections 3.5 and 4; the words, the paper's.
+# The window and its layers are those of arXiv:1103.0398, sections 3.5 and 4; the vocabulary is the paper's.
 CW = WordFamily(
     name="cw",
     paper="10.1145/1390156.1390177",

@@ -1,4 +1,4 @@
-"""XLNet (Yang et al., 2019): an encoder that guesses words in a random order, by a second stream of queries."""
+"""XLNet (Yang et al., 2019): an encoder that predicts words in a random order, with a second stream of queries."""
 
 from megaptm.families.transformer_xl import LAYER
 from megaptm.spec import Family, Size, change
@@ -25,7 +25,7 @@ XLNET = Family(
     },
     heads=("permutation-lm",),
     objectives=("permutation-lm",),
-    # Appendix A.4: 384 places are remembered.
+    # Appendix A.4: a recurrence cache of 384 positions.
     sizes={
         "base": Size(layers=12, width=768, heads=12, ffn=3072, memory=384),
         "large": Size(layers=24, width=1024, heads=16, ffn=4096, memory=384),
