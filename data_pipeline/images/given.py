@@ -142,7 +142,7 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                         yield sample
                     sample = _Sample(key)
                 _note(sample, tar, member, suffix.lower(), job)
-                tar.members = []  # frees the list of members
+                tar.members = []  # type: ignore[attr-defined]  # frees the list of members
     except (tarfile.TarError, EOFError) as error:
         dropped.add("archive that ends early", job.shard.name, said=str(error))
         sample = None  # the last sample may be incomplete

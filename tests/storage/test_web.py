@@ -58,8 +58,8 @@ def test_a_file_is_there_or_not(server: str) -> None:
     ("status", "said"),
     [
         (403, "access to .*/403 is denied"),
-        (429, "/429 could not be reached for 0 s .*429"),
-        (503, "/503 could not be reached for 0 s .*503"),
+        (429, "/429 could not be reached for \\d+ s .*429"),
+        (503, "/503 could not be reached for \\d+ s .*503"),
     ],
 )
 def test_one_that_refuses_is_told(server: str, status: int, said: str, ask: object) -> None:
@@ -79,7 +79,7 @@ def test_one_that_does_not_answer_is_told(tmp_path: object) -> None:
         bound.bind(("127.0.0.1", 0))  # nobody listens
         place = f"http://127.0.0.1:{bound.getsockname()[1]}/corpus"
         for ask in (storage.exists, storage.size_of, storage.read):
-            with pytest.raises(UserError, match=r"corpus could not be reached for 0 s .*Cannot connect"):
+            with pytest.raises(UserError, match=r"corpus could not be reached for \d+ s .*Cannot connect"):
                 ask(place, AT_ONCE)
         with pytest.raises(UserError, match=r"manifest.json could not be reached"):
             Corpus.open(place, Cache(tmp_path, retry=AT_ONCE))  # type: ignore[arg-type]
