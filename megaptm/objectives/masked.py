@@ -113,7 +113,7 @@ class MaskedLM(Objective):
     """Masked language modeling on packed documents, each `cls` text `sep`."""
 
     hide: str = "tokens"
-    """What is masked together: a key of `hide.HIDES`, or a custom function, package.module:NAME."""
+    """Masking strategy: a key of `hide.HIDES`, or a custom function, package.module:NAME."""
     rate: Rate = RATE
     """Share of tokens that are masked and predicted."""
     units: Literal["tokens", "words", "phrases", "entities"] = "words"

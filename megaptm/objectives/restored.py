@@ -48,7 +48,7 @@ class MaskedText(_Restored):
     random: Share = 0.1
     """Share of masked tokens that are replaced by a random token; the rest is unchanged."""
     hide: Literal["tokens", "span"] = "tokens"
-    """What is masked: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
+    """Unit of masking: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
     ask: Literal["whole", "hidden"] = "whole"
     """Target: the `whole` text, or the `hidden` tokens in order."""
 

@@ -25,7 +25,7 @@ class SpanCorruption(EncoderDecoder):
     mean: MeanLength = MEAN
     """Mean length of a masked span, for `spans`."""
     hide: Literal["spans", "tokens"] = "spans"
-    """What is masked: `spans`, or single `tokens`, where adjacent ones form a span (section 3.3.2)."""
+    """Unit of masking: `spans`, or single `tokens`, where adjacent ones form a span (section 3.3.2)."""
 
     def __post_init__(self) -> None:
         if self.hide == "tokens" and self.mean != MEAN:
