@@ -63,8 +63,8 @@ class Scale:
 SCALES = (Scale(4, 128, 600, 1.0), Scale(4, 128, 300, 1.0), Scale(4, 128, 150, 1.0), Scale(2, 96, 150, 0.5))
 # Leaves the whole demo under three minutes if the processor remains as fast as during the measurement.
 LONGEST_SECONDS = 150.0
-# Measured on two cores of Zen 5 and on two of an EPYC of 2021, with equal results: a step of two processes takes 1.4
-# times the measured pass, and everything else in the demo takes as long as 250 steps.
+# Measured on two cores of Zen 5: a step of two processes takes 1.4 times the measured pass, and everything else in the
+# demo takes as long as 250 steps. For slower cores this is an estimate; none have been timed.
 STEP_PASSES = 1.4
 OTHER_STEPS = 250
 

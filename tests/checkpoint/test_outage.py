@@ -95,7 +95,7 @@ for step in (10, 20, 30, 40):
 
 
 def saved(tmp_path, environment, *, seconds):
-    """What a job says that saves four steps while calls fail."""
+    """Return the output of a job that saves four steps while calls fail."""
     words = [sys.executable, "-c", SAVE, str(tmp_path), str(seconds)]
     done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

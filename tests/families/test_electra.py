@@ -208,7 +208,7 @@ def test_the_judge_teaches_the_generator_nothing() -> None:
 
 
 def test_each_of_the_pair_learns_from_its_own_loss_alone() -> None:
-    """Of the joint loss, MLM + 50 replaced-token: gradients of either encoder are bit for bit those of its own part."""
+    """Joint loss, MLM + 50 replaced-token: gradients of either encoder are bit for bit those of its own part."""
     model, batch = tiny_model("electra"), tiny_batch("electra")
     parameters = dict(model.named_parameters())
 

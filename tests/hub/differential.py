@@ -265,7 +265,7 @@ def outcome(name: str, case: Case | None, folder: Path) -> str:
 
 
 def fault(case: Case, said: str) -> str | None:
-    """What is wrong with an outcome: other outputs, or a refusal that does not name the field."""
+    """Return the fault of an outcome: other outputs, or a refusal that does not name the field."""
     if said in ("equal", "transformers refuses"):
         return None
     if said.startswith("refused: ") and case.field.rpartition(".")[2] in said:

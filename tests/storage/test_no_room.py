@@ -1,4 +1,4 @@
-"""What has no room is named: the disk, the memory that processes share, a limit on files, a quota."""
+"""Messages name the resource that is full: disk, shared memory, file size limit or quota."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from megaptm.errors import UserError, storage_errors_as_user_errors
 
 
 def told_by(code, *before):
-    """What a process of its own says that runs `code`."""
+    """Return the output of a separate process that runs `code`."""
     lines = [
         "from megaptm.errors import UserError, storage_errors_as_user_errors",
         "try:",

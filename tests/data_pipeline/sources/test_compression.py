@@ -66,7 +66,7 @@ def test_a_skippable_frame_begins_a_tar(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_file_that_begins_with_its_dictionary_is_read_with_it(packed, tmp_path, chunk_bytes):
-    """As `.warc.zst` does: https://iipc.github.io/warc-specifications/specifications/warc-zstd/"""
+    """Layout of `.warc.zst`: https://iipc.github.io/warc-specifications/specifications/warc-zstd/"""
     rows = [b'{"text": "document %d says nothing of %d"}\n' % (number, number**3) for number in range(2000)]
     dictionary = zstd.train_dict(rows, 2000)
     content = zstd.compress(dictionary.dict_content) if packed else dictionary.dict_content
