@@ -24,7 +24,7 @@ def rows() -> Iterator[tuple[str, Plan]]:
 
 
 def markdown() -> str:
-    """Return the table of docs/configs.md."""
+    """Return the table of docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
     return "\n".join([*lines, *(_line(name, made) for name, made in rows())])
 

@@ -85,5 +85,5 @@ def test_the_shipped_default_is_the_fewest_devices_but_for_the_175b():
 
 
 def test_the_page_shows_this_table():
-    page = (ROOT / "docs" / "configs.md").read_text(encoding="utf-8")
-    assert markdown() in page, "run python -m megaptm.plan.layouts and put its table into docs/configs.md"
+    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8")
+    assert markdown() in page, "run python -m megaptm.plan.layouts and put its table into docs/layouts.md"
