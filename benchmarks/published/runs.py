@@ -1,4 +1,4 @@
-"""Published runs beside what the planner says of them: the table of docs/planner.md."""
+"""Comparison of published runs with the planner: the tables of docs/planner.md and docs/planner-runs.md."""
 
 from __future__ import annotations
 
