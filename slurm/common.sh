@@ -68,7 +68,7 @@ look_at_nodes() {
     local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
     timeout "$look" srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
         -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
-    once megaptm.launch.slurm.node_report --asked="$begin" "$logs" || exit
+    once megaptm.launch.slurm.node_report --probe-start="$begin" "$logs" || exit
 }
 
 # Slurm numbers the steps of each start from 0 on. An srun that lives on where Slurm lost sight of an earlier start cancels

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NoReturn
 
-from megaptm.launch.worker_group import Rendezvous, environments, listen
+from megaptm.launch.worker_group import Rendezvous, listen, rank_environments
 from megaptm.run.folder import read_config
 from megaptm.run.rank import LISTENER
 from tests.ranks import PROCESSES
@@ -36,7 +36,7 @@ def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
     world = read_config(Path(said[1]), said[2:]).layout.processes if said[0] == "train" else 0
     with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as told, listen() as listener:
         meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
-        given = environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
+        given = rank_environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
         logs = [Path(told) / str(rank) for rank in given]
         processes = [
             PROCESSES.Process(

@@ -67,8 +67,8 @@ def test_a_job_is_written_and_its_script_found(installed, real_corpus, tmp_path)
     shown = installed("launch", "slurm", "gpt2/tiny", *words, "--dry-run", PATH="/nonexistent")
     assert shown.returncode == 0, shown.stderr
     assert 'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"' in shown.stdout
-    asked = "import megaptm.launch.slurm.request as request; print(request.home())"
-    home = subprocess.run(
+    asked = "import megaptm.launch.slurm.request as request; print(request.checkout_folder())"
+    checkout_folder = subprocess.run(
         [sys.executable, "-c", asked],
         env={**os.environ, "PYTHONPATH": str(installed.target)},
         cwd=tmp_path,
@@ -76,7 +76,7 @@ def test_a_job_is_written_and_its_script_found(installed, real_corpus, tmp_path)
         text=True,
         check=True,
     )
-    assert home.stdout.strip() == str(installed.target / "megaptm/shipped")
+    assert checkout_folder.stdout.strip() == str(installed.target / "megaptm/shipped")
     assert (installed.target / "megaptm/shipped/slurm/common.sh").is_file()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megaptm.check.finding import Case, Finding, Request, counted
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.options import option
+from megaptm.schedulers.slurm.options import option_value
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def arithmetic(case: Case) -> Iterator[Finding]:
 
 def _refuse_other_gpus(request: Request, per_node: int) -> None:
     """Refuse another number of GPUs in --sbatch, which may only name their type."""
-    written, gpus = option(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
+    written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, number = (written or f":{gpus}").rpartition(":")
     if number != str(gpus) or (written and not kind):
         raise UserError(

@@ -18,8 +18,8 @@ from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.run.folder import read_draft
-from megaptm.schedulers.slurm.options import read_options
-from megaptm.schedulers.slurm.slurm_time import seconds_of
+from megaptm.schedulers.slurm.options import parse_sbatch_options
+from megaptm.schedulers.slurm.slurm_time import parse_time
 
 Word = TypeVar("Word")
 Value = TypeVar("Value")
@@ -54,8 +54,8 @@ class CommandLine:
 def look_at(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
     """Yield all findings as they appear."""
     faults: list[Finding] = []
-    seconds = _read(seconds_of, command_line.time, "time", faults)
-    options = _read(read_options, command_line.slurm_options, "slurm", faults) or ()
+    seconds = _read(parse_time, command_line.time, "time", faults)
+    options = _read(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
     machine = _read(load_machine, command_line.machine, "machine", faults)
     checks = _read(_chosen, command_line.only, "topic", faults)
     draft = _read(lambda path: read_draft(path, command_line.overrides), command_line.config, "config", faults)

@@ -19,9 +19,15 @@ LINE_BYTES = 1000
 
 
 @click.command()
-@click.option("--token", type=click.Path(path_type=Path), help="A file that who asks has written on the shared disk.")
-@click.option("--folder", "folders", multiple=True, type=click.Path(path_type=Path), help="Must be seen from here.")
-@click.option("--place", "places", multiple=True, type=click.Path(path_type=Path), help="Must be writable from here.")
+@click.option_value(
+    "--token", type=click.Path(path_type=Path), help="A file that who asks has written on the shared disk."
+)
+@click.option_value(
+    "--folder", "folders", multiple=True, type=click.Path(path_type=Path), help="Must be seen from here."
+)
+@click.option_value(
+    "--place", "places", multiple=True, type=click.Path(path_type=Path), help="Must be writable from here."
+)
 def main(token: Path | None, folders: tuple[Path, ...], places: tuple[Path, ...]) -> None:
     """Print one fact per line."""
     say("clock", time.time())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from megaptm.schedulers.node_process import ProcessOutput, facts, last_line, run
+from megaptm.schedulers.node_process import ProcessOutput, last_line, parse_facts, run_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,15 @@ def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -
     """Run one process on each node; nodes without a reply in time are silent."""
     begin = time.time()
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
-        from megaptm.schedulers.slurm.nodes import run_on_slurm
+        from megaptm.schedulers.slurm.nodes import run_on_slurm_nodes
 
-        nodes, output = run_on_slurm(module, arguments, seconds)
+        nodes, output = run_on_slurm_nodes(module, arguments, seconds)
     elif os.environ.get("RAY_ADDRESS"):
-        from megaptm.schedulers.ray.nodes import run_on_ray
+        from megaptm.schedulers.ray.nodes import run_on_ray_nodes
 
-        nodes, output = run_on_ray(module, arguments, seconds)
+        nodes, output = run_on_ray_nodes(module, arguments, seconds)
     else:
-        alone = run(module, arguments, seconds=seconds)
+        alone = run_module(module, arguments, seconds=seconds)
         return gather([socket.gethostname()], [alone], begin=begin, everywhere=False)
     return gather(nodes, output, begin=begin, everywhere=True)
 
@@ -49,8 +49,8 @@ def gather(nodes: Sequence[str], output: Sequence[ProcessOutput], *, begin: floa
     """Return the facts of nodes that replied, and the last error line of the others."""
     pairs = list(zip(nodes, output, strict=True))
     return Answers(
-        by_node={node: found for node, one in pairs if (found := facts(one.stdout))},
-        silent={node: last_line(one.stderr) for node, one in pairs if not facts(one.stdout)},
+        by_node={node: found for node, one in pairs if (found := parse_facts(one.stdout))},
+        silent={node: last_line(one.stderr) for node, one in pairs if not parse_facts(one.stdout)},
         begin=begin,
         end=time.time(),
         everywhere=everywhere,

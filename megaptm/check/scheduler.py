@@ -11,9 +11,9 @@ from math import ceil, isinf
 from megaptm.check.allocation import Allocation, allocation
 from megaptm.check.finding import Case, Finding, Request
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.command import ask
-from megaptm.schedulers.slurm.options import option, script_word
-from megaptm.schedulers.slurm.slurm_time import seconds_of, words
+from megaptm.schedulers.slurm.command import run_slurm
+from megaptm.schedulers.slurm.options import option_value, quote_for_script
+from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time
 
 TOPIC = "slurm"
 
@@ -23,7 +23,7 @@ def scheduler(case: Case) -> Iterator[Finding]:
     request = case.request
     if request.slurm_options is None:
         return
-    script_word(case.config.run, "run")
+    quote_for_script(case.config.run, "run")
     if shutil.which("sbatch") is None:
         says = "Slurm is not on this machine: check again where jobs are submitted."
         yield Finding(TOPIC, "unknown", says)
@@ -42,8 +42,10 @@ def scheduler(case: Case) -> Iterator[Finding]:
 
 def _partition(options: Sequence[str]) -> dict[str, str]:
     """Return Slurm's facts about the requested partition, or the default one."""
-    found = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in ask("scontrol", "show", "partition", "--oneliner")]
-    wanted = option(options, "partition")
+    found = [
+        dict(re.findall(r"(\w+)=(\S*)", line)) for line in run_slurm("scontrol", "show", "partition", "--oneliner")
+    ]
+    wanted = option_value(options, "partition")
     for partition in found:
         if partition["PartitionName"] == wanted or (wanted is None and partition.get("Default") == "YES"):
             return partition
@@ -58,12 +60,12 @@ def _room(case: Case, request: Request, partition: dict[str, str], asked: Alloca
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
         raise UserError(f"partition {name} of Slurm is {partition['State']}: choose another, or wait.")
-    written = option(options, "time")
-    seconds = seconds_of(written) if written else request.seconds
-    if seconds is not None and seconds > (longest := seconds_of(partition.get("MaxTime", "UNLIMITED"))):
+    written = option_value(options, "time")
+    seconds = parse_time(written) if written else request.seconds
+    if seconds is not None and seconds > (longest := parse_time(partition.get("MaxTime", "UNLIMITED"))):
         raise UserError(
-            f"partition {name} of Slurm gives a job {words(longest)} at most, not {words(seconds)}: lower --time; the "
-            "run goes on in the next job."
+            f"partition {name} of Slurm gives a job {format_seconds(longest)} at most, not {format_seconds(seconds)}: "
+            "lower --time; the run goes on in the next job."
         )
     if asked is None:
         return
@@ -106,7 +108,7 @@ def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Allocation) -> Fi
 
 def _nodes(partition: str) -> dict[str, int]:
     """Return node of a partition -> number of its GPUs."""
-    lines = ask("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
+    lines = run_slurm("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N|%G")
     return {node: _gpus_in(gres) for node, _, gres in (line.partition("|") for line in lines)}
 
 
@@ -125,4 +127,4 @@ def _test_only(request: Request, asked: Allocation) -> None:
         *([f"--gpus-per-node={gpus}"] if gpus else []),
         *([f"--time={ceil(limit / 60)}"] if limit is not None and not isinf(limit) else []),
     ]
-    ask("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")
+    run_slurm("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")

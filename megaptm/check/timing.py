@@ -11,8 +11,8 @@ from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, plan
-from megaptm.schedulers.slurm.options import option
-from megaptm.schedulers.slurm.slurm_time import seconds_of, warning_seconds, words
+from megaptm.schedulers.slurm.options import option_value
+from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time, warning_seconds
 
 TOPIC = "time"
 LOST = 0.02
@@ -23,13 +23,13 @@ LOST_DEVICE_HOURS = 100.0
 def timing(case: Case) -> Iterator[Finding]:
     """Compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
-    written = option(options, "time")
-    limit = seconds_of(written) if written else case.request.seconds
+    written = option_value(options, "time")
+    limit = parse_time(written) if written else case.request.seconds
     warned = warning_seconds(options)
     if limit is not None and limit <= warned:
         raise UserError(
-            f"a job of {words(limit)} is told to save {words(warned)} before its end, which is at once: raise --time, "
-            "or have it told later (--sbatch=--signal=B:USR1@60)."
+            f"a job of {format_seconds(limit)} is told to save {format_seconds(warned)} before its end, which is at "
+            "once: raise --time, or have it told later (--sbatch=--signal=B:USR1@60)."
         )
     if case.mistakes or case.machine is None:
         how = "the config must be right first" if case.mistakes else "name the machine with --machine"
@@ -43,7 +43,9 @@ def timing(case: Case) -> Iterator[Finding]:
     if limit is not None and not isinf(limit):
         yield _job(made, limit, warned)
     else:
-        yield Finding(TOPIC, "good", f"{made.steps:,} steps of {words(made.step.seconds)} take {_whole(made)}.")
+        yield Finding(
+            TOPIC, "good", f"{made.steps:,} steps of {format_seconds(made.step.seconds)} take {_whole(made)}."
+        )
     yield _saving(made)
 
 
@@ -63,16 +65,18 @@ def _job(made: Plan, limit: float, warned: float) -> Finding:
     left = _seconds_of_steps(made, limit, warned)
     if left < step:
         raise UserError(
-            f"a job of {words(limit)} makes no step: it starts in {words(start)}, a step takes {words(step)}, and "
-            f"{words(warned)} before its end it is told to save: raise --time above {words(start + step + warned)}."
+            f"a job of {format_seconds(limit)} makes no step: it starts in {format_seconds(start)}, a step takes "
+            f"{format_seconds(step)}, and {format_seconds(warned)} before its end it is told to save: raise --time "
+            f"above {format_seconds(start + step + warned)}."
         )
     if warned < step + saving:
         raise UserError(
-            f"a job is told to save {words(warned)} before its end, but a step and a checkpoint take "
-            f"{words(step + saving)}: have it told earlier (--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
+            f"a job is told to save {format_seconds(warned)} before its end, but a step and a checkpoint take "
+            f"{format_seconds(step + saving)}: have it told earlier "
+            f"(--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
         )
     steps, jobs = max(1, int(left / (step + made.saving.stall / made.every))), jobs_needed(made, limit, warned)
-    says = f"a job of {words(limit)} makes {min(steps, made.steps):,} steps of {words(step)}: "
+    says = f"a job of {format_seconds(limit)} makes {min(steps, made.steps):,} steps of {format_seconds(step)}: "
     says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}, failures included."
     return Finding(TOPIC, "good", says, {**numbers, "steps_per_job": steps, "jobs": jobs})
 
@@ -83,7 +87,7 @@ def _saving(made: Plan) -> Finding:
     numbers = {"every": made.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
     if lost > LOST and lost * made.device_hours > LOST_DEVICE_HOURS:
         says = (
-            f"checkpoint.every ({made.every:,} steps, {words(made.every * made.step.seconds)}) costs "
+            f"checkpoint.every ({made.every:,} steps, {format_seconds(made.every * made.step.seconds)}) costs "
             f"{1 - failures.goodput:.1%} of the time, with failures; every {failures.best_interval_steps:,} would cost "
             f"{1 - failures.best_goodput:.1%}."
         )
@@ -93,4 +97,4 @@ def _saving(made: Plan) -> Finding:
 
 
 def _whole(made: Plan) -> str:
-    return words(made.seconds)
+    return format_seconds(made.seconds)

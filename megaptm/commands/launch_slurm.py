@@ -62,9 +62,9 @@ def slurm(
     """
     from megaptm.check.finding import counted
     from megaptm.errors import UserError
-    from megaptm.launch.slurm.request import JobRequest, submission
+    from megaptm.launch.slurm.request import JobRequest, make_submission
 
-    asked = JobRequest(
+    job_request = JobRequest(
         config=config,
         overrides=overrides,
         machine=machine,
@@ -74,18 +74,18 @@ def slurm(
         cpus=cpus,
         limit=limit,
         jobs=jobs,
-        more=sbatch,
+        sbatch_options=sbatch,
     )
-    made = submission(asked)
+    submission = make_submission(job_request)
     if dry_run:
-        echo(made.script, nl=False)
-        echo(f"{made.jobs} jobs, each after the other." if made.jobs > 1 else "1 job.", err=True)
-        if made.faults:
-            number = counted(len(made.faults), "fault", "faults")
-            raise UserError(f"this script would not be submitted ({number}):", *made.faults)
+        echo(submission.script, nl=False)
+        echo(f"{submission.jobs} jobs, each after the other." if submission.jobs > 1 else "1 job.", err=True)
+        if submission.faults:
+            number = counted(len(submission.faults), "fault", "faults")
+            raise UserError(f"this script would not be submitted ({number}):", *submission.faults)
         return
-    made.prepare()
-    sys.exit(_submit(made.config, made.jobs, follow))
+    submission.prepare()
+    sys.exit(_submit(submission.config, submission.jobs, follow))
 
 
 def _submit(config: Config, jobs: int, follow: bool) -> int:

@@ -1,6 +1,6 @@
-"""Training on this machine: starts the processes, supervises them, and ends all when one fails. No torch.
+"""Training on this machine: start the processes, supervise them, and end all when one fails. No torch.
 
-If torchrun or srun started the processes, this is one of them.
+If torchrun or srun started this process, it becomes one of the ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_errors, storage_errors_as_user_errors
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, forwarding, listen
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forwarding, listen, rank_environments
 from megaptm.python_path import module_command
 from megaptm.report.terminal import title
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
@@ -38,22 +38,22 @@ SILENT_SECONDS = 20.0
 
 def train(config: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> int:
     """Train or continue the run of a config; return the exit code of the run, or of this rank."""
-    place = worker_environment()
+    rank_environment = worker_environment()
     try:
-        wanted = read_config(config, overrides)
-        if place is not None:
-            check_processes(place, wanted.layout)
+        run_config = read_config(config, overrides)
+        if rank_environment is not None:
+            check_processes(rank_environment, run_config.layout)
     except UserError:
-        if place is not None and place.rank > 0:
+        if rank_environment is not None and rank_environment.rank > 0:
             # All ranks detect the same error and rank 0 reports it; torchrun and srun then end the others.
             time.sleep(SILENT_SECONDS)
             sys.exit(EXIT_USER_ERROR)
         raise
-    with storage_errors_as_user_errors(wanted.run):
-        return _train_here(wanted) if place is None else _be_a_worker(wanted, place)
+    with storage_errors_as_user_errors(run_config.run):
+        return _launch_here(run_config) if rank_environment is None else _run_as_worker(run_config, rank_environment)
 
 
-def _train_here(config: Config) -> int:
+def _launch_here(config: Config) -> int:
     is_new = not Path(config.run).exists()
     check_corpora(config)
     with only_start(config):
@@ -78,16 +78,16 @@ def _train_here(config: Config) -> int:
             raise
 
 
-def _be_a_worker(config: Config, place: RankEnvironment) -> int:
+def _run_as_worker(config: Config, rank_environment: RankEnvironment) -> int:
     from megaptm.train.run import run_worker
 
-    if place.rank > 0:
-        return run_worker(str(wait_until_prepared(config)), place)
+    if rank_environment.rank > 0:
+        return run_worker(str(wait_until_prepared(config)), rank_environment)
     check_corpora(config)
     with only_start(config):
         run = prepare(config)
         note_launch(run)
-        return run_worker(str(run), place)
+        return run_worker(str(run), rank_environment)
 
 
 def launch(
@@ -118,10 +118,10 @@ def launch(
     workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
     watchdog = Watchdog(beats, range(processes), limits=Limits(hang_seconds=hang_seconds, patience=patience)).clear()
-    given = {**(environment or {}), VARIABLE: str(watchdog.folder)}
+    variables = {**(environment or {}), VARIABLE: str(watchdog.folder)}
     with forwarding(workers.forward):
         try:
-            workers.start(environments(range(processes), rendezvous, given, threads=threads), listener)
+            workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):
                 return exit_code_of_hang(hang, run=run)
             workers.end_all(grace_seconds)

@@ -13,7 +13,7 @@ from megaptm.resilience.failures import TAIL_BYTES, TRACEBACK, USER_ERROR
 
 # Longer than a process needs to exit after its traceback. If it lives on, the traceback is only a message.
 HOLD_SECONDS = 5.0
-MARKS = (TRACEBACK.encode(), USER_ERROR.encode())
+ERROR_MARKS = (TRACEBACK.encode(), USER_ERROR.encode())
 
 
 class LogTee(threading.Thread):
@@ -37,7 +37,7 @@ class LogTee(threading.Thread):
                 if not chunk:
                     return
                 self._write(log, chunk)
-                self._pass_on(chunk)
+                self._copy(chunk)
 
     def _write(self, log: IO[bytes], chunk: bytes) -> None:
         written = 0
@@ -50,12 +50,12 @@ class LogTee(threading.Thread):
         self._show(self.held)
         self.held = b""
 
-    def _pass_on(self, chunk: bytes) -> None:
+    def _copy(self, chunk: bytes) -> None:
         if self.held:
             self.held += chunk
             return
         # Only at the start of a line: elsewhere the words are part of a message.
-        starts = [at for mark in MARKS if (at := (b"\n" + chunk).find(b"\n" + mark)) >= 0]
+        starts = [at for mark in ERROR_MARKS if (at := (b"\n" + chunk).find(b"\n" + mark)) >= 0]
         cut = min(starts, default=len(chunk))
         self.held = chunk[cut:]
         self._show(chunk[:cut])

@@ -21,7 +21,7 @@ class RestartPolicy:
     retries: int | None = None
     """Remaining restarts after hangs and failures; None: any number."""
 
-    def goes_on(self, ending: Ending, *, progress: bool = True) -> bool:
+    def may_restart(self, ending: Ending, *, progress: bool = True) -> bool:
         """Whether to restart; counts the restart. `progress`: whether a checkpoint was saved since the last start.
 
         A lost node always allows a restart. A run that ends twice at the same step would end there forever.

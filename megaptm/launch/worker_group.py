@@ -30,7 +30,7 @@ BACKLOG = 2048
 """Pending connections of ranks that start before rank 0 has imported torch."""
 KILL_SECONDS = 30.0
 """Seconds after which a killed process is left to the kernel."""
-SAVES = "finishing the step and saving; then this ends with exit code 75"
+SAVES = "finishing the step and saving; then exiting with code 75"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LocalWorkerGroup:
         self._command, self._logs = list(command), logs
         self._out, self._err = out, err
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._begins: dict[int, int] = {}
+        self._log_starts: dict[int, int] = {}
         self._tees: list[LogTee] = []
         self.ends: list[ProcessExit] = []
         """Exits in order of time, without processes that the launcher ended."""
@@ -64,13 +64,15 @@ class LocalWorkerGroup:
         """Start a process per rank. `listener`, the socket of the rendezvous, is passed to rank 0 and closed here."""
         self._logs.mkdir(parents=True, exist_ok=True)
         # Restarts append to the same log: output of an earlier start must not be read as new.
-        self._begins = {rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments}
+        self._log_starts = {
+            rank: path.stat().st_size if (path := self._log(rank)).exists() else 0 for rank in environments
+        }
         # Created before the fork: a child between fork and exec must not import or allocate much.
-        begin, rank_0_output = _begin_of_child(), None if self._out is None else subprocess.PIPE
+        child_setup, rank_0_output = _child_setup(), None if self._out is None else subprocess.PIPE
         for rank, environment in environments.items():
-            handed: tuple[int, ...] = ()
+            passed_fds: tuple[int, ...] = ()
             if rank == 0 and listener is not None:
-                handed, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
+                passed_fds, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
             with os.fdopen(open_own(self._log(rank), APPEND), "ab") as log:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
@@ -81,8 +83,8 @@ class LocalWorkerGroup:
                     # In its own session: Ctrl-C reaches a worker once, through the launcher, and its helpers are killed
                     # with it.
                     start_new_session=True,
-                    preexec_fn=begin,
-                    pass_fds=handed,
+                    preexec_fn=child_setup,
+                    pass_fds=passed_fds,
                 )
         if listener is not None:
             listener.close()  # otherwise ranks would wait at the socket of a dead rank 0
@@ -101,7 +103,7 @@ class LocalWorkerGroup:
         """Wait until all have exited, one has failed, or one hangs; return the hang."""
         if watchdog is not None:
             watchdog.know({rank: process.pid for rank, process in self._processes.items()})
-        while self.look() and not failures(self.ends):
+        while self.poll() and not failures(self.ends):
             time.sleep(POLL_SECONDS)
             ended = {end.rank for end in self.ends}
             if watchdog is not None and (hang := watchdog.look(ended, stopping=bool(self.forwarded))):
@@ -112,7 +114,7 @@ class LocalWorkerGroup:
         """Let the remaining processes exit by themselves, then send SIGTERM, until the deadline. Returns at once if
         none is left."""
         deadline = time.monotonic() + grace_seconds
-        while self.look() and time.monotonic() < deadline:
+        while self.poll() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         self._send(signal.SIGTERM)
         deadline += grace_seconds
@@ -120,7 +122,7 @@ class LocalWorkerGroup:
             time.sleep(POLL_SECONDS)
 
     def kill_all(self) -> None:
-        """Kill every process group, including those of exited processes, whose helpers may still run."""
+        """Kill all process groups, also those of exited processes, whose helpers may still run."""
         for process in self._processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -139,13 +141,13 @@ class LocalWorkerGroup:
         for tee in self._tees:
             tee.release()
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Record processes that have exited; return whether any is alive."""
         known = {end.rank for end in self.ends}
         for rank, process in self._processes.items():
             code = process.poll()
             if rank not in known and code is not None:
-                self.ends.append(ProcessExit(rank=rank, code=code, log=self._log(rank), begin=self._begins[rank]))
+                self.ends.append(ProcessExit(rank=rank, code=code, log=self._log(rank), begin=self._log_starts[rank]))
         return len(self.ends) < len(self._processes)
 
     def _send(self, number: int) -> None:
@@ -156,19 +158,26 @@ class LocalWorkerGroup:
         return self._logs / f"rank-{rank}.log"
 
 
-def environments(
-    ranks: Sequence[int], rendezvous: Rendezvous, given: Mapping[str, str], *, threads: int | None
+def rank_environments(
+    ranks: Sequence[int], rendezvous: Rendezvous, variables: Mapping[str, str], *, threads: int | None
 ) -> dict[int, dict[str, str]]:
     """Return the environment of each rank on this machine. Cores are shared equally unless `threads` is set."""
-    share = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
-    wanted = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
-    place = {
+    default_threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
+    configured_threads = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
+    rendezvous_variables = {
         "MASTER_ADDR": rendezvous.address,
         "MASTER_PORT": str(rendezvous.port),
         "WORLD_SIZE": str(rendezvous.world),
     }
-    common = {**share, **os.environ, **wanted, "PYTHONUNBUFFERED": "1", **given, **place}
-    return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(number)} for number, rank in enumerate(ranks)}
+    common = {
+        **default_threads,
+        **os.environ,
+        **configured_threads,
+        "PYTHONUNBUFFERED": "1",
+        **variables,
+        **rendezvous_variables,
+    }
+    return {rank: {**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)} for local_rank, rank in enumerate(ranks)}
 
 
 def listen(address: str | None = "127.0.0.1") -> socket.socket:
@@ -184,17 +193,17 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
 
     The first Ctrl-C prints a message at once; the second raises KeyboardInterrupt, and later ones are ignored.
     """
-    asked: set[int] = set()
+    received: set[int] = set()
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and number in asked:
+        if number == signal.SIGINT and number in received:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt
-        is_first = number not in asked
-        asked.add(number)  # before the message, which another signal may follow at once
+        is_first = number not in received
+        received.add(number)  # before the message, which another signal may follow at once
         if is_first:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            again = ". Ctrl-C again: leave at once, without saving" if number == signal.SIGINT else ""
+            again = ". Ctrl-C again: exit at once, without saving" if number == signal.SIGINT else ""
             with contextlib.suppress(OSError):  # the terminal may be gone
                 # Not print: the signal may interrupt one.
                 os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
@@ -208,7 +217,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _begin_of_child() -> Callable[[], None]:
+def _child_setup() -> Callable[[], None]:
     """Return the function that a child runs before exec."""
     end_with_launcher = end_with_parent(os.getpid())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megaptm.config import Layout
 from megaptm.errors import UserError, integer_of
-from megaptm.schedulers.slurm.environment import variables_of_ranks
+from megaptm.schedulers.slurm.environment import torch_variables
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
 """Variable of rank 0: descriptor of a listening socket that the launcher opened. It reserves the port until rank 0 has
@@ -38,7 +38,7 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
         # rank.
         if "SLURM_PROCID" not in environ or integer_of(environ, "SLURM_STEP_NUM_TASKS", 1) == 1:
             return None
-        environ.update({name: value for name, value in variables_of_ranks(environ).items() if name not in environ})
+        environ.update({name: value for name, value in torch_variables(environ).items() if name not in environ})
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if missing:
         raise UserError(f"{missing[0]} is not set though other variables of a launcher are: set it, or unset RANK.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from megaptm.config import Config, dump
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.command import ask
+from megaptm.schedulers.slurm.command import run_slurm
 from megaptm.storage import write_whole
 
 SCRIPT = "job.sh"
@@ -59,7 +59,7 @@ def queued(run: Path) -> dict[str, str]:
     """
     script = run / SCRIPT
     try:
-        lines = ask("squeue", "--noheader", "--format=%A|%T|%o")
+        lines = run_slurm("squeue", "--noheader", "--format=%A|%T|%o")
     except UserError:
         return {}
     rows = [line.split("|", 2) for line in lines if line.count("|") >= 2]

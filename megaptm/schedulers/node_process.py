@@ -24,15 +24,15 @@ class ProcessOutput:
     stderr: str
 
 
-def run(
-    module: str, arguments: Sequence[str], *, seconds: float, more: Mapping[str, str] | None = None
+def run_module(
+    module: str, arguments: Sequence[str], *, seconds: float, variables: Mapping[str, str] | None = None
 ) -> ProcessOutput:
-    """Run the module as a process on this machine."""
-    return finish(module_command(module, *arguments), {**os.environ, **(more or {})}, seconds)
+    """Run a module as a process on this machine, with additional environment variables."""
+    return run_command(module_command(module, *arguments), {**os.environ, **(variables or {})}, seconds)
 
 
-def finish(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:
-    """Return the output of a command, ended after a number of seconds."""
+def run_command(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> ProcessOutput:
+    """Return the output of a command, which is ended after a number of seconds."""
     process = subprocess.Popen(
         command,
         env=dict(environment),
@@ -47,23 +47,22 @@ def finish(command: Sequence[str], environment: Mapping[str, str], seconds: floa
         process.terminate()
     try:
         out, err = process.communicate(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired as late:
-        # Only its output is waited for: the process may be blocked on a disk that is gone, or a child may hold its
-        # pipes.
+    except subprocess.TimeoutExpired as timeout:
+        # Do not wait for the process: it may be blocked on a lost disk, or a child may hold its pipes.
         process.kill()
-        out, err = (text.decode(errors="replace") if text else "" for text in (late.stdout, late.stderr))
-    return ProcessOutput(out, f"{err}\nnothing in {seconds:.0f} s")
+        out, err = (text.decode(errors="replace") if text else "" for text in (timeout.stdout, timeout.stderr))
+    return ProcessOutput(out, f"{err}\nno answer in {seconds:.0f} s")
 
 
-def facts(text: str) -> dict[str, Any]:
+def parse_facts(text: str) -> dict[str, Any]:
     """Return the facts in the output of a node's process; other lines, such as a site's prolog, are ignored."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
             if line.startswith("{"):
-                found |= json.loads(line)
-    return found
+                facts |= json.loads(line)
+    return facts
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["nothing"])[-1][:200]
+    return (text.strip().splitlines() or ["no output"])[-1][:200]

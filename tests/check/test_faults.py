@@ -157,7 +157,7 @@ FAULTS = [
     (asking("train.batch=many"), r"config: override 'train.batch=many': train.batch must be an integer, not 'many'"),
     (
         asking("--time", "soon"),
-        r"time: --time soon is no time: write minutes \(90\), H:M:S \(24:00:00\) or D-H \(2-12\)",
+        r"time: --time soon is not a time: write minutes \(90\), H:M:S \(24:00:00\) or D-H \(2-12\)",
     ),
     (
         asking("--time", "15"),

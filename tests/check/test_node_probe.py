@@ -6,16 +6,18 @@ import pytest
 
 from megaptm.check.node_probe import probe_nodes
 from megaptm.errors import UserError
-from megaptm.schedulers.node_process import ProcessOutput, facts, run
-from megaptm.schedulers.slurm.nodes import by_label
+from megaptm.schedulers.node_process import ProcessOutput, parse_facts, run_module
+from megaptm.schedulers.slurm.nodes import split_by_node
 
 
 def test_facts_are_what_the_lines_of_json_say():
-    assert facts('Welcome to the cluster\n{"cpus": 2}\n{"node": "n1"}\n{broken\n') == {"cpus": 2, "node": "n1"}
+    assert parse_facts('Welcome to the cluster\n{"cpus": 2}\n{"node": "n1"}\n{broken\n') == {"cpus": 2, "node": "n1"}
 
 
 def test_a_process_that_hangs_is_ended_and_said_to_say_nothing():
-    assert run("timeit", ["-n1", "-r1", "import time; time.sleep(600)"], seconds=2).stderr.endswith("nothing in 2 s")
+    assert run_module("timeit", ["-n1", "-r1", "import time; time.sleep(600)"], seconds=2).stderr.endswith(
+        "no answer in 2 s"
+    )
 
 
 def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
@@ -23,9 +25,9 @@ def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
     stderr = (
         " 0: a warning\n 1: Traceback\n 1: ImportError: no\nsrun: error: node3: task 2: Exited with exit code 127\n"
     )
-    found = by_label(ProcessOutput(stdout, stderr), [f"node{number}" for number in range(1, 12)])
-    assert facts(found[0].stdout) == {"cpus": 2, "node": "node1"}
-    assert facts(found[10].stdout) == {"cpus": 3}
+    found = split_by_node(ProcessOutput(stdout, stderr), [f"node{number}" for number in range(1, 12)])
+    assert parse_facts(found[0].stdout) == {"cpus": 2, "node": "node1"}
+    assert parse_facts(found[10].stdout) == {"cpus": 3}
     assert found[1].stderr.endswith("ImportError: no")
     assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from megaptm.check.software import fit, version, versions, wrong, wrong_build
-from megaptm.schedulers.node_process import facts
+from megaptm.schedulers.node_process import parse_facts
 
 # What nvidia-smi prints, as far as it is read.
 NVIDIA_SMI = """#!/bin/sh
@@ -31,7 +31,7 @@ def node(tmp_path):
         paths = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         command = [sys.executable, "-m", "megaptm.check.node"]
         done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=True)
-        return facts(done.stdout)
+        return parse_facts(done.stdout)
 
     return ask
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from megaptm.launch.slurm.failure_report import EXIT_IN_VAIN, EXIT_UNSAVED, main
+from megaptm.launch.slurm.failure_report import EXIT_HUNG_AGAIN, EXIT_UNSAVED, main
 from megaptm.resilience.events import CheckpointEvent, Events, HangEvent, LaunchEvent
 
 COMMON = Path(__file__).parents[2] / "slurm/common.sh"
@@ -25,7 +25,7 @@ WARN = "trap 'heard=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $heard ]]; 
         ([LAUNCH, SAVED], 0),
         ([LAUNCH, SAVED, LAUNCH], EXIT_UNSAVED),
         ([LAUNCH, HANG], 75),
-        ([LAUNCH, HANG, LAUNCH, HANG], EXIT_IN_VAIN),
+        ([LAUNCH, HANG, LAUNCH, HANG], EXIT_HUNG_AGAIN),
         ([LAUNCH, HANG, LAUNCH, SAVED, HANG], 75),
         ([LAUNCH, HANG, LAUNCH, HANG, LAUNCH, SAVED], 0),
     ],
@@ -38,7 +38,7 @@ def test_whether_a_job_goes_on_is_said_by_what_it_hung_at_and_saved(tmp_path, ev
         for event in events:
             journal.write(event)
     done = CliRunner().invoke(main, [str(logs)])
-    assert (done.exit_code, "hung twice" in done.output) == (code, code == EXIT_IN_VAIN)
+    assert (done.exit_code, "hung twice" in done.output) == (code, code == EXIT_HUNG_AGAIN)
 
 
 def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
@@ -67,7 +67,7 @@ def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
         (True, 138, 0, 1, False),
     ],
 )
-def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, account, code, goes_on):
+def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, account, code, may_restart):
     """All of them leave with 75 when one hangs that can still leave, or when the warning before the time limit comes
     before the first step: the job must not go round for ever."""
     logs, requeued = tmp_path / "logs", tmp_path / "requeued"
@@ -96,5 +96,5 @@ def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, accou
     environment.pop("SLURM_RESTART_COUNT", None)
     command = ["bash", "-c", f"source '{COMMON}'; train config.yaml"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, requeued.exists()) == (code, goes_on), done.stderr
+    assert (done.returncode, requeued.exists()) == (code, may_restart), done.stderr
     assert ("came before the first step" in done.stdout) == (warned and code == 1)

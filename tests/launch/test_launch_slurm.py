@@ -66,25 +66,25 @@ def test_how_many_jobs_there_will_be_is_said(launch):
         (["--nodes", "3"], "3 nodes x 2 processes are 6, but the layout needs 4"),
         (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
         (["--machine", "a100"], "--machine a100: no such machine; did you mean a100-"),
-        (["--time", "soon"], "--time soon is no time"),
+        (["--time", "soon"], "--time soon is not a time"),
         (["--time", "10"], "a job of 10 min is told to save 15 min before its end, which is at once"),
         (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 GiB that a device of V100 32 GB has"),
-        (["--sbatch=--nodes=4"], "--sbatch may not hold --nodes (-N): give --nodes."),
-        (["--sbatch=-N4"], "--sbatch may not hold --nodes (-N): give --nodes."),
+        (["--sbatch=--nodes=4"], "--sbatch must not contain --nodes (-N): use --nodes."),
+        (["--sbatch=-N4"], "--sbatch must not contain --nodes (-N): use --nodes."),
         (["--sbatch=--gpus-per-node=9"], "--sbatch=--gpus-per-node=9: give the number of GPUs by --gpus-per-node"),
         (["--sbatch=--gpus-per-node=a100:3"], "with the same number: --sbatch=--gpus-per-node=KIND:4."),
-        (['run="/a/line\\nbreak"'], r"run ('/a/line\nbreak') has '\n' in it"),
-        (["run=/a/100%j"], "run ('/a/100%j') has '%' in it, which sbatch would not take as it is"),
-        (['run=/a/"b"'], "has '\"' in it"),
-        (["run=/a/b\\c"], "in it, which sbatch would not take as it is"),
-        (["--jobs", "501"], "501 jobs, each after the other, are more than the 500 that are submitted at once"),
+        (['run="/a/line\\nbreak"'], r"run ('/a/line\nbreak') contains '\n', which"),
+        (["run=/a/100%j"], "run ('/a/100%j') contains '%', which sbatch does not read literally"),
+        (['run=/a/"b"'], "contains '\"', which sbatch does not read literally"),
+        (["run=/a/b\\c"], r"contains '\\', which sbatch does not read literally"),
+        (["--jobs", "501"], "501 consecutive jobs are more than the 500 that are submitted at once"),
         (
             ["--machine=this-cpu", "--time=17:00", "train.steps=1000000000"],
-            "jobs, each after the other, are more than the 500 that are submitted at once: give the run more nodes",
+            "consecutive jobs are more than the 500 that are submitted at once: use more nodes",
         ),
         (["layout.tensor=3"], "layout.tensor (3) must divide"),
         (["data.mix={/nowhere: 1}"], "/nowhere"),
-        ([], "sbatch is not on this machine"),
+        ([], "sbatch is not installed on this machine"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, said):
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_the_script_of_a_run_of_too_many_jobs(launch):
     shown = launch("--dry-run", "--jobs", "501")
     assert shown.exit_code == 2
     assert shown.stdout.startswith("#!/usr/bin/env bash\n")
-    assert "501 jobs, each after the other, are more than the 500" in shown.stderr
+    assert "501 consecutive jobs are more than the 500" in shown.stderr
 
 
 def test_an_address_of_mlflow_that_was_typed_is_typed_again_in_the_job(launch):

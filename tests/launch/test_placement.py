@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import Node, place, places_for, refuse
+from megaptm.launch.ray.placement import Node, count_ranks, no_room_error, place_ranks
 
 
 def nodes(*free, devices=None):
@@ -13,7 +13,7 @@ def nodes(*free, devices=None):
 
 
 def placed(free, **layout):
-    return [(assignment.node.id, *assignment.ranks) for assignment in place(nodes(*free), Layout(**layout)) or []]
+    return [(assignment.node.id, *assignment.ranks) for assignment in place_ranks(nodes(*free), Layout(**layout)) or []]
 
 
 def test_ranks_fill_the_roomiest_nodes_first():
@@ -33,8 +33,8 @@ def test_a_device_that_is_no_whole_group_is_left_over():
 )
 def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tensor, copies):
     layout = Layout(tensor=tensor, data=copies)
-    assignments = place(nodes(*free), layout)
-    assert (assignments is not None) == (places_for(free, tensor) >= layout.processes)
+    assignments = place_ranks(nodes(*free), layout)
+    assert (assignments is not None) == (count_ranks(free, tensor) >= layout.processes)
     if assignments is not None:
         assert [rank for assignment in assignments for rank in assignment.ranks] == list(range(layout.processes))
         assert all(len(assignment.ranks) <= assignment.node.free for assignment in assignments)
@@ -44,20 +44,24 @@ def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tenso
 @pytest.mark.parametrize(
     ("there", "layout", "told"),
     [
-        ([], Layout(), "the layout needs 1 GPUs, and the Ray cluster has none: add nodes, or give --wait"),
+        (
+            [],
+            Layout(),
+            "the layout needs 1 GPUs, but the Ray cluster has none: add nodes, or wait for them with --wait",
+        ),
         (nodes(0, 0), Layout(), "the Ray cluster has none"),
         (
             nodes(2, 3),
             Layout(tensor=2, data=3),
-            "needs 6 GPUs, 2 together on a node (layout.tensor), and the Ray cluster has 2 on 10.0.0.0, 3 on 10.0.0.1: "
-            "change layout.data",
+            "needs 6 GPUs, in groups of 2 on one node (layout.tensor), but the Ray cluster has 2 on 10.0.0.0, 3 on "
+            "10.0.0.1: change layout.data",
         ),
         (
             nodes(1, devices=4),
             Layout(data=4),
-            "needs 4 GPUs, and of the Ray cluster's are free 1 on 10.0.0.0: give --wait",
+            "needs 4 GPUs, but the Ray cluster has only 1 on 10.0.0.0 free: wait for other jobs with --wait",
         ),
     ],
 )
 def test_where_there_is_no_room_it_is_told_what_there_is(there, layout, told):
-    assert told in str(refuse(there, layout, "GPU"))
+    assert told in str(no_room_error(there, layout, "GPU"))

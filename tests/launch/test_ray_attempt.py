@@ -54,11 +54,11 @@ def ask(monkeypatch, tmp_path):
 
     def run(*answers, alive=99, ready=False, asked=()):
         agents = [agent_of(number, ready=ready) for number in range(len(answers))]
-        monkeypatch.setattr(module, "nodes", lambda: ("CPU", [one.assignment.node for one in agents[:alive]]))
+        monkeypatch.setattr(module, "alive_nodes", lambda: ("CPU", [one.assignment.node for one in agents[:alive]]))
         attempt = RunAttempt([], None, kind="CPU", run=tmp_path, logs=tmp_path, watchdog=None)
         attempt._agents = agents
         said = dict(zip((id(one) for one in agents), answers, strict=True))
-        return attempt._each(agents, lambda agent: Answer(*said[id(agent)]), asked), attempt.outcome, agents
+        return attempt._ask_each(agents, lambda agent: Answer(*said[id(agent)]), asked), attempt.outcome, agents
 
     return run
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, environments, listen
+from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, listen, rank_environments
 
 MEETING = Rendezvous(world=5, address="10.0.0.7", port=4711)
 SAY = """
@@ -22,7 +22,7 @@ sys.exit(int(os.environ["RANK"]))
 def crew_of(ranks, folder):
     out, err = io.BytesIO(), io.BytesIO()
     workers = LocalWorkerGroup([sys.executable, "-c", SAY], logs=folder, out=out, err=err)
-    workers.start(environments(ranks, MEETING, {}, threads=1))
+    workers.start(rank_environments(ranks, MEETING, {}, threads=1))
     while workers.look():
         time.sleep(0.01)
     workers.kill_all()
@@ -65,7 +65,7 @@ def test_the_port_at_which_all_meet_is_nobody_elses_from_the_start(tmp_path):
     listener = listen()
     port = listener.getsockname()[1]
     workers = LocalWorkerGroup([sys.executable, "-c", MEET], logs=tmp_path, out=io.BytesIO(), err=io.BytesIO())
-    workers.start(environments(range(3), Rendezvous(3, "127.0.0.1", port), {}, threads=1), listener)
+    workers.start(rank_environments(range(3), Rendezvous(3, "127.0.0.1", port), {}, threads=1), listener)
     assert listener.fileno() == -1
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", port))

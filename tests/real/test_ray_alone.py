@@ -86,7 +86,7 @@ def test_a_halted_rank_costs_a_start_and_a_second_ctrl_c_leaves_at_once(real_cor
     send(ranks(run), signal.SIGSTOP)
     program.send_signal(signal.SIGINT)
     said = ""
-    while "leave at once" not in said:
+    while "exit at once" not in said:
         said += program.stderr.readline()
     program.send_signal(signal.SIGINT)
     _, more = program.communicate(timeout=500)

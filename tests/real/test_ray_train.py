@@ -27,7 +27,7 @@ def test_a_submitted_job_trains_as_one_process_does(ray, real_corpus, tmp_path, 
     alone = losses(tmp_path / "alone")
     assert losses(run) == {step: pytest.approx(loss, rel=1e-5) for step, loss in alone.items()}
 
-    [placed] = re.findall(r"^Start 1: (.*); each rank's log is in (.*)$", job.log, re.MULTILINE)
+    [placed] = re.findall(r"^Start 1: (.*); logs of the ranks: (.*)$", job.log, re.MULTILINE)
     assert re.fullmatch(r"ranks 0-1 on 127\.\d+\.\d+\.10\d, ranks 2-3 on 127\.\d+\.\d+\.10\d", placed[0])
     assert {path.name for path in (run / "logs").glob("*/*.log")} == {f"rank-{rank}.log" for rank in range(4)}
     assert placed[1] in map(str, (run / "logs").iterdir())

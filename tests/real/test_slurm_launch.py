@@ -76,7 +76,7 @@ def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_c
     assert last_step(run) == 3
     first, second = submitted(done.stdout.splitlines()[0])
     assert [slurm.wait_for_state(job, *ENDS) for job in (first, second)] == ["COMPLETED", "COMPLETED"]
-    assert "has all its 3 steps" in (run / f"logs/job-{second}.log").read_text()
+    assert "is complete: all 3 steps are saved" in (run / f"logs/job-{second}.log").read_text()
 
 
 @pytest.mark.drill
@@ -141,7 +141,7 @@ def test_a_chain_that_slurm_breaks_off_leaves_no_job(begin, slurm, real_corpus, 
         out, err = program.communicate(timeout=400)
         assert (program.returncode, out) == (2, "")
         assert re.match(
-            r"error: Slurm refuses the job \(.*\): .*; it would have been job \d+ of the chain, whose", err
+            r"error: Slurm rejects the job \(.*\): .*; this was job \d+ of the chain; the earlier jobs", err
         ), err
         assert err.rstrip().endswith(" are canceled.")
         slurm.wait_for(lambda: not slurm.say(*there))
@@ -181,7 +181,7 @@ def test_ctrl_c_waits_for_the_number_of_a_job_and_a_second_one_says_how_to_find_
     said = ""
     for _ in range(times):
         os.killpg(program.pid, signal.SIGINT)
-        while "leave at once" not in said:
+        while "exit at once" not in said:
             line = program.stderr.readline()
             assert line, said
             said += line
@@ -193,7 +193,9 @@ def test_ctrl_c_waits_for_the_number_of_a_job_and_a_second_one_says_how_to_find_
         assert told == f"error: interrupted; job {job} is canceled.\n"
         slurm.wait_for(lambda: slurm.job(job)["JobState"] == "CANCELLED")
     else:
-        assert told.startswith(f"error: left before sbatch had answered: the job of {run}/job.sh may be in the queue")
+        assert told.startswith(
+            f"error: interrupted before sbatch answered: the job of {run}/job.sh may be in the queue"
+        )
         assert job in slurm.say("squeue", "--me", "--format=%A %T %o").split()
 
 
@@ -205,7 +207,7 @@ def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_co
         script.touch()
     program = begin(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "train.steps=3"), *FEW)
     [job] = submitted(program.stdout.readline())
-    assert program.stdout.readline() == f"Slurm could not start job {job}, and held it: let go again.\n"
+    assert program.stdout.readline() == f"Slurm could not start job {job} and held it; released it.\n"
     for script in in_the_way:
         script.unlink(missing_ok=True)
     slurm.start_now(job)
@@ -249,7 +251,7 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
         ),
         (["--gpus-per-node=12"], "partition main of Slurm has 0 nodes of 12 GPUs"),
         (["--machine=this-cpu", "--time=16:00"], "a job of 16 min makes no step"),
-        (["--cpus-per-task=999"], "Slurm refuses the job ("),
+        (["--cpus-per-task=999"], "Slurm rejects the job ("),
     ],
 )
 def test_a_wrong_request_is_refused_before_it_is_submitted(launch, slurm, real_corpus, tmp_path, words, said):

@@ -76,7 +76,7 @@ REFUSED = {
     ),
     "what only Slurm knows": (
         ["--sbatch=--constraint=fast"],
-        r"Slurm refuses the job \(.*[Ff]eature.*\): change the request, `sinfo` shows what there is",
+        r"Slurm rejects the job \(.*[Ff]eature.*\): change the request; `sinfo` lists the partitions",
     ),
 }
 
@@ -109,4 +109,4 @@ def test_a_slurm_that_does_not_answer_is_named(cluster, asked, monkeypatch, tmp_
     code, findings = asked(cluster, "--nodes=2")
     assert code == 2
     [fault] = [one["says"] for one in findings if one["state"] == "fault"]
-    assert re.match(r"Slurm does not answer \(scontrol: .*\): see that slurmctld runs", fault), fault
+    assert re.match(r"Slurm does not answer \(scontrol: .*\): check that slurmctld runs", fault), fault

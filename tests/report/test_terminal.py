@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from megaptm.commands.generate import generate
 from megaptm.config import load
-from megaptm.launch.ray.supervisor import command_of
+from megaptm.launch.ray.supervisor import launch_command
 from megaptm.report.terminal import STARTED_BY, begins, clock, layout_title, next_commands, resumed, title
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
@@ -113,9 +113,9 @@ def test_commands_to_go_on_with_can_be_pasted(family, objective, last, corpora, 
     words = [shlex.split(line)[program:] for line in (*done, *stopped)]
     assert [line[0] for line in words] == ["report", "evaluate", last, "train", "report", "evaluate"]
     assert all("runs/it's #1; $HOME" in line for line in words)
-    on_ray = next_commands(config, tokenizer, done=False, start=command_of(None))
+    on_ray = next_commands(config, tokenizer, done=False, start=launch_command(None))
     assert shlex.split(on_ray[0])[program:] == ["launch", "ray", "runs/it's #1; $HOME"]
-    there = next_commands(config, tokenizer, done=False, start=command_of("10.0.0.1:6379"))
+    there = next_commands(config, tokenizer, done=False, start=launch_command("10.0.0.1:6379"))
     assert shlex.split(there[0])[program:] == ["launch", "ray", "--address", "10.0.0.1:6379", "runs/it's #1; $HOME"]
     if last == "generate":
         said = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
@@ -205,7 +205,7 @@ def test_a_run_tells_what_it_does_in_a_pipe_and_on_a_terminal(tmp_path, corpus):
 
 
 def test_a_run_that_is_stopped_says_how_its_launcher_starts_it(tmp_path, corpus):
-    environment = {**ENVIRONMENT, STARTED_BY: shlex.join(command_of("10.0.0.1:6379"))}
+    environment = {**ENVIRONMENT, STARTED_BY: shlex.join(launch_command("10.0.0.1:6379"))}
     words = command(tmp_path, corpus, "train.log_every=1", "train.steps=1000000")
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as run:
         while not (line := run.stdout.readline()).startswith("step "):

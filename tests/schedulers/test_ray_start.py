@@ -1,4 +1,4 @@
-"""A start of Ray that fails is repeated, for as long as a setting says; the node is named."""
+"""Retries of failed Ray starts, within MEGAPTM_RAY_START_SECONDS; errors name the node."""
 
 import os
 import signal
@@ -12,15 +12,15 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.schedulers.ray.connection import _start_here, connect
-from megaptm.schedulers.ray.start import VARIABLE, Attempts, start_seconds
+from megaptm.schedulers.ray.start import VARIABLE, StartRetries, retry_seconds
 from tests import ROOT
 from tests.storage.server import free_port
 
 COMMAND = [sys.executable, "-m", "megaptm.schedulers.ray.start"]
 
 
-def started(folder, seconds):
-    """`ray start --head`, which fails as long as the folder of its object store is not there."""
+def start_ray(folder, seconds):
+    """Run `ray start --head`, which fails until the folder of its object store exists."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_USAGE_STATS_ENABLED": "0", VARIABLE: str(seconds), "SLURMD_NODENAME": "node7"}
     options = [
@@ -41,11 +41,11 @@ def folder():
 
 
 @pytest.mark.real
-def test_a_start_that_fails_is_repeated_until_it_succeeds(folder):
-    ray = started(folder, 600)
+def test_failed_start_is_retried_until_it_succeeds(folder):
+    ray = start_ray(folder, 600)
     try:
-        told = next(line for line in ray.stderr if "trying again" in line)
-        assert told.startswith("Ray did not start on node node7 (")
+        message = next(line for line in ray.stderr if "retrying" in line)
+        assert message.startswith("Ray did not start on node node7 (")
         (folder / "plasma").mkdir()
         assert ray.stdout.readline() == "Ray runs on this node.\n"
         children = psutil.Process(ray.pid).children(recursive=True)
@@ -57,15 +57,16 @@ def test_a_start_that_fails_is_repeated_until_it_succeeds(folder):
 
 
 @pytest.mark.real
-def test_a_start_that_fails_for_too_long_is_an_error_that_names_the_node(folder):
-    ray = started(folder, 0)
+def test_start_that_fails_too_long_names_the_node(folder):
+    ray = start_ray(folder, 0)
     out, err = ray.communicate(timeout=300)
-    assert (ray.returncode, out) == (2, "")
+    assert ray.returncode == 2
+    assert out == ""
     assert "error: Ray did not start on node node7 in 0 s and 1 attempt (" in err
     assert f"set {VARIABLE} to more seconds." in err
 
 
-def test_a_ray_of_this_process_is_started_again_within_the_same_limit(monkeypatch, capsys):
+def test_local_cluster_start_is_retried_within_the_limit(monkeypatch, capsys):
     class Ray:
         job_config = pytest.importorskip("ray.job_config")
         failures = 2
@@ -81,26 +82,26 @@ def test_a_ray_of_this_process_is_started_again_within_the_same_limit(monkeypatc
     ray = Ray()
     _start_here(ray, 1)
     assert ray.failures == -1
-    assert capsys.readouterr().err.count("trying again for another") == 2
+    assert capsys.readouterr().err.count("retrying for another") == 2
     monkeypatch.setenv(VARIABLE, "0")
     with pytest.raises(UserError, match=r"in 0 s and 1 attempt \(The current node timed out"):
         _start_here(Ray(), 1)
 
 
 @pytest.mark.parametrize("text", ["ten", "-1", "nan", "inf"])
-def test_a_limit_that_is_no_number_of_seconds_is_refused(monkeypatch, text):
+def test_invalid_retry_seconds_are_refused(monkeypatch, text):
     monkeypatch.setenv(VARIABLE, text)
-    with pytest.raises(UserError, match=rf"{VARIABLE} \({text}\): expected the seconds"):
-        Attempts()
+    with pytest.raises(UserError, match=rf"{VARIABLE} \({text}\): expected the number of seconds"):
+        StartRetries()
 
 
-def test_the_limit_is_ten_minutes_unless_told(monkeypatch):
+def test_retry_seconds_default_to_ten_minutes(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert start_seconds() == 600
+    assert retry_seconds() == 600
 
 
-def test_a_temporary_folder_with_a_long_path_is_named(tmp_path, monkeypatch):
-    """Clusters that set TMPDIR to a folder of a job have such paths; Ray puts its sockets below it."""
+def test_temporary_folder_with_a_long_path_is_reported(tmp_path, monkeypatch):
+    """Clusters that set TMPDIR to a job's folder have such paths, and Ray puts its sockets there."""
     pytest.importorskip("ray")
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
@@ -109,7 +110,7 @@ def test_a_temporary_folder_with_a_long_path_is_named(tmp_path, monkeypatch):
         connect("local", cpus=1)
 
 
-def test_the_address_of_a_dashboard_is_no_address_of_a_cluster():
+def test_dashboard_address_is_refused():
     pytest.importorskip("ray")
-    with pytest.raises(UserError, match=r"^http://head:8265 is the address of a dashboard.*give HOST:PORT"):
+    with pytest.raises(UserError, match=r"^http://head:8265 is the address of a dashboard.*set HOST:PORT"):
         connect("http://head:8265")

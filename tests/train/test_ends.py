@@ -125,11 +125,11 @@ def test_ctrl_c_saves_and_a_second_one_leaves_at_once(runs):
     send(ranks, signal.SIGSTOP)  # so that the step cannot end before the second Ctrl-C
     job.send_signal(signal.SIGINT)
     said = ""
-    while "leave at once" not in said:
+    while "exit at once" not in said:
         line = job.stderr.readline()
         assert line, f"it ended and said only: {said}"
         said += line
-    assert "Ctrl-C: finishing the step and saving; then this ends with exit code 75." in said
+    assert "Ctrl-C: finishing the step and saving; then exiting with code 75." in said
     job.send_signal(signal.SIGINT)
     _, said = job.communicate(timeout=60)
     assert job.returncode == 130, said

@@ -239,7 +239,7 @@ def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_p
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr.readline() == "\n"
     assert launcher.stderr.readline() == (
-        "Ctrl-C: finishing the step and saving; then this ends with exit code 75. Ctrl-C again: leave at once, without "
+        "Ctrl-C: finishing the step and saving; then exiting with code 75. Ctrl-C again: exit at once, without "
         "saving.\n"
     )
     launcher.send_signal(signal.SIGINT)

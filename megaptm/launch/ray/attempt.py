@@ -16,7 +16,7 @@ from megaptm.launch.ray.placement import RankAssignment
 from megaptm.resilience.failures import ProcessExit, failures
 from megaptm.resilience.heartbeat import VARIABLE
 from megaptm.resilience.watchdog import Hang, Watchdog
-from megaptm.schedulers.ray.cluster import nodes
+from megaptm.schedulers.ray.cluster import alive_nodes
 
 WORKER = "megaptm.train.worker"
 GRACE_SECONDS = 10.0
@@ -37,7 +37,7 @@ class AgentHandle:
     assignment: RankAssignment
     actor: Any
     ends: list[ProcessExit] = field(default_factory=list)
-    last_answer: float = field(default_factory=time.monotonic)
+    last_reply: float = field(default_factory=time.monotonic)
     """Time of its last reply."""
     ready: bool = False
     """Whether it has ever replied."""
@@ -70,8 +70,8 @@ class RunAttempt:
     ) -> None:
         self._run, self._watchdog = run, watchdog
         self._agents = [
-            AgentHandle(assignment, _agent_class(assignment, group, number, kind=kind).remote(WORKER, run, logs))
-            for number, assignment in enumerate(assignments)
+            AgentHandle(assignment, _agent_actor_class(assignment, group, index, kind=kind).remote(WORKER, run, logs))
+            for index, assignment in enumerate(assignments)
         ]
         self.outcome = Outcome()
 
@@ -84,47 +84,53 @@ class RunAttempt:
         for agent in self._agents:
             ray.kill(agent.actor)
 
-    def begin(self, environment: Mapping[str, str], *, threads: int | None, asked: Sequence[int] = ()) -> None:
+    def begin(self, environment: Mapping[str, str], *, threads: int | None, signals: Sequence[int] = ()) -> None:
         """Start all ranks, unless a node is already gone. Raise UserError if a node does not see the run folder.
 
-        A signal in `asked` ends the wait for agents that are not ready.
+        A signal in `signals` ends the wait for agents that are not ready.
         """
         token = self._run / f".seen-{secrets.token_hex(4)}"
         token.touch()
         try:
-            seen = self._each(self._agents, lambda agent: agent.actor.sees.remote(token), asked)
+            visible = self._ask_each(self._agents, lambda agent: agent.actor.path_exists.remote(token), signals)
         finally:
             token.unlink(missing_ok=True)
-        blind = [agent.assignment.node.address for agent, sees in zip(self._agents, seen, strict=True) if sees is False]
+        blind = [
+            agent.assignment.node.address
+            for agent, is_visible in zip(self._agents, visible, strict=True)
+            if is_visible is False
+        ]
         if blind:
             raise UserError(
-                f"node {blind[0]} does not see the run folder {self._run}: give run=FOLDER on a disk that all nodes "
-                "share."
+                f"node {blind[0]} does not see the run folder {self._run}: set run=FOLDER to a folder on a disk that "
+                "all nodes share."
             )
         if self.outcome.failed:
             return
         first, world = self._agents[0], sum(len(agent.assignment.ranks) for agent in self._agents)
-        [rendezvous] = self._each(
+        [rendezvous] = self._ask_each(
             [first], lambda agent: agent.actor.rendezvous.remote(agent.assignment.node.address, world)
         )
         if not self.outcome.failed:
-            given = ({**environment, VARIABLE: str(self._watchdog.clear().folder)}, threads)
-            self._each(self._agents, lambda agent: agent.actor.start.remote(agent.assignment.ranks, rendezvous, *given))
+            settings = ({**environment, VARIABLE: str(self._watchdog.clear().folder)}, threads)
+            self._ask_each(
+                self._agents, lambda agent: agent.actor.start.remote(agent.assignment.ranks, rendezvous, *settings)
+            )
 
-    def run_to_end(self, asked: Sequence[int]) -> Outcome:
+    def run_to_end(self, signals: Sequence[int]) -> Outcome:
         """Run until all ranks have exited, or until one fails or hangs and the others were ended. Signals that are
-        appended to `asked` are forwarded."""
-        passed_on = 0
-        waiting = {self._look(agent): agent for agent in self._left()}
+        appended to `signals` are forwarded."""
+        num_forwarded = 0
+        waiting = {self._poll(agent): agent for agent in self._remaining_agents()}
         while waiting:
-            for number in asked[passed_on:]:
-                for agent in self._left():
+            for number in signals[num_forwarded:]:
+                for agent in self._remaining_agents():
                     agent.actor.forward.remote(number)
-                passed_on += 1
-            for agent in self._take_answers(waiting):
+                num_forwarded += 1
+            for agent in self._process_replies(waiting):
                 if not self.outcome.failed:
-                    waiting[self._look(agent)] = agent
-            self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(asked))
+                    waiting[self._poll(agent)] = agent
+            self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(signals))
             if self.outcome.hang:
                 break
         grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # no rank can save without the hung one
@@ -134,122 +140,125 @@ class RunAttempt:
         return self.outcome
 
     def _finish(self, ask: Callable[[AgentHandle], Any]) -> None:
-        waiting = {ask(agent): agent for agent in self._left()}
+        waiting = {ask(agent): agent for agent in self._remaining_agents()}
         while waiting:
-            waiting |= {ask(agent): agent for agent in self._take_answers(waiting)}
+            waiting |= {ask(agent): agent for agent in self._process_replies(waiting)}
 
-    def _look(self, agent: AgentHandle) -> Any:
-        return agent.actor.look.remote(len(agent.ends))
+    def _poll(self, agent: AgentHandle) -> Any:
+        return agent.actor.poll.remote(len(agent.ends))
 
-    def _left(self) -> list[AgentHandle]:
+    def _remaining_agents(self) -> list[AgentHandle]:
         gone = [*self.outcome.lost, *self.outcome.broken, *self.outcome.late]
         return [agent for agent in self._agents if agent.assignment not in gone]
 
-    def _take_answers(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
+    def _process_replies(self, waiting: dict[Any, AgentHandle]) -> list[AgentHandle]:
         """Process the available replies; return the agents to poll again."""
         import ray
 
         ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)
         again, dead = [], []
-        for answer in ready:
-            agent = waiting.pop(answer)
+        for reply in ready:
+            agent = waiting.pop(reply)
             try:
-                if self._note(agent, ray.get(answer)):
+                if self._record(agent, ray.get(reply)):
                     again.append(agent)
             except ray.exceptions.ActorUnavailableError:
                 time.sleep(POLL_SECONDS)
                 again.append(agent)
             except ray.exceptions.RayActorError:
                 dead.append(agent)
-        self._are_dead(dead)
-        self._give_up(waiting, again)
+        self._classify_dead(dead)
+        self._drop_silent(waiting, again)
         return again
 
-    def _note(self, agent: AgentHandle, look: AgentReport) -> bool:
-        agent.last_answer = time.monotonic()
-        agent.ends += look.ends
-        self.outcome.ends += look.ends
-        for text, stream in ((look.out, sys.stdout), (look.err, sys.stderr)):
+    def _record(self, agent: AgentHandle, report: AgentReport) -> bool:
+        agent.last_reply = time.monotonic()
+        agent.ends += report.ends
+        self.outcome.ends += report.ends
+        for text, stream in ((report.out, sys.stdout), (report.err, sys.stderr)):
             stream.buffer.write(text)
             stream.flush()
-        return look.alive
+        return report.alive
 
-    def _give_up(self, waiting: dict[Any, AgentHandle], again: list[AgentHandle]) -> None:
+    def _drop_silent(self, waiting: dict[Any, AgentHandle], again: list[AgentHandle]) -> None:
         """Count agents without a recent reply as lost; a connection may block for very long."""
-        for answer, agent in list(waiting.items()):
-            if time.monotonic() - agent.last_answer > SILENT_SECONDS:
-                del waiting[answer]
+        for pending, agent in list(waiting.items()):
+            if time.monotonic() - agent.last_reply > SILENT_SECONDS:
+                del waiting[pending]
                 self.outcome.lost.append(agent.assignment)
-        for agent in [agent for agent in again if time.monotonic() - agent.last_answer > SILENT_SECONDS]:
+        for agent in [agent for agent in again if time.monotonic() - agent.last_reply > SILENT_SECONDS]:
             again.remove(agent)
             self.outcome.lost.append(agent.assignment)
 
-    def _each(
-        self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any], asked: Sequence[int] = ()
+    def _ask_each(
+        self, agents: Sequence[AgentHandle], ask: Callable[[AgentHandle], Any], signals: Sequence[int] = ()
     ) -> list[Any]:
         """Return the reply of each agent; None for dead ones, and for those not awaited because of a signal."""
         import ray
 
-        begun, answers = time.monotonic(), dict.fromkeys(range(len(agents)))
+        started, replies = time.monotonic(), dict.fromkeys(range(len(agents)))
         waiting, dead = {ask(agent): number for number, agent in enumerate(agents)}, []
         while waiting:
-            for answer in ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)[0]:
-                agent = agents[number := waiting.pop(answer)]
+            for pending in ray.wait(list(waiting), num_returns=len(waiting), timeout=POLL_SECONDS)[0]:
+                agent = agents[index := waiting.pop(pending)]
                 try:
-                    answers[number] = self._answer(agent, answer)
+                    replies[index] = self._get_reply(agent, pending)
                 except ray.exceptions.RayActorError:
                     dead.append(agent)
-            for answer, number in list(waiting.items()):
-                agent = agents[number]
-                if asked or time.monotonic() - begun > (SILENT_SECONDS if agent.ready else READY_SECONDS):
-                    del waiting[answer]
+            for pending, index in list(waiting.items()):
+                agent = agents[index]
+                if signals or time.monotonic() - started > (SILENT_SECONDS if agent.ready else READY_SECONDS):
+                    del waiting[pending]
                     (self.outcome.lost if agent.ready else self.outcome.late).append(agent.assignment)
-        self._are_dead(dead)
-        return [*answers.values()]
+        self._classify_dead(dead)
+        return [*replies.values()]
 
-    def _answer(self, agent: AgentHandle, answer: Any) -> Any:
+    def _get_reply(self, agent: AgentHandle, pending: Any) -> Any:
         import ray
 
         try:
-            found = ray.get(answer)
+            reply = ray.get(pending)
         except ray.exceptions.RayActorError as error:
             if not getattr(error, "actor_init_failed", False):
                 raise
-            raise _unprepared(agent, error) from None
+            raise _preparation_error(agent, error) from None
         except (ray.exceptions.RuntimeEnvSetupError, ray.exceptions.RayTaskError) as error:
             if isinstance(error, ray.exceptions.RayTaskError) and "failed to import" not in str(error):
                 raise
-            raise _unprepared(agent, error) from None
-        agent.last_answer, agent.ready = time.monotonic(), True
-        return found
+            raise _preparation_error(agent, error) from None
+        agent.last_reply, agent.ready = time.monotonic(), True
+        return reply
 
-    def _are_dead(self, agents: Sequence[AgentHandle]) -> None:
+    def _classify_dead(self, agents: Sequence[AgentHandle]) -> None:
         """Classify dead agents: lost, if Ray reports their node dead in time, else broken."""
-        deadline, left = time.monotonic() + GONE_SECONDS, [agent for agent in agents if agent in self._left()]
-        while left:
-            alive, over = {node.id for node in nodes()[1]}, time.monotonic() > deadline
-            self.outcome.lost += [agent.assignment for agent in left if agent.assignment.node.id not in alive]
-            left = [agent for agent in left if agent.assignment.node.id in alive]
-            if over:
-                self.outcome.broken += [agent.assignment for agent in left]
+        deadline, remaining = (
+            time.monotonic() + GONE_SECONDS,
+            [agent for agent in agents if agent in self._remaining_agents()],
+        )
+        while remaining:
+            alive, is_over = {node.id for node in alive_nodes()[1]}, time.monotonic() > deadline
+            self.outcome.lost += [agent.assignment for agent in remaining if agent.assignment.node.id not in alive]
+            remaining = [agent for agent in remaining if agent.assignment.node.id in alive]
+            if is_over:
+                self.outcome.broken += [agent.assignment for agent in remaining]
                 return
-            time.sleep(POLL_SECONDS if left else 0)
+            time.sleep(POLL_SECONDS if remaining else 0)
 
 
-def _agent_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
+def _agent_actor_class(assignment: RankAssignment, group: Any, bundle: int, *, kind: str) -> Any:
     """Return the actor class of an agent that owns the devices of its ranks."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    share = {"num_gpus": len(assignment.ranks)} if kind == "GPU" else {"num_cpus": len(assignment.ranks)}
-    where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    options = {"num_cpus": 0, **share, "max_restarts": 0, "scheduling_strategy": where}
+    resources = {"num_gpus": len(assignment.ranks)} if kind == "GPU" else {"num_cpus": len(assignment.ranks)}
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    options = {"num_cpus": 0, **resources, "max_restarts": 0, "scheduling_strategy": strategy}
     return ray.remote(NodeAgent).options(**options)
 
 
-def _unprepared(agent: AgentHandle, error: Exception) -> UserError:
-    said = str(error).strip().splitlines()[-1]
+def _preparation_error(agent: AgentHandle, error: Exception) -> UserError:
+    reason = str(error).strip().splitlines()[-1]
     return UserError(
-        f"node {agent.assignment.node.address} cannot run megaptm ({said}): use ray job submit with --working-dir, or "
-        "install megaptm on every node."
+        f"node {agent.assignment.node.address} cannot run megaptm ({reason}): use ray job submit with --working-dir, "
+        "or install megaptm on each node."
     )

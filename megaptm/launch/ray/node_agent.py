@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, environments, listen
+from megaptm.launch.worker_group import POLL_SECONDS, LocalWorkerGroup, Rendezvous, listen, rank_environments
 from megaptm.python_path import module_command, named_folders
 from megaptm.resilience.failures import ProcessExit
 
-LOOK_SECONDS = 1.0
-"""Longest duration of a `look` call without news."""
+POLL_LIMIT_SECONDS = 1.0
+"""Maximum duration of a `poll` call without news."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +69,25 @@ class NodeAgent:
         self._listener = listen(None)
         return Rendezvous(world, address, self._listener.getsockname()[1])
 
-    def sees(self, path: Path) -> bool:
+    def path_exists(self, path: Path) -> bool:
         """Whether this node sees a file that another node wrote."""
         return path.exists()
 
-    def start(self, ranks: range, rendezvous: Rendezvous, given: Mapping[str, str], threads: int | None) -> None:
+    def start(self, ranks: range, rendezvous: Rendezvous, variables: Mapping[str, str], threads: int | None) -> None:
         # Ray sets the number of threads of an actor, which must not apply to ranks.
         os.environ.pop("OMP_NUM_THREADS", None)
         # Folders of the driver, then those of this node.
-        folders = [*given.get("PYTHONPATH", "").split(os.pathsep), *named_folders()]
-        given = {**given, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, folders)))}
-        self._workers.start(environments(ranks, rendezvous, given, threads=threads), self._listener)
+        folders = [*variables.get("PYTHONPATH", "").split(os.pathsep), *named_folders()]
+        variables = {**variables, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, folders)))}
+        self._workers.start(rank_environments(ranks, rendezvous, variables, threads=threads), self._listener)
 
-    def look(self, known: int) -> AgentReport:
+    def poll(self, known: int) -> AgentReport:
         """Return news as soon as there are any. `known`: number of exits that the driver knows; a reply may get
         lost."""
-        deadline = time.monotonic() + LOOK_SECONDS
+        deadline = time.monotonic() + POLL_LIMIT_SECONDS
         while True:
-            alive = self._workers.look()
-            new = self._look(known, alive=alive)
+            alive = self._workers.poll()
+            new = self._report(known, alive=alive)
             if new.out or new.err or new.ends or not alive or time.monotonic() > deadline:
                 return new
             time.sleep(POLL_SECONDS)
@@ -99,12 +99,12 @@ class NodeAgent:
         """End all remaining ranks and return the remaining output, except an error that may be an echo."""
         self._workers.end_all(grace_seconds)
         self._workers.kill_all()
-        return self._look(known, alive=False)
+        return self._report(known, alive=False)
 
     def release(self, known: int) -> AgentReport:
         """Return the output that was held back. Called after `end`."""
         self._workers.release()
-        return self._look(known, alive=False)
+        return self._report(known, alive=False)
 
-    def _look(self, known: int, *, alive: bool) -> AgentReport:
+    def _report(self, known: int, *, alive: bool) -> AgentReport:
         return AgentReport(self._out.take(), self._err.take(), self._workers.ends[known:], alive)

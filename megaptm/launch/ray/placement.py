@@ -23,7 +23,7 @@ class RankAssignment:
         return f"{ranks} on {self.node.address}"
 
 
-def place(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
+def place_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
     """Return a placement on as few nodes as possible, each with whole tensor groups; None if there is not enough room.
 
     Ranks of a node are consecutive, and megatron-core numbers tensor ranks first, so no group spans two nodes.
@@ -31,31 +31,31 @@ def place(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] | None:
     assignments: list[RankAssignment] = []
     first = 0
     for node in sorted(nodes, key=lambda node: -node.free):
-        count = min(_whole(node.free, layout.tensor), layout.processes - first)
+        count = min(_in_whole_groups(node.free, layout.tensor), layout.processes - first)
         if count:
             assignments.append(RankAssignment(node, range(first, first + count)))
             first += count
     return assignments if first == layout.processes else None
 
 
-def places_for(free: Sequence[int], tensor: int) -> int:
+def count_ranks(free: Sequence[int], tensor: int) -> int:
     """Return how many ranks get a device, in whole tensor groups per node."""
-    return sum(_whole(one, tensor) for one in free)
+    return sum(_in_whole_groups(devices, tensor) for devices in free)
 
 
-def refuse(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
-    """Return the error for a failed `place`: the required and available devices."""
-    groups = f", {layout.tensor} together on a node (layout.tensor)" if layout.tensor > 1 else ""
+def no_room_error(nodes: Sequence[Node], layout: Layout, kind: str) -> UserError:
+    """Return the error for a failed `place_ranks`: the required and available devices."""
+    groups = f", in groups of {layout.tensor} on one node (layout.tensor)" if layout.tensor > 1 else ""
     needed = f"the layout needs {layout.processes} {kind}s{groups}"
     if not any(node.devices for node in nodes):
-        return UserError(f"{needed}, and the Ray cluster has none: add nodes, or give --wait SECONDS for them to come.")
-    if places_for([node.devices for node in nodes], layout.tensor) < layout.processes:
-        there = ", ".join(f"{node.devices} on {node.address}" for node in nodes if node.devices)
-        remedy = "change layout.data, or give --wait SECONDS for nodes that come later"
-        return UserError(f"{needed}, and the Ray cluster has {there}: {remedy}.")
+        return UserError(f"{needed}, but the Ray cluster has none: add nodes, or wait for them with --wait SECONDS.")
+    if count_ranks([node.devices for node in nodes], layout.tensor) < layout.processes:
+        devices = ", ".join(f"{node.devices} on {node.address}" for node in nodes if node.devices)
+        remedy = "change layout.data, or wait for more nodes with --wait SECONDS"
+        return UserError(f"{needed}, but the Ray cluster has {devices}: {remedy}.")
     free = ", ".join(f"{node.free} on {node.address}" for node in nodes if node.devices)
-    return UserError(f"{needed}, and of the Ray cluster's are free {free}: give --wait SECONDS for other jobs to end.")
+    return UserError(f"{needed}, but the Ray cluster has only {free} free: wait for other jobs with --wait SECONDS.")
 
 
-def _whole(devices: int, tensor: int) -> int:
+def _in_whole_groups(devices: int, tensor: int) -> int:
     return devices // tensor * tensor

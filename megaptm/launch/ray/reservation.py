@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import RankAssignment, place
-from megaptm.schedulers.ray.cluster import nodes
+from megaptm.launch.ray.placement import RankAssignment, place_ranks
+from megaptm.schedulers.ray.cluster import alive_nodes
 
 RESERVE_SECONDS = 30.0
 POLL_SECONDS = 0.5
@@ -33,31 +33,31 @@ class Reservation:
         _remove(self.group)
 
 
-def reserve(layout: Layout, *, seconds: float, given_up: Callable[[], object] = lambda: False) -> Reservation | None:
+def reserve(layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False) -> Reservation | None:
     """Reserve devices within `seconds`; return None if there are not enough."""
     deadline = time.monotonic() + seconds
-    if (found := _take(layout)) or seconds <= 0:
-        return found
-    with _demand(layout) as met:
-        while not met():
-            if given_up() or time.monotonic() > deadline:
+    if (reservation := _try_reserve(layout)) or seconds <= 0:
+        return reservation
+    with _demand(layout) as is_met:
+        while not is_met():
+            if should_stop() or time.monotonic() > deadline:
                 return None
             time.sleep(POLL_SECONDS)
-            if found := _take(layout):
-                return found
+            if reservation := _try_reserve(layout):
+                return reservation
     # Devices that met the demand become free shortly after the demand is removed.
     until = time.monotonic() + RESERVE_SECONDS
-    while not (found := _take(layout)) and time.monotonic() < until and not given_up():
+    while not (reservation := _try_reserve(layout)) and time.monotonic() < until and not should_stop():
         time.sleep(POLL_SECONDS)
-    return found
+    return reservation
 
 
-def _take(layout: Layout) -> Reservation | None:
-    kind, there = nodes()
-    assignments = place(there, layout)
+def _try_reserve(layout: Layout) -> Reservation | None:
+    kind, nodes = alive_nodes()
+    assignments = place_ranks(nodes, layout)
     if assignments is None:
         return None
-    group = _group(
+    group = _placement_group(
         [{kind: len(assignment.ranks)} for assignment in assignments],
         [assignment.node.id for assignment in assignments],
     )
@@ -74,18 +74,18 @@ def _demand(layout: Layout) -> Iterator[Callable[[], bool]]:
     In units of a tensor group, which nodes of any size can satisfy. By a placement group, which ends with this process;
     the autoscaler's own request would keep nodes running afterwards.
     """
-    kind, _ = nodes()
-    group = _group([{kind: layout.tensor}] * (layout.processes // layout.tensor))
+    kind, _ = alive_nodes()
+    group = _placement_group([{kind: layout.tensor}] * (layout.processes // layout.tensor))
     try:
         yield lambda: group.wait(0)
     finally:
         _remove(group)
 
 
-def _group(bundles: Sequence[dict[str, float]], ids: Sequence[str] = ()) -> Any:
+def _placement_group(bundles: Sequence[dict[str, float]], node_ids: Sequence[str] = ()) -> Any:
     from ray.util.placement_group import placement_group
 
-    labels = [{"ray.io/node-id": one} for one in ids]
+    labels = [{"ray.io/node-id": node_id} for node_id in node_ids]
     return placement_group(list(bundles), strategy="PACK", bundle_label_selector=labels or None)
 
 

@@ -12,29 +12,29 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.launch.restart_policy import RestartPolicy
 from megaptm.launch.slurm.preflight import finished
-from megaptm.launch.slurm.request import home
+from megaptm.launch.slurm.request import checkout_folder
 from megaptm.resilience.events import last_saved
 from megaptm.run.submission import SCRIPT
-from megaptm.schedulers.slurm.jobs import describe, follow, submit
+from megaptm.schedulers.slurm.jobs import follow, job_fields, submit
 
 INTERRUPTED = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
-"""End states of a job that are no failures of the run."""
+"""Job states that are not failures of the run."""
 
 
 class JobChain:
-    """Jobs of one launch. A shared random word identifies them as attempts at the same run."""
+    """Jobs of one launch. A shared random id identifies them as attempts at the same run."""
 
     def __init__(self, config: Config) -> None:
         self.run = Path(config.run)
         self._config = config
         self._policy = RestartPolicy(self.run)
         self.waiting: list[str] = []
-        """Jobs that are not over, in order."""
+        """Jobs that have not ended, in order."""
         chain = secrets.token_hex(4)
         self._environment = {
             "MEGAPTM_VENV": sys.prefix,
             **os.environ,
-            "MEGAPTM_HOME": str(home()),
+            "MEGAPTM_HOME": str(checkout_folder()),
             "MEGAPTM_CHAIN": chain,
         }
 
@@ -49,19 +49,19 @@ class JobChain:
         If the last job was interrupted with progress but was not requeued, another one is submitted.
         """
         while self.waiting:
-            number, before = self.waiting[0], last_saved(self.run)
-            follow(number, self.run / f"logs/job-{number}.log", show)
+            job, before = self.waiting[0], last_saved(self.run)
+            follow(job, self.run / f"logs/job-{job}.log", show)
             if finished(self._config):
                 return True
             del self.waiting[0]
             progress = last_saved(self.run) > before
-            if not self.waiting and was_interrupted(number) and self._policy.goes_on("interrupted", progress=progress):
-                [another] = self.submit(1)
-                show(f"The run is not done and no job is left: submitted job {another}.\n")
+            if not self.waiting and was_interrupted(job) and self._policy.may_restart("interrupted", progress=progress):
+                [next_job] = self.submit(1)
+                show(f"The run is not complete and no job is left: submitted job {next_job}.\n")
         return False
 
 
-def was_interrupted(number: str) -> bool:
+def was_interrupted(job: str) -> bool:
     """Whether a job was interrupted, saved or lost with its node; not after a failure or scancel."""
-    told = describe(number)
-    return told.get("JobState") in INTERRUPTED or told.get("ExitCode") == f"{EXIT_CONTINUE}:0"
+    fields = job_fields(job)
+    return fields.get("JobState") in INTERRUPTED or fields.get("ExitCode") == f"{EXIT_CONTINUE}:0"

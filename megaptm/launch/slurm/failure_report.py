@@ -16,8 +16,8 @@ from megaptm.resilience.events import BEGINNINGS, CheckpointEvent, HangEvent, re
 from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
-EXIT_IN_VAIN = 70
-"""It hung at the same step as before: a requeued job would hang there forever."""
+EXIT_HUNG_AGAIN = 70
+"""The run hung at the same step as before: a requeued job would hang there forever."""
 EXIT_UNSAVED = 71
 """No rank failed, but the start saved nothing."""
 # srun names signals as the C library does.
@@ -34,18 +34,19 @@ def main(logs: Path) -> None:
     """
     run = logs.parents[1]
     if hung(run):
-        if RestartPolicy(run).goes_on("hung"):
+        if RestartPolicy(run).may_restart("hung"):
             sys.exit(EXIT_CONTINUE)
         click.echo(
-            f"It hung twice and saved nothing between: it does not go on by itself; each rank's log is in {logs}."
+            "The run hung twice without saving in between and is not restarted automatically; logs of the ranks: "
+            f"{logs}."
         )
-        sys.exit(EXIT_IN_VAIN)
+        sys.exit(EXIT_HUNG_AGAIN)
     failed = [(host, end) for host, end in ends(logs) if end.code not in (0, EXIT_CONTINUE)]
     if not failed:
-        sys.exit(0 if RestartPolicy(run).goes_on("interrupted", progress=saved(run)) else EXIT_UNSAVED)
+        sys.exit(0 if RestartPolicy(run).may_restart("interrupted", progress=saved(run)) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
-    click.echo(f"On {host}, {printable(failure_report(cause))}\nWhat each rank wrote is in {logs}.")
+    click.echo(f"On {host}, {printable(failure_report(cause))}\nLogs of the ranks: {logs}.")
 
 
 def hung(run: Path) -> bool:
@@ -70,12 +71,12 @@ def _since_last_start(run: Path, kind: str) -> bool:
 def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
     """Yield node and exit of each process that failed, in order of time, from srun's log."""
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
-        for rank in _numbers(ranks):
+        for rank in _expand_ranges(ranks):
             number = int(code) if code else SIGNALS.get(killed.removesuffix(" (core dumped)"), 1)
             yield host, ProcessExit(rank=rank, code=number, log=logs / f"rank-{rank}.log", begin=0)
 
 
-def _numbers(ranges: str) -> Iterator[int]:
+def _expand_ranges(ranges: str) -> Iterator[int]:
     """Yield 0, 1, 2, 5 for `0-2,5`."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")

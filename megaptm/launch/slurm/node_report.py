@@ -12,18 +12,18 @@ from megaptm.check.node_probe import gather
 from megaptm.check.nodes import Asked, compare
 from megaptm.errors import EXIT_USER_ERROR, UserError
 from megaptm.schedulers.node_process import ProcessOutput
-from megaptm.schedulers.slurm.nodes import by_label
+from megaptm.schedulers.slurm.nodes import split_by_node
 
 
 @click.command()
-@click.option("--asked", required=True, type=float, help="When, by this node's clock.")
+@click.option("--probe-start", required=True, type=float, help="Start of the probe by this node's clock.")
 @click.argument("logs", type=click.Path(path_type=Path))
-def main(asked: float, logs: Path) -> None:
+def main(probe_start: float, logs: Path) -> None:
     """Name each node that differs from the others; exit with an error if the run cannot start."""
     nodes = (logs / "nodes").read_text().split()
-    said = ProcessOutput(*((logs / f"look.{end}").read_text(errors="replace") for end in ("out", "err")))
-    answers = gather(nodes, by_label(said, nodes), begin=asked, everywhere=True)
-    findings = list(compare(answers, Asked(places=(str(logs),), token=str(logs))))
+    output = ProcessOutput(*((logs / f"look.{end}").read_text(errors="replace") for end in ("out", "err")))
+    replies = gather(nodes, split_by_node(output, nodes), begin=probe_start, everywhere=True)
+    findings = list(compare(replies, Asked(places=(str(logs),), token=str(logs))))
     for finding in findings:
         if finding.state == "warning":
             click.echo(f"warning: {finding.says}", err=True)

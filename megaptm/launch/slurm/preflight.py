@@ -17,8 +17,8 @@ from megaptm.run.submission import check_submitted
 
 
 @click.command()
-@click.option("--attempt", required=True, help="Names the folder of its logs: JOB.RESTART.")
-@click.option("--tasks", required=True, type=int, help="Processes that the job will start.")
+@click.option("--attempt", required=True, help="JOB.RESTART, the name of the log folder.")
+@click.option("--tasks", required=True, type=int, help="Number of processes that the job starts.")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
@@ -36,7 +36,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     """Check the config before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
     if finished(config):
-        click.echo(f"{run} has all its {config.train.steps} steps.", err=True)
+        click.echo(f"{run} is complete: all {config.train.steps} steps are saved.", err=True)
         return None
     check_phase(config)
     check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)

@@ -21,18 +21,18 @@ from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.plan import plan
 from megaptm.run.folder import prepare, read_config
 from megaptm.run.submission import submitted_config, write_submission
-from megaptm.schedulers.slurm.jobs import check_slurm
-from megaptm.schedulers.slurm.options import option, read_options, script_word
-from megaptm.schedulers.slurm.slurm_time import seconds_of, warning_seconds
+from megaptm.schedulers.slurm.jobs import check_submission
+from megaptm.schedulers.slurm.options import option_value, parse_sbatch_options, quote_for_script
+from megaptm.schedulers.slurm.slurm_time import parse_time, warning_seconds
 
 COMMON = "slurm/common.sh"
 DEVICES = 8
 """Default number of processes per node."""
-MOST_JOBS = 500
+MAX_JOBS = 500
 """Largest number of jobs per launch: more than a year of one-day jobs, and within Slurm's usual limits."""
 
 
-def home() -> Path:
+def checkout_folder() -> Path:
     """Return the checkout, or the files shipped with an installed megaptm; all nodes must see it."""
     checkout = Path(megaptm.__file__).parents[1]
     return Path(os.environ.get("MEGAPTM_HOME") or (checkout if (checkout / COMMON).is_file() else SHIPPED))
@@ -51,7 +51,7 @@ class JobRequest:
     cpus: int = 12
     limit: str = "24:00:00"
     jobs: int | None = None
-    more: tuple[str, ...] = ()
+    sbatch_options: tuple[str, ...] = ()
     """Options of sbatch."""
 
 
@@ -77,64 +77,63 @@ class Submission:
     def prepare(self) -> None:
         """Test the script with Slurm, then create the run folder with it. Raises UserError before changing anything."""
         must_pass(self.findings)
-        if not (home() / COMMON).is_file():
-            raise UserError(f"{home()} has no {COMMON}: set MEGAPTM_HOME to the checkout of megaptm.")
-        check_slurm(self.script)
+        if not (checkout_folder() / COMMON).is_file():
+            raise UserError(f"{checkout_folder()} has no {COMMON}: set MEGAPTM_HOME to a checkout of megaptm.")
+        check_submission(self.script)
         prepare(self.config)
         (self.run / "logs").mkdir(exist_ok=True)
         write_submission(self.config, self.script)
 
 
-def submission(wanted: JobRequest) -> Submission:
+def make_submission(job_request: JobRequest) -> Submission:
     """Return the script, number of jobs, and findings. Raise UserError if no script can be written."""
-    wanted = replace(wanted, more=read_options(wanted.more))
-    config = read_config(wanted.config, wanted.overrides)
-    machine = load_machine(wanted.machine) if wanted.machine else None
-    request = _request(wanted, config, machine)
+    job_request = replace(job_request, sbatch_options=parse_sbatch_options(job_request.sbatch_options))
+    config = read_config(job_request.config, job_request.overrides)
+    machine = load_machine(job_request.machine) if job_request.machine else None
+    request = _request(job_request, config, machine)
     case = Case(config=config, machine=machine, request=request)
     findings = submission_findings(case)
-    found = allocation(case)
-    assert found is not None
-    script_word(config.run, "run")
+    chosen = allocation(case)
+    assert chosen is not None
+    quote_for_script(config.run, "run")
     job = JobScript(
         name=re.sub(r"[^\w.+-]", "_", Path(config.run).name, flags=re.ASCII),
-        nodes=found.nodes,
-        tasks=found.per_node,
-        gpus=request.gpus_on_node(found.per_node),
-        cpus=wanted.cpus,
-        time=wanted.limit,
+        nodes=chosen.nodes,
+        tasks=chosen.per_node,
+        gpus=request.gpus_on_node(chosen.per_node),
+        cpus=job_request.cpus,
+        time=job_request.limit,
         output=f"{config.run}/logs/job-%j.log",
-        more=wanted.more,
+        sbatch_options=job_request.sbatch_options,
     )
     # Passed again in the job, because credentials are sent only to a URL that the user typed.
-    typed = [word for word in wanted.overrides if word.startswith("track.uri=")]
+    typed = [word for word in job_request.overrides if word.startswith("track.uri=")]
     script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
-    jobs = wanted.jobs or (_jobs(config, machine, wanted) if machine else 1)
-    if jobs > MOST_JOBS:
+    jobs = job_request.jobs or (_num_jobs(config, machine, job_request) if machine else 1)
+    if jobs > MAX_JOBS:
         says = (
-            f"{jobs:,} jobs, each after the other, are more than the {MOST_JOBS} that are submitted at once: give the "
-            "run more nodes or a faster layout (megaptm plan --search), the jobs more --time, or say how many to "
-            f"submit now (--jobs {MOST_JOBS})."
+            f"{jobs:,} consecutive jobs are more than the {MAX_JOBS} that are submitted at once: use more nodes, a "
+            f"faster layout (megaptm plan --search), a longer --time, or --jobs {MAX_JOBS} to submit the first ones."
         )
         findings.append(Finding("time", "fault", says))
     return Submission(config=config, script=script, jobs=jobs, findings=tuple(findings))
 
 
-def _jobs(config: Config, machine: Machine, wanted: JobRequest) -> int:
+def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     if isinstance(resolve(config), WordSpec):
         return 1  # the duration of word vectors is not planned
-    limit = seconds_of(option(wanted.more, "time") or wanted.limit)
-    return jobs_needed(plan(config, machine), limit, warning_seconds(wanted.more))
+    time_limit = parse_time(option_value(job_request.sbatch_options, "time") or job_request.limit)
+    return jobs_needed(plan(config, machine), time_limit, warning_seconds(job_request.sbatch_options))
 
 
-def _request(wanted: JobRequest, config: Config, machine: Machine | None) -> Request:
-    per_node = wanted.per_node
-    if per_node is None and wanted.nodes is None:
+def _request(job_request: JobRequest, config: Config, machine: Machine | None) -> Request:
+    per_node = job_request.per_node
+    if per_node is None and job_request.nodes is None:
         per_node = min(machine.devices if machine else DEVICES, config.layout.processes)
     return Request(
-        nodes=wanted.nodes,
+        nodes=job_request.nodes,
         processes_per_node=per_node,
-        gpus_per_node=wanted.gpus,
-        seconds=seconds_of(wanted.limit),
-        slurm_options=wanted.more,
+        gpus_per_node=job_request.gpus,
+        seconds=parse_time(job_request.limit),
+        slurm_options=job_request.sbatch_options,
     )

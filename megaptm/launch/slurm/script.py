@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from megaptm.schedulers.slurm.options import script_lines
 from megaptm.schedulers.slurm.slurm_time import WARNING_SECONDS
 
-CARRIED = (
+EXPORTED = (
     *("MEGAPTM_HOME", "MEGAPTM_VENV", "MEGAPTM_IMAGE", "MEGAPTM_ALLOW_CODE", "PYTHONPATH"),
     *("MEGAPTM_CHAIN", "MEGAPTM_CHECK"),
 )
@@ -30,7 +30,7 @@ class JobScript:
     """Per process."""
     time: str = "24:00:00"
     output: str = "%x-%j.log"
-    more: tuple[str, ...] = ()
+    sbatch_options: tuple[str, ...] = ()
     """Further options of sbatch, one word each: --partition=large."""
 
     def lines(self) -> list[str]:
@@ -39,13 +39,13 @@ class JobScript:
             *(f"--job-name={self.name}", f"--nodes={self.nodes}", f"--ntasks-per-node={self.tasks}", *gpus),
             *(f"--cpus-per-task={self.cpus}", "--mem=0", "--exclusive", f"--time={self.time}"),
             *(f"--signal=B:USR1@{WARNING_SECONDS:.0f}", "--requeue", "--open-mode=append", f"--output={self.output}"),
-            *(f"--export={','.join(CARRIED)}", *self.more),
+            *(f"--export={','.join(EXPORTED)}", *self.sbatch_options),
         ]
         return [f"#SBATCH {line}" for line in script_lines(options)]
 
 
-def render(job: JobScript, words: Sequence[str], *, title: str) -> str:
-    """Return the script. `words`: arguments of `megaptm train`, followed by those on sbatch's command line."""
+def render(job: JobScript, arguments: Sequence[str], *, title: str) -> str:
+    """Return the script. `arguments`: those of `megaptm train`; words on sbatch's command line follow them."""
     return "\n".join(
         [
             "#!/usr/bin/env bash",
@@ -53,7 +53,7 @@ def render(job: JobScript, words: Sequence[str], *, title: str) -> str:
             *job.lines(),
             'source "${MEGAPTM_HOME:-$SLURM_SUBMIT_DIR}/slurm/common.sh"',
             "",
-            f'train {shlex.join(words)} "$@"',
+            f'train {shlex.join(arguments)} "$@"',
             "",
         ]
     )

@@ -1,1 +1,1 @@
-"""A Ray cluster: joining or starting one, its nodes, a process on each."""
+"""Ray: connection to a cluster, or a cluster on this machine; its nodes; a process on each node."""

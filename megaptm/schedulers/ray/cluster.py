@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster that this process has joined, and what is free on them."""
+"""Nodes of the Ray cluster to which this process is connected, and their free devices."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from megaptm.schedulers.ray.connection import CLIENT, connect
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster that is alive."""
+    """Living node of the cluster."""
 
     id: str
     address: str
     devices: int
-    """GPUs; where no machine of the cluster has any, CPUs."""
+    """GPUs; CPUs if no node of the cluster has a GPU."""
     free: int
-    """Those that nobody uses."""
+    """Devices not in use."""
 
 
 def join(address: str | None, *, processes: int) -> None:
-    """Connect to the cluster at `address`, or at RAY_ADDRESS, or to one of this machine with room for the processes."""
+    """Connect to the cluster at `address` or RAY_ADDRESS, or start one on this machine with room for the processes."""
     if (address or os.environ.get("RAY_ADDRESS") or "").startswith(CLIENT):
         raise UserError(
-            f"--address {address or os.environ['RAY_ADDRESS']} is for Ray's client, which cannot watch a run: give the "
-            "head's HOST:6379, or use ray job submit."
+            f"--address {address or os.environ['RAY_ADDRESS']} is for Ray Client, which cannot supervise a run: use "
+            "HOST:6379 of the head node, or ray job submit."
         )
-    # On its own machine a user may start more processes than there are cores, as with `megaptm train`.
+    # On one machine a user may start more processes than there are cores, as with `megaptm train`.
     connect(address, cpus=max(processes, os.cpu_count() or 1))
 
 
-def nodes() -> tuple[str, list[Node]]:
-    """What a rank needs one of, `GPU` or `CPU`, and the nodes that are alive, with how many they have."""
+def alive_nodes() -> tuple[str, list[Node]]:
+    """Return the device that a rank needs, `GPU` or `CPU`, and the living nodes with their numbers of devices."""
     import ray
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     kind = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
-    # Ray's public interface knows what is free in the whole cluster, but not where.
+    # Ray's public API reports free resources for the cluster, not per node.
     free = ray._private.state.available_resources_per_node()
     return kind, [
         Node(

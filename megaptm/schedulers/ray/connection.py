@@ -1,4 +1,4 @@
-"""Connects this process to a Ray cluster: one that is named, or one of its own on this machine."""
+"""Connection of this process to a Ray cluster: at an address, or started on this machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 from megaptm.python_path import named_folders
-from megaptm.schedulers.ray.start import Attempts
+from megaptm.schedulers.ray.start import StartRetries
 
 ANSWER_SECONDS = 15.0
 CLIENT = "ray://"
-"""Begins the address of Ray's client, which sees less of a cluster than a process on one of its nodes."""
+"""Scheme of addresses for Ray Client, which can do less than a process on a node of the cluster."""
 
-TOO_SLOW = ("timed out during startup", "Failed to connect to GCS")
-"""What Ray says when a part of it was not there in time."""
+SLOW_START_ERRORS = ("timed out during startup", "Failed to connect to GCS")
+"""Ray's errors if one of its processes does not start in time."""
 
 
 @contextmanager
 def connected(*, cpus: int | None = None) -> Iterator[None]:
-    """Connected as by `connect` while it is entered; a process that already is stays so."""
+    """Connect as `connect` does while the context is open. A process that is connected already stays connected."""
     ray = _ray()
     if ray.is_initialized():
         yield
@@ -38,46 +38,47 @@ def connected(*, cpus: int | None = None) -> Iterator[None]:
 
 
 def connect(address: str | None, *, cpus: int | None = None) -> None:
-    """Join the cluster at `address`, or at RAY_ADDRESS; absent: start one here, of so many CPUs, or all there are.
+    """Connect to the cluster at `address` or RAY_ADDRESS. If neither is set, start a cluster here with `cpus` CPUs
+    (default: all).
 
-    A Ray that merely happens to run on this machine is left alone, unless the address is `auto`. A `UserError` in
-    bounded time where no cluster answers.
+    A cluster that happens to run on this machine is used only if the address is `auto`. If no cluster answers,
+    UserError is raised in bounded time.
     """
-    ray, wanted = _ray(), address or os.environ.get("RAY_ADDRESS") or "local"
-    if wanted == "local":
+    ray, target = _ray(), address or os.environ.get("RAY_ADDRESS") or "local"
+    if target == "local":
         _start_here(ray, cpus)
         return
-    if wanted.startswith(("http://", "https://")):
+    if target.startswith(("http://", "https://")):
         raise UserError(
-            f"{wanted} is the address of a dashboard, which `ray job submit` takes: give HOST:PORT of the cluster's "
-            "head here, as 10.0.0.1:6379."
+            f"{target} is the address of a dashboard, which is for `ray job submit`: set HOST:PORT of the cluster's "
+            "head node here, such as 10.0.0.1:6379."
         )
-    _check_answers(wanted)
+    _check_reachable(target)
     try:
-        ray.init(address=wanted, job_config=None if wanted.startswith(CLIENT) else _job_config(ray), **_quiet())
+        ray.init(address=target, job_config=None if target.startswith(CLIENT) else _job_config(ray), **_quiet())
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise _unreachable(wanted, error) from None
+        raise _unreachable(target, error) from None
 
 
 def _ray() -> Any:
-    """The module, which must not report to its makers; a `UserError` where it is not."""
+    """Return the module `ray`, with usage reports off. Raise UserError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
-        raise UserError("Ray is not installed, and this needs it: `pip install 'megaptm[corpus]'`.") from None
+        raise UserError("Ray is not installed: `pip install 'megaptm[corpus]'`.") from None
     return ray
 
 
 def _start_here(ray: Any, cpus: int | None) -> None:
-    attempts = Attempts(instead="; `megaptm corpus build` does without Ray by workers=0")
+    retries = StartRetries(alternative="; `megaptm corpus build` needs no Ray with workers=0")
     while True:
         try:
             with _on_loopback(), _without_hangup():
                 ray.init(
                     address="local",
                     num_cpus=cpus,
-                    object_store_memory=128 << 20,  # what goes through it are names, tables and lines of logs
+                    object_store_memory=128 << 20,  # holds only names, tables and log lines
                     include_dashboard=False,
                     job_config=_job_config(ray),
                     **_quiet(),
@@ -87,38 +88,39 @@ def _start_here(ray: Any, cpus: int | None) -> None:
             if "AF_UNIX path length" in str(error):
                 folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
                 raise UserError(
-                    f"Ray cannot start: the path of its temporary folder, {folder}, is too long for its sockets, "
-                    "whose paths have at most 107 bytes: set RAY_TMPDIR to a folder with a shorter path."
+                    f"Ray cannot start: the path of its temporary folder, {folder}, is too long for its sockets "
+                    "(at most 107 bytes): set RAY_TMPDIR to a folder with a shorter path."
                 ) from None
-            if not any(words in str(error) for words in TOO_SLOW):
+            if not any(message in str(error) for message in SLOW_START_ERRORS):
                 raise
             ray.shutdown()
-            attempts.again(in_brief(error))
+            retries.wait(in_brief(error))
 
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """What Ray starts meanwhile listens on 127.0.0.1 alone; who wants others to reach it starts it by `ray start`.
+    """Let what Ray starts in this context listen only on 127.0.0.1. A cluster for other machines is started with `ray
+    start`.
 
-    Ray puts the machine's own address in the place of a 127.0.0.1 that it is given, unless it may form no cluster.
+    Ray replaces 127.0.0.1 by the machine's own address unless it may not form clusters.
     """
     from ray._private import ray_constants
 
     variable = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
-    given, allowed = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
+    value_before, allowed_before = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
     os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = allowed
+        ray_constants.ENABLE_RAY_CLUSTER = allowed_before
         os.environ.pop(variable)
-        if given is not None:
-            os.environ[variable] = given
+        if value_before is not None:
+            os.environ[variable] = value_before
 
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """What Ray starts meanwhile does not hear that the terminal is lost: it serves whoever saves because of that."""
+    """Let what Ray starts in this context ignore the loss of the terminal: a run that saves because of it needs Ray."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield
@@ -127,14 +129,14 @@ def _without_hangup() -> Iterator[None]:
 
 
 class _SearchPath(list[str]):
-    """Folders that Ray's workers search for modules; Ray adds the driver's working directory to them."""
+    """Folders that Ray's workers search for modules. Ray tries to add the driver's working directory."""
 
     def extend(self, _: object) -> None:
         pass
 
 
 def _job_config(ray: Any) -> Any:
-    """Let workers import modules from where this process was told to: the folders on its PYTHONPATH."""
+    """Let workers import modules from the folders on this process's PYTHONPATH."""
     job = ray.job_config.JobConfig()
     job._py_driver_sys_path = _SearchPath(named_folders())
     return job
@@ -144,39 +146,39 @@ def _quiet() -> dict[str, Any]:
     return {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
-def _check_answers(address: str) -> None:
-    """Ray itself would try for minutes, and then end this process, before it says that nobody is there."""
-    place = address.removeprefix(CLIENT)
-    if not place.rpartition(":")[2].isdigit():
-        return  # `auto`: Ray looks for itself
-    for answers in (_speaks_grpc,) if address.startswith(CLIENT) else (_speaks_grpc, _is_rays):
+def _check_reachable(address: str) -> None:
+    """Check that a cluster answers. Ray itself would try for minutes and then end this process."""
+    host_and_port = address.removeprefix(CLIENT)
+    if not host_and_port.rpartition(":")[2].isdigit():
+        return  # `auto`: Ray finds the address
+    for check in (_check_grpc,) if address.startswith(CLIENT) else (_check_grpc, _check_gcs):
         try:
-            answers(place)
+            check(host_and_port)
         except Exception as error:
             raise _unreachable(address, error) from None
 
 
-def _speaks_grpc(place: str) -> None:
-    """Said in seconds where nobody listens, or another service does."""
+def _check_grpc(host_and_port: str) -> None:
+    """Raise an error within seconds if nothing, or another service, listens there."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
     import grpc
 
-    with grpc.insecure_channel(place) as channel:
+    with grpc.insecure_channel(host_and_port) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError:
-            raise ConnectionError(f"nothing in {ANSWER_SECONDS:.0f} s") from None
+            raise ConnectionError(f"no answer in {ANSWER_SECONDS:.0f} s") from None
 
 
-def _is_rays(place: str) -> None:
-    """Raises within a minute where it is not, or where the token is not the cluster's."""
+def _check_gcs(host_and_port: str) -> None:
+    """Raise an error within a minute if this is not Ray's GCS, or if it rejects the token."""
     import ray._raylet
 
     raylet: Any = ray._raylet
-    raylet.GcsClient(address=place)
+    raylet.GcsClient(address=host_and_port)
 
 
 def _unreachable(address: str, error: Exception) -> UserError:
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return UserError(f"no Ray cluster answers at {address} ({said}): correct RAY_ADDRESS or --address, or unset it.")
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return UserError(f"no Ray cluster answers at {address} ({reason}): correct RAY_ADDRESS or --address, or unset it.")

@@ -1,4 +1,4 @@
-"""A process on each node of the Ray cluster at RAY_ADDRESS, by a task that is pinned there."""
+"""A process on each node of the Ray cluster at RAY_ADDRESS, run by a task pinned to the node."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaptm.schedulers.node_process import ProcessOutput, run
+from megaptm.schedulers.node_process import ProcessOutput, run_module
 from megaptm.schedulers.ray.connection import connected
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
 
 
-def run_on_ray(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
+def run_on_ray_nodes(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
     with connected():
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -25,24 +25,26 @@ def run_on_ray(module: str, arguments: Sequence[str], seconds: float) -> tuple[l
             "MASTER_PORT": str(secrets.choice(RENDEZVOUS_PORTS)),
         }
         task = ray.remote(num_cpus=0, max_retries=0)(_on_node)
-        asked = [
+        tasks = [
             task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
                 module, tuple(arguments), seconds, {"RANK": str(rank), **rendezvous}
             )
             for rank, node in enumerate(nodes)
         ]
-        done, _ = ray.wait(asked, num_returns=len(asked), timeout=seconds)
-        output = [_answer(one) if one in done else ProcessOutput("", f"nothing in {seconds:.0f} s") for one in asked]
+        done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=seconds)
+        output = [
+            _output(task) if task in done else ProcessOutput("", f"no answer in {seconds:.0f} s") for task in tasks
+        ]
     return _names(nodes), output
 
 
-def _on_node(module: str, arguments: Sequence[str], seconds: float, place: Mapping[str, str]) -> ProcessOutput:
+def _on_node(module: str, arguments: Sequence[str], seconds: float, variables: Mapping[str, str]) -> ProcessOutput:
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides the GPUs from a task that did not ask for any
-    return run(module, arguments, seconds=seconds, more=place)
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides the GPUs from tasks that request none
+    return run_module(module, arguments, seconds=seconds, variables=variables)
 
 
-def _answer(task: Any) -> ProcessOutput:
+def _output(task: Any) -> ProcessOutput:
     import ray
 
     try:
@@ -52,7 +54,7 @@ def _answer(task: Any) -> ProcessOutput:
 
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hosts' names; where several Ray nodes are on one host, with a piece of each one's number."""
+    """Return host names, with the start of the node id where several Ray nodes share a host."""
     hosts = [node["NodeManagerHostname"] for node in nodes]
     return [
         host if hosts.count(host) == 1 else f"{host}-{node['NodeID'][:6]}"

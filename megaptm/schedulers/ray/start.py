@@ -1,6 +1,7 @@
-"""`python -m megaptm.schedulers.ray.start OPTION...`: `ray start OPTION...`, repeated until Ray runs on this node.
+"""`python -m megaptm.schedulers.ray.start OPTION...`: `ray start OPTION...`, retried until Ray runs on this node.
 
-Ray gives a node 30 seconds to start, which a node that is busy, or reads Ray's files for the first time, can miss.
+Ray gives a node 30 seconds to start. A node that is busy, or that reads Ray's files for the first time, can take
+longer.
 """
 
 from __future__ import annotations
@@ -26,42 +27,44 @@ START_SECONDS = 600.0
 PAUSE_SECONDS = 2.0
 STARTED = b"Ray runtime started"
 MARK = "MEGAPTM_RAY_START"
-"""Variable by which the processes of one attempt are known."""
+"""Environment variable that identifies the processes of one attempt."""
 
 
-def start_seconds() -> float:
-    """How long a start of Ray is repeated: MEGAPTM_RAY_START_SECONDS, or ten minutes."""
+def retry_seconds() -> float:
+    """Return the seconds for which a start of Ray is retried: MEGAPTM_RAY_START_SECONDS, or ten minutes."""
     text = os.environ.get(VARIABLE) or str(START_SECONDS)
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise UserError(f"{VARIABLE} ({text}): expected the seconds for which a start of Ray is repeated, as 600.")
+        raise UserError(
+            f"{VARIABLE} ({text}): expected the number of seconds for which a start of Ray is retried, such as 600."
+        )
     return seconds
 
 
-class Attempts:
-    """Says after a failed attempt whether there is time for another one, and waits for it."""
+class StartRetries:
+    """Waits between failed starts of Ray, until the time is over."""
 
-    def __init__(self, *, instead: str = "") -> None:
-        """`instead`: what else to do after the last one, for the end of the sentence."""
-        self.seconds, self._instead = start_seconds(), instead
+    def __init__(self, *, alternative: str = "") -> None:
+        """`alternative`: end of the final error message, with another remedy."""
+        self.seconds, self._alternative = retry_seconds(), alternative
         self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-        self._begun, self._number = time.monotonic(), 0
+        self._started, self._number = time.monotonic(), 0
 
-    def again(self, why: str) -> None:
-        """Return when the next attempt is due; a `UserError` if the time is over."""
+    def wait(self, reason: str) -> None:
+        """Wait until the next attempt. Raise UserError if the time is over."""
         self._number += 1
-        left = self._begun + self.seconds - time.monotonic()
+        left = self._started + self.seconds - time.monotonic()
         if left <= 0:
             times = "1 attempt" if self._number == 1 else f"{self._number} attempts"
             raise UserError(
-                f"Ray did not start on node {self.node} in {self.seconds:.0f} s and {times} ({why}): start again when "
-                f"the node is less busy, or set {VARIABLE} to more seconds{self._instead}."
+                f"Ray did not start on node {self.node} in {self.seconds:.0f} s and {times} ({reason}): start again "
+                f"when the node is less busy, or set {VARIABLE} to more seconds{self._alternative}."
             )
         print(
-            f"Ray did not start on node {self.node} ({why}); trying again for another {left:.0f} s.",
+            f"Ray did not start on node {self.node} ({reason}); retrying for another {left:.0f} s.",
             file=sys.stderr,
             flush=True,
         )
@@ -69,27 +72,27 @@ class Attempts:
 
 
 def main(options: list[str]) -> int:
-    """Start Ray; returns the exit code of `ray start`. With --block this is the end of Ray on this node.
+    """Start Ray and return the exit code of `ray start`. With --block, that is when Ray ends on this node.
 
-    Prints one line to standard output when Ray runs; all that Ray says goes to standard error.
+    One line goes to standard output when Ray runs; all output of Ray goes to standard error.
     """
-    attempts = Attempts()
+    retries = StartRetries()
     while True:
-        start = _Start(options)
+        start = _StartAttempt(options)
         code = start.wait()
-        if start.succeeded.is_set() or code == 0 or start.asked_to_stop:
+        if start.succeeded.is_set() or code == 0 or start.stop_requested:
             return code
-        start.kill_rest()
-        if code == EXIT_USER_ERROR:  # of click: a mistake in the options
+        start.kill_remaining()
+        if code == EXIT_USER_ERROR:  # click's exit code for invalid options
             return code
-        attempts.again(start.last_words or f"exit code {code}")
+        retries.wait(start.last_output or f"exit code {code}")
 
 
-class _Start:
-    """One `ray start`."""
+class _StartAttempt:
+    """One call of `ray start`."""
 
     def __init__(self, options: list[str]) -> None:
-        self.succeeded, self.asked_to_stop, self.last_words = threading.Event(), False, ""
+        self.succeeded, self.stop_requested, self.last_output = threading.Event(), False, ""
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             module_command("ray.scripts.scripts", "start", *options),
@@ -100,8 +103,8 @@ class _Start:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         assert self._process.stdout is not None
-        # A thread: without --block the daemons may keep the pipe open after `ray start` has ended.
-        self._reader = threading.Thread(target=self._pass_on, args=(self._process.stdout,), daemon=True)
+        # A thread, because without --block the daemons may keep the pipe open after `ray start` has ended.
+        self._reader = threading.Thread(target=self._copy_output, args=(self._process.stdout,), daemon=True)
         self._reader.start()
 
     def wait(self) -> int:
@@ -109,8 +112,8 @@ class _Start:
         self._reader.join(timeout=1.0)
         return code
 
-    def kill_rest(self) -> None:
-        """Kill what a failed start has left: it would hold the ports of the next one."""
+    def kill_remaining(self) -> None:
+        """Kill the processes that a failed start leaves behind: they would hold the ports of the next one."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self._mark:
@@ -119,15 +122,15 @@ class _Start:
                 continue
 
     def _stop(self, number: int, _: object) -> None:
-        self.asked_to_stop = True
+        self.stop_requested = True
         self._process.send_signal(number)
 
-    def _pass_on(self, lines: IO[bytes]) -> None:
+    def _copy_output(self, lines: IO[bytes]) -> None:
         for line in lines:
             sys.stderr.buffer.write(line)
             sys.stderr.buffer.flush()
-            if words := line.decode(errors="replace").strip():
-                self.last_words = words[:200]
+            if text := line.decode(errors="replace").strip():
+                self.last_output = text[:200]
             if STARTED in line:
                 self.succeeded.set()
                 print("Ray runs on this node.", flush=True)

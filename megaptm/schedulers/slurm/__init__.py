@@ -1,1 +1,1 @@
-"""Slurm's commands: what they are asked, how they read options and times, jobs and nodes."""
+"""Slurm: its commands, sbatch options, time formats, jobs, and processes on the nodes of a job."""

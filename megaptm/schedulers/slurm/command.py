@@ -1,4 +1,4 @@
-"""Asking Slurm's commands."""
+"""Calls of Slurm's commands, in bounded time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command of Slurm says."""
+class SlurmReply:
+    """Result of a Slurm command."""
 
     stdout: str
-    refusal: str = ""
-    """Why it did not do what it was asked: the reason that it gives, that it is absent, or that it does not end."""
-    ended: bool = True
-    """Of itself. The reason is Slurm's own then."""
+    error: str = ""
+    """Why the command failed; empty if it succeeded."""
+    completed: bool = True
+    """Whether the command ended by itself. If so, `error` is Slurm's own message."""
 
 
-def answer(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> Answer:
-    """That of a command of Slurm, in bounded time; `script` is what it reads."""
+def try_slurm(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> SlurmReply:
+    """Run a Slurm command, with `script` as its input, and return its result, also if it fails."""
     try:
         done = subprocess.run(
             command,
@@ -35,26 +35,27 @@ def answer(*command: str, script: str | None = None, environment: Mapping[str, s
             text=True,
             timeout=ANSWER_SECONDS,
             check=False,
-            # Ctrl-C is for this program, which decides what it means for a job that is about to be submitted.
+            # Ctrl-C must reach only this program, which decides what it means for a job that is being submitted.
             start_new_session=True,
         )
     except subprocess.TimeoutExpired:
-        return Answer("", f"nothing in {ANSWER_SECONDS:.0f} s", ended=False)
+        return SlurmReply("", f"no answer in {ANSWER_SECONDS:.0f} s", completed=False)
     except OSError as error:
-        return Answer("", error.strerror or str(error), ended=False)
+        return SlurmReply("", error.strerror or str(error), completed=False)
     if not done.returncode:
-        return Answer(done.stdout)
-    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return Answer(done.stdout, re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", said))
+        return SlurmReply(done.stdout)
+    message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return SlurmReply(done.stdout, re.sub(r"^(\w+: )?(error: |fatal: |allocation failure: )+", "", message))
 
 
-def ask(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """The lines that a command of Slurm prints; a `UserError` with its reason where it refuses or does not answer."""
-    given = answer(*command, script=script, environment=environment)
-    if not given.refusal:
-        return [line for line in given.stdout.splitlines() if line]
-    if command[0] == "sbatch" and given.ended:
-        raise UserError(f"Slurm refuses the job ({given.refusal}): change the request, `sinfo` shows what there is.")
+def run_slurm(*command: str, script: str | None = None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Run a Slurm command and return the lines that it prints. Raise UserError if it fails or does not answer."""
+    reply = try_slurm(*command, script=script, environment=environment)
+    if not reply.error:
+        return [line for line in reply.stdout.splitlines() if line]
+    if command[0] == "sbatch" and reply.completed:
+        raise UserError(f"Slurm rejects the job ({reply.error}): change the request; `sinfo` lists the partitions.")
     raise UserError(
-        f"Slurm does not answer ({command[0]}: {given.refusal}): see that slurmctld runs, and that SLURM_CONF is right."
+        f"Slurm does not answer ({command[0]}: {reply.error}): check that slurmctld runs and that SLURM_CONF is "
+        "correct."
     )

@@ -1,4 +1,4 @@
-"""Submitting jobs, one after the other, and following what they say."""
+"""Submission of jobs that follow each other, and their states and logs."""
 
 from __future__ import annotations
 
@@ -12,126 +12,128 @@ from pathlib import Path
 from types import FrameType
 
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.command import answer, ask
+from megaptm.schedulers.slurm.command import run_slurm, try_slurm
 
 POLL_SECONDS = 1.0
 COULD_NOT_START = "launch failed requeued held"
-"""Why Slurm holds a job that a node did not get going: nothing of it has run."""
-STARTS = 5
-"""Of a job that nodes do not get going."""
+"""Slurm's reason for holding a job that a node could not start; no part of the job has run."""
+MAX_STARTS = 5
+"""Attempts to start a job that nodes cannot start."""
 
 
-def check_slurm(script: str) -> None:
-    """A `UserError` where no job can be submitted from, or what Slurm would say against this one."""
+def check_submission(script: str) -> None:
+    """Raise UserError if this machine cannot submit jobs, or if Slurm rejects this script."""
     if shutil.which("sbatch") is None:
         raise UserError(
-            "sbatch is not on this machine: log in where jobs are submitted, or see the script by --dry-run."
+            "sbatch is not installed on this machine: log in where jobs are submitted, or print the script with "
+            "--dry-run."
         )
-    ask("sbatch", "--test-only", script=script)
+    run_slurm("sbatch", "--test-only", script=script)
 
 
 def submit(script: Path, *, jobs: int, environment: Mapping[str, str]) -> list[str]:
-    """Submit the script so many times, each to begin when the one before has ended; the jobs' numbers."""
-    numbers: list[str] = []
+    """Submit the script `jobs` times, each job to start after the previous one has ended; return the job ids."""
+    job_ids: list[str] = []
     for _ in range(jobs):
-        after = [f"--dependency=afterany:{numbers[-1]}"] if numbers else []
+        after = [f"--dependency=afterany:{job_ids[-1]}"] if job_ids else []
         try:
-            with _answer_awaited(script) as asked:
-                said = ask("sbatch", "--parsable", *after, str(script), environment=environment)
+            with _interrupts_deferred(script) as interrupts:
+                lines = run_slurm("sbatch", "--parsable", *after, str(script), environment=environment)
         except UserError as error:
-            if not numbers:
+            if not job_ids:
                 raise
-            raise _withdraw(numbers, str(error)) from None
-        numbers.append(said[-1].partition(";")[0])
-        if asked:
-            raise _withdraw_all(numbers)
-    return numbers
+            raise _cancel_chain(job_ids, str(error)) from None
+        job_ids.append(lines[-1].partition(";")[0])
+        if interrupts:
+            raise _cancel_interrupted(job_ids)
+    return job_ids
 
 
 @contextmanager
-def _answer_awaited(script: Path) -> Iterator[list[int]]:
-    """Ctrl-C, which is added to what is yielded, waits for sbatch: without its answer nobody knows the job's number.
+def _interrupts_deferred(script: Path) -> Iterator[list[int]]:
+    """Hold back the first Ctrl-C and add it to the yielded list: without sbatch's answer the job id is unknown.
 
-    A second one does not, and is a `UserError` that says how to find the job.
+    A second Ctrl-C raises UserError with how to find the job.
     """
-    asked: list[int] = []
+    interrupts: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if interrupts:
             raise KeyboardInterrupt
-        asked.append(number)
-        os.write(2, b"\nCtrl-C: once sbatch has answered, the job is canceled. Ctrl-C again: leave at once.\n")
+        interrupts.append(number)
+        os.write(2, b"\nCtrl-C: the job is canceled as soon as sbatch has answered. Ctrl-C again: exit at once.\n")
 
     before = signal.signal(signal.SIGINT, hold)
     try:
-        yield asked
+        yield interrupts
     except KeyboardInterrupt:
         raise UserError(
-            f"left before sbatch had answered: the job of {script} may be in the queue all the same; look for it with "
-            "squeue, under its job's name, and scancel its number."
+            f"interrupted before sbatch answered: the job of {script} may be in the queue; look for its name with "
+            "squeue, and scancel its id."
         ) from None
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _withdraw(numbers: Sequence[str], why: str) -> UserError:
-    """Cancel the jobs of a chain that goes no further."""
-    told = f"{why.rstrip('.')}; it would have been job {len(numbers) + 1} of the chain"
+def _cancel_chain(job_ids: Sequence[str], reason: str) -> UserError:
+    """Cancel the submitted jobs of a chain whose next job was rejected."""
+    message = f"{reason.rstrip('.')}; this was job {len(job_ids) + 1} of the chain"
     try:
-        ask("scancel", *numbers)
+        run_slurm("scancel", *job_ids)
     except UserError:
-        return UserError(f"{told}, whose others wait in the queue: scancel {' '.join(numbers)}.")
-    return UserError(f"{told}, whose others ({', '.join(numbers)}) are canceled.")
+        return UserError(f"{message}; the earlier jobs are still in the queue: scancel {' '.join(job_ids)}.")
+    return UserError(f"{message}; the earlier jobs ({', '.join(job_ids)}) are canceled.")
 
 
-def _withdraw_all(numbers: Sequence[str]) -> UserError:
-    """Cancel what was submitted before somebody changed their mind."""
+def _cancel_interrupted(job_ids: Sequence[str]) -> UserError:
+    """Cancel the submitted jobs after Ctrl-C."""
     try:
-        ask("scancel", *numbers)
+        run_slurm("scancel", *job_ids)
     except UserError:
-        return UserError(f"interrupted; job {', '.join(numbers)} waits in the queue: scancel {' '.join(numbers)}.")
-    return UserError(f"interrupted; job {', '.join(numbers)} is canceled.")
+        return UserError(f"interrupted; job {', '.join(job_ids)} is still in the queue: scancel {' '.join(job_ids)}.")
+    return UserError(f"interrupted; job {', '.join(job_ids)} is canceled.")
 
 
 def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
-    """Show what is added to a job's log until the job is over; a job that a node could not start is let go again.
+    """Show new text of a job's log until the job has ended. Release a job that Slurm holds because it could not start.
 
-    A `UserError` where no node can start it.
+    Raise UserError if no node can start the job.
     """
     at, failures = 0, 0
     while True:
-        waiting, reason = state(job)
+        state, reason = job_state(job)
         if log.exists():
             with log.open("rb") as file:
                 file.seek(at)
                 if added := file.read():
                     show(added.decode(errors="replace"))
                 at = file.tell()
-        if not waiting:
+        if not state:
             return
         if reason == COULD_NOT_START:
             failures += 1
-            if failures == STARTS:
+            if failures == MAX_STARTS:
                 raise UserError(
-                    f"Slurm could not start job {job} {STARTS} times and holds it: see slurmd's log on its nodes, then "
-                    f"let it go by scontrol release {job}."
+                    f"Slurm could not start job {job} {MAX_STARTS} times and holds it: see slurmd's log on its nodes, "
+                    f"then release it with scontrol release {job}."
                 )
-            show(f"Slurm could not start job {job}, and held it: let go again.\n")
-            ask("scontrol", "release", job)
+            show(f"Slurm could not start job {job} and held it; released it.\n")
+            run_slurm("scontrol", "release", job)
         time.sleep(POLL_SECONDS)
 
 
-def state(job: str) -> tuple[str, str]:
-    """PENDING, RUNNING ..., and why it waits; empty when the job is over, UNKNOWN while Slurm does not answer."""
-    given = answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r")
-    if given.refusal and "Invalid job id" not in given.refusal:
+def job_state(job: str) -> tuple[str, str]:
+    """Return the state (PENDING, RUNNING ...) and the reason for waiting. The state is empty if the job has ended, and
+    UNKNOWN if Slurm does not answer."""
+    reply = try_slurm("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r")
+    if reply.error and "Invalid job id" not in reply.error:
         return "UNKNOWN", ""
-    now, _, reason = given.stdout.strip().partition("|")
-    return now, reason
+    state, _, reason = reply.stdout.strip().partition("|")
+    return state, reason
 
 
-def describe(job: str) -> dict[str, str]:
-    """What Slurm knows of a job: JobState, ExitCode ...; nothing when it is long over, or Slurm does not answer."""
-    told = answer("scontrol", "show", "job", job, "--oneliner").stdout
-    # The first of each name: after them come the user's words, which may have any form.
-    return dict(reversed([word.partition("=")[::2] for word in told.split() if "=" in word]))
+def job_fields(job: str) -> dict[str, str]:
+    """Return Slurm's fields of a job (JobState, ExitCode ...); empty if it ended long ago or Slurm does not answer."""
+    text = try_slurm("scontrol", "show", "job", job, "--oneliner").stdout
+    # The first value of each name counts: the last fields hold text of the user, which may look like any field.
+    return dict(reversed([word.partition("=")[::2] for word in text.split() if "=" in word]))

@@ -1,4 +1,4 @@
-"""A process on each node of this Slurm job, by one srun."""
+"""A process on each node of this Slurm job, started by one srun."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from collections.abc import Sequence
 
 from megaptm.errors import UserError
 from megaptm.python_path import module_command
-from megaptm.schedulers.node_process import ProcessOutput, finish
-from megaptm.schedulers.slurm.command import answer
+from megaptm.schedulers.node_process import ProcessOutput, run_command
+from megaptm.schedulers.slurm.command import try_slurm
 
 LABELED = re.compile(r"^ *(\d+): ?(.*)$", re.MULTILINE)
 
 
-def run_on_slurm(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
+def run_on_slurm_nodes(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
+    """Run a module on each node of the job; return node names and outputs."""
     nodes = _hostnames(os.environ["SLURM_JOB_NODELIST"])
     count = len(nodes)
     step = (f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1", "--overlap", "--export=ALL")
-    # A process for each node takes all that the job has there: what the job's own processes are given does not matter.
+    # The process on each node gets all CPUs of the job there, not the share of one of the job's own processes.
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_CPUS_PER_TASK")}
-    both = finish(["srun", *step, "--label", *module_command(module, *arguments)], environment, seconds)
-    return nodes, by_label(both, nodes)
+    output = run_command(["srun", *step, "--label", *module_command(module, *arguments)], environment, seconds)
+    return nodes, split_by_node(output, nodes)
 
 
-def by_label(both: ProcessOutput, nodes: Sequence[str]) -> list[ProcessOutput]:
-    """The output of `srun --label`, by node. What srun says of a node stands where the node's process said nothing."""
-    outs, errs = _lines_by_label(both.stdout), _lines_by_label(both.stderr)
-    unlabeled = [line for line in both.stderr.splitlines() if line and not LABELED.match(line)]
-    found = []
-    for number, node in enumerate(nodes):
+def split_by_node(output: ProcessOutput, nodes: Sequence[str]) -> list[ProcessOutput]:
+    """Return the output of `srun --label` by node. If a node's process printed no error, srun's lines about the node
+    take its place."""
+    outs, errs = _lines_by_label(output.stdout), _lines_by_label(output.stderr)
+    unlabeled = [line for line in output.stderr.splitlines() if line and not LABELED.match(line)]
+    outputs = []
+    for index, node in enumerate(nodes):
         about = [line for line in unlabeled if re.search(rf"\b{re.escape(node)}\b", line)] or unlabeled
-        found.append(ProcessOutput("\n".join(outs.get(number, [])), "\n".join(errs.get(number, []) or about)))
-    return found
+        outputs.append(ProcessOutput("\n".join(outs.get(index, [])), "\n".join(errs.get(index, []) or about)))
+    return outputs
 
 
 def _lines_by_label(text: str) -> dict[int, list[str]]:
@@ -43,9 +45,9 @@ def _lines_by_label(text: str) -> dict[int, list[str]]:
 
 
 def _hostnames(nodes: str) -> list[str]:
-    given = answer("scontrol", "show", "hostnames", nodes)
-    if given.refusal:
+    reply = try_slurm("scontrol", "show", "hostnames", nodes)
+    if reply.error:
         raise UserError(
-            f"the nodes of this job ({nodes}) cannot be listed (scontrol: {given.refusal}): see scontrol ping."
+            f"the nodes of this job ({nodes}) cannot be listed (scontrol: {reply.error}): run scontrol ping."
         )
-    return given.stdout.split()
+    return reply.stdout.split()

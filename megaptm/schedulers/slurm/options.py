@@ -1,4 +1,4 @@
-"""Options of sbatch that a user adds: how sbatch reads them, which are not the user's, how a script has them."""
+"""Options of sbatch that a user adds: how sbatch reads them, which are refused, and how a script holds them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from megaptm.errors import UserError
 
-NODES, PROCESSES, GPUS = "give --nodes", "give --per-node", "give --gpus-per-node"
+NODES, PROCESSES, GPUS = "use --nodes", "use --per-node", "use --gpus-per-node"
 LOG = "a job's log is logs/job-JOB.log in the run folder"
-# Of a job's shape, its name and its log everything else depends on what megaptm knows of them.
-NOT_HERE = {
+REFUSED = {
     "nodes": NODES,
     "ntasks": f"{NODES} and --per-node",
     "ntasks-per-node": PROCESSES,
@@ -24,19 +23,19 @@ NOT_HERE = {
     "gpus-per-socket": GPUS,
     "gpus-per-task": GPUS,
     "gres": GPUS,
-    "array": "launch each run by itself, or see slurm/array_sweep.sh",
+    "array": "launch each run separately, or see slurm/array_sweep.sh",
     "output": LOG,
     "error": LOG,
-    "job-name": "a job is called as its run=FOLDER",
-    "test-only": "give --dry-run, or ask megaptm check",
-    "wait": "give --follow",
-    "wrap": "the script is written for you (--dry-run shows it)",
-    "parsable": "the numbers of the jobs are printed",
-    "chdir": "set MEGAPTM_HOME to the folder that jobs run in",
+    "job-name": "the job is named after run=FOLDER",
+    "test-only": "use --dry-run or megaptm check",
+    "wait": "use --follow",
+    "wrap": "megaptm writes the script (see it with --dry-run)",
+    "parsable": "the job ids are printed",
+    "chdir": "set MEGAPTM_HOME to the folder in which jobs run",
 }
-"""Option -> what to do instead."""
-READ = ("gpus-per-node", "partition", "signal", "time")
-"""Options whose values are looked at; these are not to be abbreviated either."""
+"""Option -> what to use instead. megaptm must know the size of a job, its name and its log."""
+PARSED = ("gpus-per-node", "partition", "signal", "time")
+"""Options whose values megaptm reads; they must not be abbreviated either."""
 SHORT = {
     "N": "nodes",
     "n": "ntasks",
@@ -51,88 +50,85 @@ SHORT = {
     "t": "time",
 }
 FLAGS = "HIOQVhkuvs"
-"""Short options without a value, after which others may follow in one word; -W is one that is refused."""
+"""Short options without a value, which may precede others in the same word: -Hn2. -W is refused anyway."""
 
 
 @dataclass(frozen=True)
-class Option:
-    """One of them."""
+class SbatchOption:
+    """Option of sbatch with its value."""
 
     name: str
-    """Without dashes; a short one that means nothing to us is a letter."""
+    """Long name without dashes; the letter of a short option that megaptm does not know."""
     value: str
 
 
-def read_options(words: Sequence[str]) -> tuple[str, ...]:
-    """The words as sbatch would be given them, one each; a `UserError` for one that is asked for in another way."""
-    found: list[str] = []
-    for text in words:
-        script_word(text, "--sbatch", but="\0")
+def parse_sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of the options as passed to sbatch. Raise UserError for options that megaptm sets itself."""
+    words: list[str] = []
+    for text in texts:
+        quote_for_script(text, "--sbatch", forbidden="\0")
         try:
-            found += shlex.split(text)
+            words += shlex.split(text)
         except ValueError:
             raise UserError(f"--sbatch={text}: a quote is not closed.") from None
-    for word in found:
-        script_word(word, "--sbatch", but='"\\')
-    if found and not found[0].startswith("-"):
-        raise UserError(f"--sbatch={found[0]}: options of sbatch begin with a dash: --sbatch=--partition=large.")
-    for one in options(found):
-        _refuse(one)
-    return tuple(found)
+    for word in words:
+        quote_for_script(word, "--sbatch", forbidden='"\\')
+    if words and not words[0].startswith("-"):
+        raise UserError(f"--sbatch={words[0]}: options of sbatch start with a dash: --sbatch=--partition=large.")
+    for option in _split_options(words):
+        _refuse(option)
+    return tuple(words)
 
 
-def options(words: Sequence[str]) -> Iterator[Option]:
-    """How sbatch understands them: `--name=value`, `--name value`, `-nvalue`, `-n value`, `-Hn value`."""
+def option_value(words: Sequence[str], name: str) -> str | None:
+    """Return the value that sbatch would use for an option: the last one."""
+    return next((option.value for option in reversed(list(_split_options(words))) if option.name == name), None)
+
+
+def _split_options(words: Sequence[str]) -> Iterator[SbatchOption]:
+    """Parse words as sbatch does: `--name=value`, `--name value`, `-nvalue`, `-n value`, `-Hn value`."""
     for word, after in zip(words, [*words[1:], "-"], strict=False):
         following = "" if after.startswith("-") else after
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            yield Option(name, value if equals else following)
+            yield SbatchOption(name, value if equals else following)
         elif word.startswith("-"):
             letters = word[1:].lstrip(FLAGS)
             if letters:
-                yield Option(SHORT.get(letters[0], letters[0]), letters[1:].lstrip("=") or following)
+                yield SbatchOption(SHORT.get(letters[0], letters[0]), letters[1:].lstrip("=") or following)
 
 
-def option(words: Sequence[str], name: str) -> str | None:
-    """The value that sbatch would take of an option; the last one counts."""
-    return next((one.value for one in reversed(list(options(words))) if one.name == name), None)
+def _refuse(option: SbatchOption) -> None:
+    name = option.name
+    if name in REFUSED and not (name == "gres" and "gpu" not in option.value):
+        short = next((f" (-{letter})" for letter, long in SHORT.items() if long == name), "")
+        raise UserError(f"--sbatch must not contain --{name}{short}: {REFUSED[name]}.")
+    if name not in (*REFUSED, *PARSED) and len(name) > 1:
+        for full_name in (*REFUSED, *PARSED):
+            if full_name.startswith(name):
+                raise UserError(
+                    f"--sbatch must not contain --{name}, which sbatch may read as --{full_name}: write the full name."
+                )
 
 
-def _refuse(one: Option) -> None:
-    if one.name in NOT_HERE and not (one.name == "gres" and "gpu" not in one.value):
-        raise UserError(f"--sbatch may not hold {_written(one.name)}: {NOT_HERE[one.name]}.")
-    if one.name not in (*NOT_HERE, *READ) and len(one.name) > 1:
-        for name in (*NOT_HERE, *READ):
-            if name.startswith(one.name):
-                raise UserError(f"--sbatch may not hold --{one.name}, which sbatch may read as --{name}: write it out.")
+def quote_for_script(text: str, name: str, *, forbidden: str = '"\\%') -> str:
+    r"""Return `text` as a word of a script's #SBATCH line. Raise UserError with `name` if that is impossible.
 
-
-def _written(name: str) -> str:
-    short = next((letter for letter, long in SHORT.items() if long == name), None)
-    return f"--{name} (-{short})" if short else f"--{name}"
-
-
-def script_word(text: str, what: str, *, but: str = '"\\%') -> str:
-    r"""`text` as a word of a script's #SBATCH line; a `UserError` where there is no way to write it.
-
-    `but` are characters that `text` may not have: sbatch knows no way to write a quote within quotes or a backslash,
-    and takes % in the name of a file for the beginning of a number. No line of a script can hold a line break.
+    `forbidden` are characters that `text` must not have: sbatch cannot escape quotes within quotes or backslashes, and
+    expands % in file names. Line breaks and control characters are always refused.
     """
-    if bad := re.search(rf"[\x00-\x1f\x7f{re.escape(but)}]", text):
-        raise UserError(
-            f"{what} ({text!r}) has {bad[0]!r} in it, which sbatch would not take as it is: write it without."
-        )
+    if match := re.search(rf"[\x00-\x1f\x7f{re.escape(forbidden)}]", text):
+        raise UserError(f"{name} ({text!r}) contains {match[0]!r}, which sbatch does not read literally: remove it.")
     return text if re.fullmatch(r"[\w@+=:,./%-]+", text, re.ASCII) else f'"{text}"'
 
 
 def script_lines(words: Sequence[str]) -> list[str]:
-    """The options as lines of a script, a value beside its option."""
+    """Return the options as lines of a script, each with its value."""
     lines: list[str] = []
     for word in words:
-        written = script_word(word, "an option of sbatch", but='"\\')
+        quoted = quote_for_script(word, "an option of sbatch", forbidden='"\\')
         if word.startswith("-"):
-            lines.append(written)
+            lines.append(quoted)
         else:
-            lines[-1] += f" {written}"
+            lines[-1] += f" {quoted}"
     return lines

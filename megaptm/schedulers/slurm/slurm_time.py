@@ -1,4 +1,4 @@
-"""Times as Slurm writes them."""
+"""Times in Slurm's formats."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import re
 from collections.abc import Sequence
 
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.options import option
+from megaptm.schedulers.slurm.options import option_value
 
-FORM = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
+FORMAT = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
 WARNING_SECONDS = 900.0
-"""Before the limit of a job its processes are told to save, unless --signal says otherwise (`launch.slurm.script`)."""
+"""Seconds before a job's time limit at which its processes are signaled to save, unless --signal sets another value
+(`launch.slurm.script`)."""
 
 
-def seconds_of(limit: str) -> float:
-    """`90` (minutes), `30:00`, `24:00:00`, `2-12`, `2-12:30`, `2-12:30:00`; `UNLIMITED` is infinite."""
+def parse_time(limit: str) -> float:
+    """Return the seconds of `90` (minutes), `30:00`, `24:00:00`, `2-12`, `2-12:30` or `2-12:30:00`; `UNLIMITED` is
+    infinite."""
     if limit.upper() in ("UNLIMITED", "INFINITE"):
         return float("inf")
-    match = FORM.fullmatch(limit.strip())
+    match = FORMAT.fullmatch(limit.strip())
     if match is None:
-        raise UserError(f"--time {limit} is no time: write minutes (90), H:M:S (24:00:00) or D-H (2-12).")
-    numbers = [int(word) for word in match["rest"].split(":")]
+        raise UserError(f"--time {limit} is not a time: write minutes (90), H:M:S (24:00:00) or D-H (2-12).")
+    numbers = [int(part) for part in match["clock"].split(":")]
     if match["days"] is not None:
         numbers = [*numbers, 0, 0][:3]
     elif len(numbers) < 3:
@@ -28,19 +30,19 @@ def seconds_of(limit: str) -> float:
     hours, minutes, seconds = numbers
     total = ((int(match["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
     if not total:
-        raise UserError(f"--time {limit}: a job needs some time.")
+        raise UserError(f"--time {limit}: a job needs more than 0 seconds.")
     return total
 
 
 def warning_seconds(options: Sequence[str]) -> float:
-    """How long before its limit a job is told."""
-    signal = option(options, "signal") or ""
+    """Return how many seconds before its time limit a job is signaled to save."""
+    signal = option_value(options, "signal") or ""
     _, at, seconds = signal.partition("@")
     return float(seconds) if at and seconds.isdigit() else WARNING_SECONDS
 
 
-def words(seconds: float) -> str:
-    """`3 ms`, `90 s`, `25 min`, `5.1 h`, `2.5 days`."""
+def format_seconds(seconds: float) -> str:
+    """Return `3 ms`, `90 s`, `25 min`, `5.1 h`, `2.5 days`."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
