@@ -19,13 +19,13 @@ LINE_BYTES = 1000
 
 
 @click.command()
-@click.option_value(
+@click.option(
     "--token", type=click.Path(path_type=Path), help="A file that who asks has written on the shared disk."
 )
-@click.option_value(
+@click.option(
     "--folder", "folders", multiple=True, type=click.Path(path_type=Path), help="Must be seen from here."
 )
-@click.option_value(
+@click.option(
     "--place", "places", multiple=True, type=click.Path(path_type=Path), help="Must be writable from here."
 )
 def main(token: Path | None, folders: tuple[Path, ...], places: tuple[Path, ...]) -> None:

@@ -19,10 +19,10 @@ MEETING_MINUTES = 2.0
 
 
 @click.command()
-@click.option_value(
+@click.option(
     "--place", required=True, type=click.Path(path_type=Path), help="Where checkpoints will be written."
 )
-@click.option_value("--precision", required=True, help="Number format of the run.")
+@click.option("--precision", required=True, help="Number format of the run.")
 def main(place: Path, precision: str) -> None:
     """Print each rate when it is measured, so that earlier rates are known if a later one hangs."""
     say("node", own_name())

@@ -54,7 +54,7 @@ def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("warned", "ended", "account", "code", "goes_on"),
+    ("warned", "ended", "account", "code", "may_restart"),
     [
         (False, 75, 0, 75, True),
         (False, 75, 70, 1, False),

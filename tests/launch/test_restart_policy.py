@@ -9,7 +9,7 @@ HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="
 
 
 @pytest.mark.parametrize(
-    ("ending", "progress", "goes_on"),
+    ("ending", "progress", "may_restart"),
     [
         ("node-lost", False, True),
         ("interrupted", True, True),
