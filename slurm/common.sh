@@ -67,7 +67,7 @@ look_at_nodes() {
     if [[ ${MEGAPTM_CHECK-} == no ]]; then return; fi
     local begin=$EPOCHREALTIME each=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
     timeout "$look" srun "${options[@]}" --export=ALL "${each[@]}" --label "${python[@]}" \
-        -m megaptm.check.node --token="$logs/nodes" --place="$logs" >"$logs/look.out" 2>"$logs/look.err"
+        -m megaptm.check.node --token="$logs/nodes" --writable="$logs" >"$logs/look.out" 2>"$logs/look.err"
     once megaptm.launch.slurm.node_report --probe-start="$begin" "$logs" || exit
 }
 

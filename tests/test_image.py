@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.check.software import fit, versions
+from megaptm.check.software import check_versions, installed_versions
 from tests import ROOT
 
 DOCKERFILE = (ROOT / "cluster/Dockerfile").read_text(encoding="utf-8")
@@ -75,15 +75,15 @@ def test_the_two_recipes_do_the_same():
 
 @pytest.mark.parametrize("torch", TORCH.values())
 def test_a_torch_of_nvidias_counts_as_the_release_that_it_is_built_of(torch):
-    [good] = fit({**versions(), "torch": torch})
-    assert (good.state, torch in good.says) == ("good", True)
+    [good] = check_versions({**installed_versions(), "torch": torch})
+    assert (good.state, torch in good.message) == ("ok", True)
 
 
 def test_a_torch_of_nvidias_that_is_too_old_is_not_to_be_replaced_alone():
-    [fault] = fit({**versions(), "torch": "2.8.0a0+5228986c39.nv25.06"})
-    assert fault.says == (
-        "torch is 2.8.0a0+5228986c39.nv25.06, megaptm needs >=2.9: take a newer image of NVIDIA's; beside another "
-        "build its other libraries do not work."
+    [fault] = check_versions({**installed_versions(), "torch": "2.8.0a0+5228986c39.nv25.06"})
+    assert fault.message == (
+        "torch is 2.8.0a0+5228986c39.nv25.06, megaptm needs >=2.9: use a newer NVIDIA image; its other libraries do "
+        "not work with another build."
     )
-    [fault] = fit({**versions(), "torch": "2.9.0a0+gitc1e5ed4"})
-    assert "pip install 'torch>=2.9'" in fault.says
+    [fault] = check_versions({**installed_versions(), "torch": "2.9.0a0+gitc1e5ed4"})
+    assert "pip install 'torch>=2.9'" in fault.message

@@ -18,7 +18,7 @@ class Allocation:
     per_node: int
 
 
-def allocation(case: Case) -> Allocation | None:
+def allocate(case: Case) -> Allocation | None:
     """Return the allocation as requested; missing values follow from layout and machine. None if neither determines
     them."""
     request, processes = case.request, case.config.layout.processes
@@ -42,44 +42,44 @@ def allocation(case: Case) -> Allocation | None:
     return Allocation(nodes, per_node)
 
 
-def arithmetic(case: Case) -> Iterator[Finding]:
+def check_processes(case: Case) -> Iterator[Finding]:
     """Check that nodes x processes per node match the layout, and that tensor ranks share a node."""
-    found, layout, machine = allocation(case), case.config.layout, case.machine
-    if found is None:
+    allocation, layout, machine = allocate(case), case.config.layout, case.machine
+    if allocation is None:
         return
-    nodes, each = counted(found.nodes, "node", "nodes"), counted(found.per_node, "process", "processes")
-    if machine is not None and found.per_node > machine.devices:
+    nodes, processes = counted(allocation.nodes, "node", "nodes"), counted(allocation.per_node, "process", "processes")
+    if machine is not None and allocation.per_node > machine.devices:
         raise UserError(
-            f"{each} on each node are more than the {counted(machine.devices, 'device', 'devices')} of {machine.name}: "
-            f"give --per-node {machine.devices} and more nodes, or another --machine."
+            f"{processes} on each node are more than the {counted(machine.devices, 'device', 'devices')} of "
+            f"{machine.name}: use --per-node {machine.devices} and more nodes, or another --machine."
         )
-    _refuse_other_gpus(case.request, found.per_node)
+    _refuse_other_gpus(case.request, allocation.per_node)
     yield Finding(
         "processes",
-        "good",
-        f"{nodes} x {each} are the layout's.",
-        {"nodes": found.nodes, "processes_per_node": found.per_node},
+        "ok",
+        f"{nodes} x {processes} match the layout.",
+        {"nodes": allocation.nodes, "processes_per_node": allocation.per_node},
     )
-    if found.nodes > 1 and found.per_node % layout.tensor:
+    if allocation.nodes > 1 and allocation.per_node % layout.tensor:
         yield Finding(
             "processes",
             "warning",
-            f"layout.tensor ({layout.tensor}) does not divide the {each} of a node: tensor ranks talk in every layer, "
-            "and some of them would from node to node; change layout.tensor or --per-node.",
+            f"layout.tensor ({layout.tensor}) does not divide the {processes} of a node: tensor ranks communicate in "
+            "every layer, here partly between nodes; change layout.tensor or --per-node.",
         )
 
 
 def _refuse_other_gpus(request: Request, per_node: int) -> None:
     """Refuse another number of GPUs in --sbatch, which may only name their type."""
     written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
-    kind, _, number = (written or f":{gpus}").rpartition(":")
-    if number != str(gpus) or (written and not kind):
+    kind, _, num_gpus = (written or f":{gpus}").rpartition(":")
+    if num_gpus != str(gpus) or (written and not kind):
         raise UserError(
-            f"--sbatch=--gpus-per-node={written}: give the number of GPUs by --gpus-per-node (it is {gpus}); here only "
-            f"a kind of them may stand, with the same number: --sbatch=--gpus-per-node=KIND:{gpus}."
+            f"--sbatch=--gpus-per-node={written}: set the number of GPUs with --gpus-per-node (now {gpus}). --sbatch "
+            f"may only add their type, with the same number: --sbatch=--gpus-per-node=TYPE:{gpus}."
         )
 
 
-def _refuse_none(option: str, number: int | None, what: str) -> None:
-    if number is not None and number < 1:
-        raise UserError(f"{option} {number}: a job needs at least one {what}.")
+def _refuse_none(option: str, count: int | None, unit: str) -> None:
+    if count is not None and count < 1:
+        raise UserError(f"{option} {count}: a job needs at least one {unit}.")

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.check.allocation import arithmetic
-from megaptm.check.attention import attention
-from megaptm.check.config import rules
-from megaptm.check.data import corpora
-from megaptm.check.finding import Case, Check, Finding, look, must_pass
-from megaptm.check.memory import memory
+from megaptm.check.allocation import check_processes
+from megaptm.check.attention import check_attention
+from megaptm.check.config import check_config
+from megaptm.check.data import check_data
+from megaptm.check.finding import Case, Check, Finding, raise_faults, run_checks
+from megaptm.check.memory import check_memory
 from megaptm.check.nodes import check_nodes
-from megaptm.check.resume import resume
-from megaptm.check.run_folder import run_folder
-from megaptm.check.scheduler import scheduler
+from megaptm.check.resume import check_resume
+from megaptm.check.run_folder import check_run_folder
+from megaptm.check.scheduler import check_slurm
 from megaptm.check.software import check_software
 from megaptm.check.speed import check_speed
-from megaptm.check.timing import timing
-from megaptm.check.tracker import tracker
+from megaptm.check.timing import check_time
+from megaptm.check.tracker import check_tracker
 
-DECIDING: list[tuple[str, Check]] = [
-    ("config", rules),
-    ("processes", arithmetic),
-    ("memory", memory),
-    ("data", corpora),
-    ("folder", run_folder),
-    ("run", resume),
-    ("time", timing),
-    ("slurm", scheduler),
+SUBMISSION_CHECKS: list[tuple[str, Check]] = [
+    ("config", check_config),
+    ("processes", check_processes),
+    ("memory", check_memory),
+    ("data", check_data),
+    ("folder", check_run_folder),
+    ("run", check_resume),
+    ("time", check_time),
+    ("slurm", check_slurm),
 ]
 """Checks that decide whether the run can start."""
 CHECKS: list[tuple[str, Check]] = [
-    *DECIDING,
-    ("tracker", tracker),
+    *SUBMISSION_CHECKS,
+    ("tracker", check_tracker),
     ("software", check_software),
-    ("attention", attention),
+    ("attention", check_attention),
     ("nodes", check_nodes),
     ("speed", check_speed),
 ]
@@ -47,11 +47,11 @@ def submission_findings(case: Case) -> list[Finding]:
     Only sizes of shards are compared, their content is not read. Optional services, such as the tracking server, are
     not contacted.
     """
-    return list(look(DECIDING, replace(case, hashing="none")))
+    return list(run_checks(SUBMISSION_CHECKS, replace(case, hashing="none")))
 
 
-def before_submission(case: Case) -> list[Finding]:
+def check_before_submission(case: Case) -> list[Finding]:
     """Return the same findings. Raise UserError if the run cannot start."""
-    found = submission_findings(case)
-    must_pass(found)
-    return found
+    findings = submission_findings(case)
+    raise_faults(findings)
+    return findings

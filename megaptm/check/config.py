@@ -10,19 +10,19 @@ from megaptm.config.schedule import config_warnings
 from megaptm.plan.count import count
 
 
-def rules(case: Case) -> Iterator[Finding]:
+def check_config(case: Case) -> Iterator[Finding]:
     """Yield each broken rule; or the model with its layout, and warnings about scheduled changes."""
-    yield from (Finding("config", "fault", mistake) for mistake in case.mistakes)
-    if case.mistakes:
+    yield from (Finding("config", "fault", mistake) for mistake in case.config_errors)
+    if case.config_errors:
         return
     config, layout = case.config, case.config.layout
     parameters = count(resolve(config))
     processes = counted(layout.processes, "process", "processes")
     yield Finding(
         "config",
-        "good",
+        "ok",
         f"{config.model.family}/{config.model.size}, {parameters:,} parameters, on {processes} (data {layout.data} x "
         f"tensor {layout.tensor} x pipeline {layout.pipeline}).",
         {"parameters": parameters, "processes": layout.processes},
     )
-    yield from (Finding("config", "warning", says) for says in config_warnings(config))
+    yield from (Finding("config", "warning", message) for message in config_warnings(config))

@@ -42,39 +42,39 @@ SAMPLE_BYTES = 1 << 30
 SAMPLE_DOCUMENTS = 10_000
 """Documents looked up in the index of a shard without --full."""
 THREADS = 4
-MOST_TOLD = 5
+MAX_REPORTED = 5
 """Damaged shards of a corpus that are reported individually."""
 
 
-def corpora(case: Case) -> Iterator[Finding]:
+def check_data(case: Case) -> Iterator[Finding]:
     """Check each corpus, then their mix, if all corpora and the config are valid."""
-    with away_from_the_cache(case.config) as config:
+    with with_temporary_cache(case.config) as config:
         case = replace(case, config=config)
-        good = True
-        for place in config.data.mix:
-            for finding in _corpus(case, place):
-                good = good and finding.state != "fault"
+        are_valid = True
+        for location in config.data.mix:
+            for finding in _check_corpus(case, location):
+                are_valid = are_valid and finding.state != "fault"
                 yield finding
-        if good and not case.mistakes:
-            yield from _mix(config)
-        elif not case.mistakes:
+        if are_valid and not case.config_errors:
+            yield from _check_mix(config)
+        elif not case.config_errors:
             check_initial(config, None)
-    yield from _vectors(case.config)
+    yield from _check_vectors(case.config)
 
 
-def _vectors(config: Config) -> Iterator[Finding]:
+def _check_vectors(config: Config) -> Iterator[Finding]:
     """Check that the file of initial word vectors can be opened; its content is read when the run starts."""
     if (path := config.model.vectors) is None or last_saved(Path(config.run)):
         return
     try:
         with plain_file(path).open("rb"):
-            yield Finding("data", "good", f"model.vectors ({path}) can be read.")
+            yield Finding("data", "ok", f"model.vectors ({path}) can be read.")
     except OSError as error:
         yield Finding("data", "fault", f"model.vectors ({path}) cannot be read ({error.strerror}): correct the path.")
 
 
 @contextmanager
-def away_from_the_cache(config: Config) -> Iterator[Config]:
+def with_temporary_cache(config: Config) -> Iterator[Config]:
     """Yield the config with a temporary cache and a short timeout.
 
     Shards are checked here, so they are not verified again when opened.
@@ -85,46 +85,48 @@ def away_from_the_cache(config: Config) -> Iterator[Config]:
         yield config.model_copy(update={"data": data})
 
 
-def _corpus(case: Case, place: str) -> Iterator[Finding]:
-    case.tell(f"opening {place}")
+def _check_corpus(case: Case, location: str) -> Iterator[Finding]:
+    case.tell(f"opening {location}")
     try:
-        corpus = Corpus.open(place, cache_of(case.config)) if case.mistakes else open_corpus(place, case.config)
-        yield from look_at_shards(case, corpus)
+        corpus = (
+            Corpus.open(location, cache_of(case.config)) if case.config_errors else open_corpus(location, case.config)
+        )
+        yield from check_shards(case, corpus)
         tokenizer = tokenizer_of(corpus)
-        if not case.mistakes:
-            check_vocabulary(case.config, tokenizer, place)
+        if not case.config_errors:
+            check_vocabulary(case.config, tokenizer, location)
     except UserError as error:
         yield Finding("data", "fault", str(error))
         return
     yield Finding(
         "data",
-        "good",
-        f"{place}: its tokenizer ({tokenizer.kind}, {tokenizer.vocabulary:,} ids) is the one it was made with.",
-        {"corpus": place, "tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary},
+        "ok",
+        f"{location}: the tokenizer ({tokenizer.kind}, {tokenizer.vocabulary:,} ids) matches the manifest.",
+        {"corpus": location, "tokenizer": tokenizer.fingerprint, "vocabulary": tokenizer.vocabulary},
     )
 
 
-def _mix(config: Config) -> Iterator[Finding]:
+def _check_mix(config: Config) -> Iterator[Finding]:
     """Check that corpora, tokenizer and objective match, and that there is enough text."""
     corpora, train = RunCorpora(config), config.train
     if config.distill is not None:
         check_teacher(config, corpora.tokenizer)
         yield Finding(
             "data",
-            "good",
-            f"{config.distill.teacher}: the teacher is there, is what distill.model says, and reads the same tokens.",
+            "ok",
+            f"{config.distill.teacher}: the teacher exists, matches distill.model, and has the same tokenizer.",
             {"teacher": config.distill.teacher, "step": config.distill.step},
         )
     check_initial(config, corpora.tokenizer)
     if (initial := initial_run(config)) is not None:
         yield Finding(
-            "data", "good", f"{initial.folder}: the run that this one begins with is there, and of its model."
+            "data", "ok", f"{initial.folder}: the run with the initial weights exists and has the same model."
         )
     if config.built_objective.unit == "pairs":
         corpora.check()
         tokens = corpora.tokens("train")
         yield Finding(
-            "data", "good", f"pairs of {tokens:,.0f} words are counted when the run begins.", {"tokens": tokens}
+            "data", "ok", f"word pairs of {tokens:,.0f} words are counted when the run starts.", {"tokens": tokens}
         )
         return
     text = corpora.mix("train")
@@ -135,34 +137,34 @@ def _mix(config: Config) -> Iterator[Finding]:
     samples = config.batch_schedule.first(train.steps)
     yield Finding(
         "data",
-        "good",
-        f"{samples:,} rows of {config.data.sequence:,} tokens are read in {train.steps:,} steps; {held_out:,} batches "
-        "are held out.",
-        {"rows": samples, "held_out_batches": held_out},
+        "ok",
+        f"{train.steps:,} steps read {samples:,} samples of {config.data.sequence:,} tokens; {held_out:,} batches are "
+        "held out.",
+        {"samples": samples, "held_out_batches": held_out},
     )
-    yield from _epochs(config, text, samples)
-    yield from _without_room(config, text)
+    yield from _check_epochs(config, text, samples)
+    yield from _check_sample_length(config, text)
 
 
-def _epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
-    for order, (place, read) in zip(text.orders, text.cursors(samples).items(), strict=True):
+def _check_epochs(config: Config, text: Mix, samples: int) -> Iterator[Finding]:
+    for order, (location, read) in zip(text.orders, text.cursors(samples).items(), strict=True):
         epochs = read / order.per_epoch
-        many = epochs > MANY_EPOCHS and config.data.epochs is None
+        is_too_often = epochs > MANY_EPOCHS and config.data.epochs is None
         yield Finding(
             "data",
-            "warning" if many else "good",
-            f"{place} is read {epochs:,.2f} times"
+            "warning" if is_too_often else "ok",
+            f"{location} is read {epochs:,.2f} times"
             + (
-                f": build it from more text, lower train.steps, or set data.epochs={-(-read // order.per_epoch)} if "
-                "that is meant."
-                if many
+                f": build it from more text, lower train.steps, or, if this is intended, set "
+                f"data.epochs={-(-read // order.per_epoch)}."
+                if is_too_often
                 else "."
             ),
-            {"corpus": place, "epochs": epochs},
+            {"corpus": location, "epochs": epochs},
         )
 
 
-def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
+def _check_sample_length(config: Config, text: Mix) -> Iterator[Finding]:
     """Yield a warning for each corpus with documents that fit into no sample, based on one of its shards."""
     for source in text.sources:
         order, sequence = source.order, config.data.sequence
@@ -171,42 +173,46 @@ def _without_room(config: Config, text: Mix) -> Iterator[Finding]:
         if source.task.objective.blobs:  # an image fits into any sample
             continue
         documents = [*islice(order.documents(random.randrange(len(order.shards))), SAMPLE_DOCUMENTS)]
-        if lost := sum(not source.task.objective.has_room(document, sequence) for document in documents):
+        if too_long := sum(not source.task.objective.has_room(document, sequence) for document in documents):
             yield Finding(
                 "data",
                 "warning",
-                f"{source.name}: of {len(documents):,} documents looked at {lost:,} are longer than a row, and are "
-                f"never read: raise data.sequence ({sequence}), or build the corpus without them.",
-                {"corpus": source.corpus, "documents": len(documents), "without_room": lost},
+                f"{source.name}: {too_long:,} of {len(documents):,} documents are longer than a sample and are never "
+                f"read: raise data.sequence ({sequence}), or build the corpus without them.",
+                {"corpus": source.corpus, "documents": len(documents), "too_long": too_long},
             )
 
 
-def look_at_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
+def check_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
     """Yield a fault for each shard that differs from the manifest, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
-    sizes = _sizes(corpus)
+    sizes = _file_sizes(corpus)
     problems = [problem for info in shards if (problem := size_mismatch(corpus.name, info, sizes))]
-    chosen = _chosen(case, [] if problems else shards)
-    problems += _damaged(case, corpus, chosen)
-    for problem in problems[:MOST_TOLD]:
+    sample = _sample_shards(case, [] if problems else shards)
+    problems += _find_damage(case, corpus, sample)
+    for problem in problems[:MAX_REPORTED]:
         yield Finding("data", "fault", problem)
-    if len(problems) > MOST_TOLD:
-        yield Finding("data", "fault", f"{corpus.name}: {len(problems) - MOST_TOLD:,} more of its shards are so.")
+    if len(problems) > MAX_REPORTED:
+        yield Finding(
+            "data", "fault", f"{corpus.name}: {len(problems) - MAX_REPORTED:,} more shards have such problems."
+        )
     if not problems:
-        yield _good(corpus, shards, chosen)
+        yield _shards_finding(corpus, shards, sample)
 
 
-def _sizes(corpus: Corpus) -> dict[str, int]:
+def _file_sizes(corpus: Corpus) -> dict[str, int]:
     """Return file -> bytes, including shards in other locations."""
-    sizes, places = listed(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
-    folders = {url.rpartition("/")[0] for url in places.values()}
-    there = {join(folder, name): size for folder in folders for name, size in listed(folder, _retry(corpus)).items()}
-    return sizes | {name: there[url] for name, url in places.items() if url in there}
+    sizes, urls = listed(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
+    folders = {url.rpartition("/")[0] for url in urls.values()}
+    remote_sizes = {
+        join(folder, name): size for folder in folders for name, size in listed(folder, _retry(corpus)).items()
+    }
+    return sizes | {name: remote_sizes[url] for name, url in urls.items() if url in remote_sizes}
 
 
-def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInfo]) -> Finding:
+def _shards_finding(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInfo]) -> Finding:
     read = sum(info.size for info in hashed)
-    numbers = {
+    details = {
         "corpus": corpus.name,
         "shards": len(shards),
         "bytes": sum(info.size for info in shards),
@@ -214,40 +220,40 @@ def _good(corpus: Corpus, shards: Sequence[ShardInfo], hashed: Sequence[ShardInf
         "hashed_shards": len(hashed),
         "hashed_bytes": read,
     }
-    whose = "all" if len(hashed) == len(shards) else f"{len(hashed):,}"
-    bytes_ = f"{whose} hashed ({read / 2**20:,.1f} MiB)" if hashed else "none hashed"
+    hashed_shards = "all" if len(hashed) == len(shards) else f"{len(hashed):,}"
+    bytes_ = f"{hashed_shards} hashed ({read / 2**20:,.1f} MiB)" if hashed else "none hashed"
     shard = counted(len(shards), "shard", "shards")
-    says = f"{corpus.name}: {shard} of {numbers['tokens']:,} tokens, each of its size; {bytes_}."
-    return Finding("data", "good", says, numbers)
+    message = f"{corpus.name}: {shard} with {details['tokens']:,} tokens, all of the right size; {bytes_}."
+    return Finding("data", "ok", message, details)
 
 
-def _chosen(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
+def _sample_shards(case: Case, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
     """Return the shards whose content is read; a sample is random each time."""
     if case.hashing == "all":
         return list(shards)
-    drawn: list[ShardInfo] = []
-    left = SAMPLE_BYTES if case.hashing == "some" else 0
-    for info in random.sample(shards, len(shards)) if left else ():
-        if left <= 0:
+    sample: list[ShardInfo] = []
+    bytes_left = SAMPLE_BYTES if case.hashing == "some" else 0
+    for info in random.sample(shards, len(shards)) if bytes_left else ():
+        if bytes_left <= 0:
             break
-        drawn.append(info)
-        left -= info.size
-    return drawn
+        sample.append(info)
+        bytes_left -= info.size
+    return sample
 
 
-def _damaged(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
+def _find_damage(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> list[str]:
     """Return the problems found in the content of these shards."""
     problems = []
-    with ThreadPoolExecutor(THREADS) as threads:
-        work = {threads.submit(_wrong_hash, corpus, info): info for info in shards}
-        for done, future in enumerate(as_completed(work), start=1):
+    with ThreadPoolExecutor(THREADS) as executor:
+        futures = {executor.submit(_hash_problem, corpus, info): info for info in shards}
+        for done, future in enumerate(as_completed(futures), start=1):
             case.tell(f"{corpus.name}: {done:,} of {len(shards):,} shards read")
-            if problem := future.result() or _wrong_index(case, corpus, work[future]):
+            if problem := future.result() or _index_problem(case, corpus, futures[future]):
                 problems.append(problem)
     return sorted(problems)
 
 
-def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
+def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
         file = corpus.address_of(name)
         if hash_of(file, _retry(corpus)) != expected:
@@ -255,7 +261,7 @@ def _wrong_hash(corpus: Corpus, info: ShardInfo) -> str | None:
     return None
 
 
-def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
+def _index_problem(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
     """Return the problem of the index of an undamaged shard. A remote shard is not downloaded for this."""
     if corpus.mirror:
         return None
@@ -263,26 +269,28 @@ def _wrong_index(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
         shard = corpus.open_shard(info, "none")
     except UserError as error:
         return str(error)
-    most = None if case.hashing == "all" else SAMPLE_DOCUMENTS
-    wrong = index_mistake(shard, info, corpus.manifest.tokenizer["vocabulary"], most)
-    return f"{join(corpus.name, info.name)}: {wrong}; build the corpus again." if wrong else None
+    max_documents = None if case.hashing == "all" else SAMPLE_DOCUMENTS
+    software_problems = find_index_error(shard, info, corpus.manifest.tokenizer["vocabulary"], max_documents)
+    return (
+        f"{join(corpus.name, info.name)}: {software_problems}; build the corpus again." if software_problems else None
+    )
 
 
-def index_mistake(shard: Shard, info: ShardInfo, vocabulary: int, most: int | None) -> str | None:
-    """Return a statement of the index that does not hold for its shard, or None; `most` documents are looked up."""
-    places = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
-    if int(places[:, 1].sum()) != info.tokens:
-        return f"{info.index_name} counts {int(places[:, 1].sum()):,} tokens where the manifest says {info.tokens:,}"
-    for document, (at, count) in enumerate(places[:most].tolist()):
-        if not isinstance(shard, LabeledShard | CaptionedShard) and not _lies_there(shard, document, at, count):
-            return f"{info.index_name} finds no document of {count:,} tokens at byte {at:,}"
+def find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documents: int | None) -> str | None:
+    """Return a statement of the index that does not hold for its shard, or None; `max_documents` are looked up."""
+    locations = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
+    if int(locations[:, 1].sum()) != info.tokens:
+        return f"{info.index_name} has {int(locations[:, 1].sum()):,} tokens, but the manifest has {info.tokens:,}"
+    for document, (at, count) in enumerate(locations[:max_documents].tolist()):
+        if not isinstance(shard, LabeledShard | CaptionedShard) and not _has_array_at(shard, document, at, count):
+            return f"{info.index_name} names a document of {count:,} tokens at byte {at:,}, which is not there"
         largest = int(shard.tokens(document).max())
         if largest >= vocabulary:
-            return f"a document has id {largest:,}, beyond the {vocabulary:,} of the tokenizer"
+            return f"a document has token id {largest:,}, but the tokenizer has only {vocabulary:,} ids"
     return None
 
 
-def _lies_there(shard: Shard, document: int, at: int, count: int) -> bool:
+def _has_array_at(shard: Shard, document: int, at: int, count: int) -> bool:
     """Whether the tar file has an array of this many tokens there; its header ends where the tokens start."""
     size = count * shard.dtype.itemsize
     if not 0 < size <= shard.content.size - at:

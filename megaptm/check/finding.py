@@ -10,7 +10,7 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 
-Severity = Literal["good", "warning", "fault", "unknown"]
+Severity = Literal["ok", "warning", "fault", "unknown"]
 """`warning`: the run can start, but may not do what the user wants. `unknown`: cannot be checked here; the sentence
 says where."""
 Hashing = Literal["none", "some", "all"]
@@ -23,9 +23,9 @@ class Finding:
 
     topic: str
     state: Severity
-    says: str
+    message: str
     """One sentence: what was checked and found; for a fault, what to change."""
-    numbers: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
     """The same facts, for scripts."""
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Request:
         return processes if self.gpus_per_node is None else self.gpus_per_node
 
 
-def _silent(words: str) -> None:
+def _silent(message: str) -> None:
     pass
 
 
@@ -59,7 +59,7 @@ class Case:
     """Input of the checks."""
 
     config: Config
-    mistakes: tuple[str, ...] = ()
+    config_errors: tuple[str, ...] = ()
     """Broken rules of the config. With any, nothing is computed from the config; corpora and folders are still
     checked."""
     machine: Machine | None = None
@@ -76,7 +76,7 @@ Check = Callable[[Case], Iterator[Finding]]
 """Check of one topic. A UserError that it raises counts as a fault with that sentence."""
 
 
-def look(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
+def run_checks(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
     """Yield all findings in order. A check that raises is ended; the others continue."""
     for topic, check in checks:
         try:
@@ -85,14 +85,14 @@ def look(checks: Iterable[tuple[str, Check]], case: Case) -> Iterator[Finding]:
             yield Finding(topic, "fault", str(error))
 
 
-def counted(number: int, one: str, many: str) -> str:
+def counted(count: int, singular: str, plural: str) -> str:
     """Return `1 node`, `2 nodes`."""
-    return f"{number:,} {one if number == 1 else many}"
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
-def must_pass(findings: Iterable[Finding]) -> None:
+def raise_faults(findings: Iterable[Finding]) -> None:
     """Raise UserError with the first fault, and the number of further ones."""
-    faults = [finding.says for finding in findings if finding.state == "fault"]
+    faults = [finding.message for finding in findings if finding.state == "fault"]
     if faults:
         more = f" ({len(faults) - 1} more: see megaptm check)" if len(faults) > 1 else ""
         raise UserError(faults[0] + more)

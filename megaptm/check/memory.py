@@ -10,7 +10,7 @@ from megaptm.families.words import WordSpec
 from megaptm.plan.count import count
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import fullest
-from megaptm.plan.memory import memory as planned
+from megaptm.plan.memory import memory as plan_memory
 from megaptm.plan.saving import saving
 from megaptm.plan.search import FULL
 from megaptm.plan.workload import workload_of
@@ -21,70 +21,68 @@ HOST_SHARE = 0.75
 """Share of host memory for checkpoint copies; the rest is for the processes, some GiB each, and the system."""
 
 
-def memory(case: Case) -> Iterator[Finding]:
+def check_memory(case: Case) -> Iterator[Finding]:
     """Compare the planned memory of the fullest stage with the machine."""
     machine = case.machine
-    if case.mistakes or machine is None:
-        how = "the config must be right first" if case.mistakes else "name one with --machine"
-        yield Finding(TOPIC, "unknown", f"whether a rank fits on its device is not known: {how}.")
+    if case.config_errors or machine is None:
+        remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
+        yield Finding(TOPIC, "unknown", f"unknown whether a rank fits on its device: {remedy}.")
         return
     if isinstance(spec := resolve(case.config), WordSpec):
-        yield _tables(case.config, machine, spec)
+        yield _check_tables(case.config, machine, spec)
         return
-    work = workload_of(case.config)
-    held = planned(work)
-    stage = fullest(held)
-    needed, usable = held[stage].total, machine.usable_bytes
+    workload = workload_of(case.config)
+    planned = plan_memory(workload)
+    stage = fullest(planned)
+    needed, usable = planned[stage].total, machine.usable_bytes
     free, share = usable - needed, (usable - needed) / usable
-    rank = f"a rank of stage {stage}" if len(held) > 1 else "a rank"
-    device = f"the {usable / GIB:,.1f} GiB that a device of {machine.name} has for it"
-    numbers = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
+    rank = f"a rank of stage {stage}" if len(planned) > 1 else "a rank"
+    device = f"the {usable / GIB:,.1f} usable GiB of a device of {machine.name}"
+    details = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
     if free < 0:
         remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
-        if held[stage].compared:
-            remedy = "comparing all rows is what takes most: raise layout.data, or lower train.batch."
-        yield Finding(TOPIC, "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", numbers)
+        if planned[stage].compared:
+            remedy = "the contrastive loss over all samples takes most of it; raise layout.data, or lower train.batch."
+        yield Finding(TOPIC, "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", details)
     elif needed > FULL * usable:
         remedy = (
-            f"the plan is right to some percent, only {share:.1%} are left; leave more, or try it on one node first."
+            f"only {share:.1%} are left, and the plan may be wrong by a few percent; leave more, or try it on one node."
         )
-        yield Finding(TOPIC, "warning", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", numbers)
+        yield Finding(TOPIC, "warning", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", details)
     else:
         left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
-        yield Finding(TOPIC, "good", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", numbers)
+        yield Finding(TOPIC, "ok", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", details)
     if free >= 0:
-        yield from _copies(case.config, machine, count(work.spec, with_heads=True), free)
+        yield from _check_host_copies(case.config, machine, count(workload.spec, with_heads=True), free)
 
 
-def _tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
+def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
     """Return the finding for word vectors, whose tables are in host memory, sharded over ranks on all nodes. Networks
     are small."""
     on_node = min(machine.devices, config.layout.processes)
     needed = spec.bytes * on_node // (1 if spec.family.network else config.layout.processes)
-    says, numbers = f"tables of {_gib(needed)} GiB are in the memory of a node", {"bytes": needed}
+    message, details = f"the embedding tables take {_gib(needed)} GiB of a node's memory", {"bytes": needed}
     if machine.host_gib is None:
-        return Finding(TOPIC, "good", f"{says}.", numbers)
-    says += f", which has {machine.host_gib:,.0f} GiB"
+        return Finding(TOPIC, "ok", f"{message}.", details)
+    message += f", which is {machine.host_gib:,.0f} GiB"
     if needed > HOST_SHARE * machine.host_gib * GIB:
-        return Finding(TOPIC, "fault", f"{says}: raise layout.data, on more nodes.", numbers)
-    return Finding(TOPIC, "good", f"{says}.", numbers)
+        return Finding(TOPIC, "fault", f"{message}: use more nodes and raise layout.data.", details)
+    return Finding(TOPIC, "ok", f"{message}.", details)
 
 
-def _copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
+def _check_host_copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
     """Check the host memory for checkpoint copies. `free`: bytes of a device that the run leaves."""
     needed = saving(config, machine, parameters).host_bytes
     if not needed:
         return
     on_node = min(machine.devices, config.layout.processes)
     room = on_node * free if machine.host_gib is None else HOST_SHARE * machine.host_gib * GIB
-    numbers = {"host_bytes": needed, "usable_host_bytes": room}
-    says = (
-        f"copies that checkpoints are written from take {_gib(needed)} of the {_gib(room)} GiB that a host has for them"
-    )
+    details = {"host_bytes": needed, "usable_host_bytes": room}
+    message = f"copies for asynchronous checkpoints take {_gib(needed)} of the {_gib(room)} GiB of usable host memory"
     if needed > room:
-        yield Finding(TOPIC, "fault", f"{says}: set checkpoint.asynchronous=false, or use more nodes.", numbers)
+        yield Finding(TOPIC, "fault", f"{message}: set checkpoint.asynchronous=false, or use more nodes.", details)
     else:
-        yield Finding(TOPIC, "good", f"{says}.", numbers)
+        yield Finding(TOPIC, "ok", f"{message}.", details)
 
 
 def _gib(size: float) -> str:

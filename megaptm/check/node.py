@@ -19,42 +19,38 @@ LINE_BYTES = 1000
 
 
 @click.command()
-@click.option(
-    "--token", type=click.Path(path_type=Path), help="A file that who asks has written on the shared disk."
-)
-@click.option(
-    "--folder", "folders", multiple=True, type=click.Path(path_type=Path), help="Must be seen from here."
-)
-@click.option(
-    "--place", "places", multiple=True, type=click.Path(path_type=Path), help="Must be writable from here."
-)
-def main(token: Path | None, folders: tuple[Path, ...], places: tuple[Path, ...]) -> None:
+@click.option("--token", type=click.Path(path_type=Path), help="File on the shared disk, written by the probing node.")
+@click.option("--visible", multiple=True, type=click.Path(path_type=Path), help="Folder that must be visible here.")
+@click.option("--writable", multiple=True, type=click.Path(path_type=Path), help="Folder that must be writable here.")
+def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ...]) -> None:
     """Print one fact per line."""
-    say("clock", time.time())
-    say("node", own_name())
-    say("sees_token", None if token is None else token.exists())
-    say("unseen", [number for number, folder in enumerate(folders) if not folder.exists()])
-    say("closed", [number for number, place in enumerate(places) if not os.access(nearest(place), os.W_OK)])
-    say("cpus", len(os.sched_getaffinity(0)))
-    say("memory_bytes", psutil.virtual_memory().total)
+    print_fact("clock", time.time())
+    print_fact("node", node_name())
+    print_fact("sees_token", None if token is None else token.exists())
+    print_fact("invisible", [index for index, folder in enumerate(visible) if not folder.exists()])
+    print_fact(
+        "unwritable", [index for index, path in enumerate(writable) if not os.access(nearest_folder(path), os.W_OK)]
+    )
+    print_fact("cpus", len(os.sched_getaffinity(0)))
+    print_fact("memory_bytes", psutil.virtual_memory().total)
     for name, fact in software().items():
-        say(name, fact)
+        print_fact(name, fact)
 
 
-def say(name: str, fact: Any) -> None:
+def print_fact(name: str, fact: Any) -> None:
     line = json.dumps({name: fact})
     assert len(line) < LINE_BYTES, f"{name} is too long for a line of srun"
     print(line, flush=True)
 
 
-def own_name() -> str:
+def node_name() -> str:
     """Return the scheduler's name of this node, or the host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def nearest(place: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
     """Return the folder, or its nearest parent that exists."""
-    return next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from megaptm.schedulers.node_process import ProcessOutput, last_line, parse_fact
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class NodeReplies:
     """Replies of the nodes."""
 
     by_node: dict[str, dict[str, Any]]
@@ -24,34 +24,36 @@ class Answers:
     begin: float
     """This machine's clock before and after the probe."""
     end: float
-    everywhere: bool
+    all_nodes: bool
     """Whether a scheduler's nodes were probed, not only this machine."""
 
 
-def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> Answers:
+def probe_nodes(module: str, arguments: Sequence[str] = (), *, seconds: float) -> NodeReplies:
     """Run one process on each node; nodes without a reply in time are silent."""
     begin = time.time()
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
         from megaptm.schedulers.slurm.nodes import run_on_slurm_nodes
 
-        nodes, output = run_on_slurm_nodes(module, arguments, seconds)
+        nodes, outputs = run_on_slurm_nodes(module, arguments, seconds)
     elif os.environ.get("RAY_ADDRESS"):
         from megaptm.schedulers.ray.nodes import run_on_ray_nodes
 
-        nodes, output = run_on_ray_nodes(module, arguments, seconds)
+        nodes, outputs = run_on_ray_nodes(module, arguments, seconds)
     else:
-        alone = run_module(module, arguments, seconds=seconds)
-        return gather([socket.gethostname()], [alone], begin=begin, everywhere=False)
-    return gather(nodes, output, begin=begin, everywhere=True)
+        output = run_module(module, arguments, seconds=seconds)
+        return collect_replies([socket.gethostname()], [output], begin=begin, all_nodes=False)
+    return collect_replies(nodes, outputs, begin=begin, all_nodes=True)
 
 
-def gather(nodes: Sequence[str], output: Sequence[ProcessOutput], *, begin: float, everywhere: bool) -> Answers:
+def collect_replies(
+    nodes: Sequence[str], outputs: Sequence[ProcessOutput], *, begin: float, all_nodes: bool
+) -> NodeReplies:
     """Return the facts of nodes that replied, and the last error line of the others."""
-    pairs = list(zip(nodes, output, strict=True))
-    return Answers(
-        by_node={node: found for node, one in pairs if (found := parse_facts(one.stdout))},
-        silent={node: last_line(one.stderr) for node, one in pairs if not parse_facts(one.stdout)},
+    by_node = list(zip(nodes, outputs, strict=True))
+    return NodeReplies(
+        by_node={node: facts for node, one in by_node if (facts := parse_facts(one.stdout))},
+        silent={node: last_line(one.stderr) for node, one in by_node if not parse_facts(one.stdout)},
         begin=begin,
         end=time.time(),
-        everywhere=everywhere,
+        all_nodes=all_nodes,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from megaptm.check.data import away_from_the_cache
+from megaptm.check.data import with_temporary_cache
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.committed import FOLDER
 from megaptm.config import Config, load_run, resolve
@@ -26,7 +26,7 @@ SAMPLE_BYTES = 1 << 30
 TOPIC = "run"
 
 
-def resume(case: Case) -> Iterator[Finding]:
+def check_resume(case: Case) -> Iterator[Finding]:
     """Check the run; no findings if it does not exist yet."""
     run = Path(case.config.run)
     check_phase(case.config)
@@ -35,28 +35,28 @@ def resume(case: Case) -> Iterator[Finding]:
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and trained(run):
-        with away_from_the_cache(case.config) as config:
+        with with_temporary_cache(case.config) as config:
             faults = compare(load_run(run / CONFIG), config).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
         if faults:
             return
-    newest, problems = _newest(case, run)
+    newest, problems = _newest_checkpoint(case, run)
     if newest is None:
         if problems:
             raise UserError(
-                f"all checkpoints in {run / 'checkpoints'} are damaged ({problems[0]}): put a good copy there, or "
-                "choose another run=FOLDER."
+                f"all checkpoints in {run / 'checkpoints'} are damaged ({problems[0]}): put an undamaged copy there, "
+                "or choose another run=FOLDER."
             )
         return
     yield from (
-        Finding(TOPIC, "warning", f"{problem}: the run goes on from the checkpoint of step {newest.step:,} instead.")
+        Finding(TOPIC, "warning", f"{problem}: the run continues from the checkpoint of step {newest.step:,} instead.")
         for problem in problems
     )
-    _must_fit(case, newest)
-    yield _where_it_stands(case.config, newest)
+    _require_compatible(case, newest)
+    yield _progress_finding(case.config, newest)
 
 
-def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
+def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged checkpoint, and the problems of later ones."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store  # imports torch: only if there is a run to continue
@@ -66,7 +66,9 @@ def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
     abandoned = to_abandon(store, case.config.train.skip)
     for step in store.steps():
         if step in abandoned:
-            problems.append(f"the checkpoint of step {step:,} has read what train.skip.{abandoned[step]} passes over")
+            problems.append(
+                f"the checkpoint of step {step:,} was trained on steps that train.skip.{abandoned[step]} skips"
+            )
             continue
         try:
             checkpoint = store.load(step)
@@ -79,32 +81,34 @@ def _newest(case: Case, run: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _verify(case: Case, checkpoint: Checkpoint) -> None:
-    left = {"none": 0.0, "some": float(SAMPLE_BYTES), "all": float("inf")}[case.hashing]
+    bytes_left = {"none": 0.0, "some": float(SAMPLE_BYTES), "all": float("inf")}[case.hashing]
     for number, file in enumerate(checkpoint.files):
         case.tell(f"{checkpoint.folder.name}: {number} of {len(checkpoint.files)} files read")
-        checkpoint.verify_file(file, hashed=left > 0)
-        left -= file.size
+        checkpoint.verify_file(file, hashed=bytes_left > 0)
+        bytes_left -= file.size
 
 
-def _must_fit(case: Case, checkpoint: Checkpoint) -> None:
+def _require_compatible(case: Case, checkpoint: Checkpoint) -> None:
     """Check that the checkpoint has this model, tokenizer and text. Topic `data` reports problems of a corpus
     itself."""
-    if case.mistakes:
+    if case.config_errors:
         return
-    with away_from_the_cache(case.config) as config:
+    with with_temporary_cache(case.config) as config:
         try:
-            manifests = {place: Corpus.open(place, cache_of(config)).manifest for place in config.data.mix}
+            manifests = {location: Corpus.open(location, cache_of(config)).manifest for location in config.data.mix}
         except UserError:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
     refuse_another(checkpoint, compatibility(resolve(case.config), tokenizer))
-    refuse_other_text(checkpoint, {place: manifest.id for place, manifest in manifests.items()})
+    refuse_other_text(checkpoint, {location: manifest.id for location, manifest in manifests.items()})
 
 
-def _where_it_stands(config: Config, newest: Checkpoint) -> Finding:
-    numbers = {"step": newest.step, "steps": config.train.steps}
+def _progress_finding(config: Config, newest: Checkpoint) -> Finding:
+    details = {"step": newest.step, "steps": config.train.steps}
     if newest.step >= config.train.steps:
-        says = f"the run has all its {config.train.steps:,} steps: raise train.steps, or nothing is left to do."
-        return Finding(TOPIC, "warning", says, numbers)
-    says = f"the run goes on from the checkpoint of step {newest.step:,} of {config.train.steps:,}, which is whole."
-    return Finding(TOPIC, "good", says, numbers)
+        message = f"the run is complete: all {config.train.steps:,} steps are done; raise train.steps to continue."
+        return Finding(TOPIC, "warning", message, details)
+    message = (
+        f"the run continues from the checkpoint of step {newest.step:,} of {config.train.steps:,}, which is undamaged."
+    )
+    return Finding(TOPIC, "ok", message, details)

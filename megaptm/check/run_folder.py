@@ -26,46 +26,49 @@ from megaptm.storage import sync, write_whole
 
 EXPORT_BYTES = 4
 """Bytes per parameter of an exported model."""
-TRIED_BYTES = 1 << 20
+PROBE_BYTES = 1 << 20
 TOPIC = "folder"
 IN_MEMORY = ("tmpfs", "ramfs")
 KEEP_SIZE = 1
 
 
-def run_folder(case: Case) -> Iterator[Finding]:
+def check_run_folder(case: Case) -> Iterator[Finding]:
     """Write, sync, rename and lock there, then compare free space with the checkpoint policy. All files are removed."""
     run = Path(case.config.run)
-    with _beside(run) as place:
-        case.tell(f"writing to {place.parent}")
-        with _told(run):
-            _write_as_a_run_does(place)
-        user = in_use(run, now=place.stat().st_mtime)
-        disk = Disk.of(place)
-        says = f"{run} can be written to, synced, renamed in and locked ({disk.kind})."
-        yield Finding(TOPIC, "good", says, {"run": str(run)})
+    with _probe_folder(run) as probe:
+        case.tell(f"writing to {probe.parent}")
+        with _disk_errors_as_user_errors(run):
+            _commit_test_checkpoint(probe)
+        owner = in_use(run, now=probe.stat().st_mtime)
+        disk = Disk.of(probe)
+        message = f"files in {run} can be written, synced, renamed and locked ({disk.kind})."
+        yield Finding(TOPIC, "ok", message, {"run": str(run)})
         if disk.in_memory:
-            says = (
-                f"{run} is in memory ({disk.kind}): what is saved there is gone with the machine; choose another run."
+            message = (
+                f"{run} is in memory ({disk.kind}): checkpoints there are lost with the machine; choose another "
+                "run=FOLDER."
             )
-            yield Finding(TOPIC, "warning", says)
-        if user:
-            yield Finding(TOPIC, "warning", f"{run} is in use by {user}: a job that starts before it ends is refused.")
-        if not case.mistakes:
-            yield _room(case.config, run, disk, place)
+            yield Finding(TOPIC, "warning", message)
+        if owner:
+            yield Finding(
+                TOPIC, "warning", f"{run} is in use by {owner}: a job that starts before it ends is rejected."
+            )
+        if not case.config_errors:
+            yield _check_space(case.config, run, disk, probe)
 
 
 @contextmanager
-def _beside(run: Path) -> Iterator[Path]:
+def _probe_folder(run: Path) -> Iterator[Path]:
     """Yield an empty temporary folder at the location of the run folder."""
-    there = next(path for path in (run, *run.parents) if os.path.lexists(path))
-    with _told(run):
-        probe = tempfile.TemporaryDirectory(prefix=".megaptm-check-", dir=there, ignore_cleanup_errors=True)
-    with probe as name:
+    parent = next(path for path in (run, *run.parents) if os.path.lexists(path))
+    with _disk_errors_as_user_errors(run):
+        folder = tempfile.TemporaryDirectory(prefix=".megaptm-check-", dir=parent, ignore_cleanup_errors=True)
+    with folder as name:
         yield Path(name)
 
 
 @contextmanager
-def _told(run: Path) -> Iterator[None]:
+def _disk_errors_as_user_errors(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -73,54 +76,63 @@ def _told(run: Path) -> Iterator[None]:
             raise UserError(f"{why_no_room(error, run)}; or choose another run=FOLDER.") from None
         if error.errno in FULL_DISK:
             raise UserError(
-                f"no space left on the disk of run ({run}): free some there, or choose another run=FOLDER."
+                f"no space left on the disk of run ({run}): free some space, or choose another run=FOLDER."
             ) from None
         if error.errno == errno.EROFS:
-            raise UserError(f"run ({run}) is on a disk that is read-only: choose another run=FOLDER.") from None
+            raise UserError(f"run ({run}) is on a read-only disk: choose another run=FOLDER.") from None
         raise UserError(no_folder(run, error)) from None
 
 
-def _write_as_a_run_does(run: Path) -> None:
+def _commit_test_checkpoint(run: Path) -> None:
     """Commit a checkpoint of one megabyte with the functions of the store."""
     with RunLock(run):
         writing, final = run / "checkpoints/step-0.writing", run / "checkpoints/step-0"
         writing.mkdir(parents=True)
         with HashedWriter(writing / "rank-0") as file:
-            file.write(os.urandom(TRIED_BYTES))
+            file.write(os.urandom(PROBE_BYTES))
             digest = file.finish()
         write_whole(writing / "manifest.json", b"{}")
         writing.rename(final)
         sync(final.parent)
         if sha256_of(final / "rank-0") != digest:
             raise UserError(
-                f"run ({run.parent}) is on a disk that does not give back what was written: choose another."
+                f"run ({run.parent}) is on a disk that returns other bytes than were written: choose another "
+                "run=FOLDER."
             )
 
 
-def _room(config: Config, run: Path, disk: Disk, place: Path) -> Finding:
+def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     """Check the space for the retained checkpoints, the one being written, and one export."""
     parameters = count(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
-    number = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
+    num_checkpoints = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))
-    needed, export = max(0, number * size - saved), EXPORT_BYTES * parameters
-    numbers = {"needed_bytes": needed, "export_bytes": export, "free_bytes": disk.free}
-    what = f"{number} checkpoints of {human_bytes(size)}" if number > 1 else f"a checkpoint of {human_bytes(size)}"
-    what += f" (checkpoint.keep {config.checkpoint.keep}, the one being written among them)" if number > 1 else ""
-    remedy = "free some there, lower checkpoint.keep, or choose another run=FOLDER."
+    needed, export = max(0, num_checkpoints * size - saved), EXPORT_BYTES * parameters
+    details = {"needed_bytes": needed, "export_bytes": export, "free_bytes": disk.free}
+    checkpoints = (
+        f"{num_checkpoints} checkpoints of {human_bytes(size)}"
+        if num_checkpoints > 1
+        else f"a checkpoint of {human_bytes(size)}"
+    )
+    checkpoints += (
+        f" (checkpoint.keep {config.checkpoint.keep}, including the one being written)" if num_checkpoints > 1 else ""
+    )
+    remedy = "free some space, lower checkpoint.keep, or choose another run=FOLDER."
     if needed > disk.free:
         problem: str | None = f"has {human_bytes(disk.free)} free"
-    elif disk.free_files is not None and number * (ranks + 2) > disk.free_files:
-        problem = f"has room for {disk.free_files:,} more files, not for {number * (ranks + 2):,}"
+    elif disk.free_files is not None and num_checkpoints * (ranks + 2) > disk.free_files:
+        problem = f"has room for {disk.free_files:,} more files, not for {num_checkpoints * (ranks + 2):,}"
     else:
-        problem = reserve(place, needed, piece=-(-size // ranks))
+        problem = reserve(probe, needed, piece=-(-size // ranks))
     if problem:
-        return Finding(TOPIC, "fault", f"{run} needs room for {what}, but its disk {problem}: {remedy}", numbers)
+        return Finding(
+            TOPIC, "fault", f"{run} needs space for {checkpoints}, but its disk {problem}: {remedy}", details
+        )
     if needed + export > disk.free:
-        says = f"{run} has room for {what}, but not for an export of {human_bytes(export)} besides: {remedy}"
-        return Finding(TOPIC, "warning", says, numbers)
-    return Finding(TOPIC, "good", f"{human_bytes(disk.free)} are free for {what}.", numbers)
+        message = f"{run} has space for {checkpoints}, but not also for an export of {human_bytes(export)}: {remedy}"
+        return Finding(TOPIC, "warning", message, details)
+    return Finding(TOPIC, "ok", f"{human_bytes(disk.free)} are free for {checkpoints}.", details)
 
 
 @dataclass(frozen=True)
@@ -141,16 +153,16 @@ class Disk:
     @classmethod
     def of(cls, folder: Path) -> Disk:
         room = os.statvfs(folder)
-        return cls(_kind(folder), room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
+        return cls(_file_system_type(folder), room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
 
 
-def _kind(folder: Path) -> str:
+def _file_system_type(folder: Path) -> str:
     """Return the type by device number. A bind mount or subvolume may have another device number than its own line."""
     device, mounts = folder.stat().st_dev, Path("/proc/self/mountinfo")
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    device_number = f"{os.major(device)}:{os.minor(device)}"
     for line in reversed(mounts.read_text().splitlines() if mounts.exists() else []):
         words = line.split()
-        if words[2] == wanted:
+        if words[2] == device_number:
             return words[words.index("-") + 1]
     return "unknown"
 
@@ -164,15 +176,15 @@ def reserve(folder: Path, size: int, *, piece: int) -> str | None:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and min(piece, size) > limit:
-        return f"takes no file of more than {limit:,} bytes from you (ulimit -f)"
+        return f"accepts no file of more than {limit:,} bytes (ulimit -f)"
     disk = Disk.of(folder)
     if disk.in_memory or size > disk.free // 2:
         return None
-    for number, start in enumerate(range(0, size, piece)):
-        refused = _reserve_file(folder / f"reserved-{number}", min(piece, size - start))
-        if refused in FULL_DISK:
-            return f"gives you no more than {start:,} bytes ({os.strerror(refused)})"
-        if refused:
+    for index, start in enumerate(range(0, size, piece)):
+        error_number = _reserve_file(folder / f"reserved-{index}", min(piece, size - start))
+        if error_number in FULL_DISK:
+            return f"has only {start:,} bytes for you ({os.strerror(error_number)})"
+        if error_number:
             return None
     return None
 

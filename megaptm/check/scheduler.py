@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
-from megaptm.check.allocation import Allocation, allocation
+from megaptm.check.allocation import Allocation, allocate
 from megaptm.check.finding import Case, Finding, Request
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.command import run_slurm
@@ -18,91 +18,93 @@ from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time
 TOPIC = "slurm"
 
 
-def scheduler(case: Case) -> Iterator[Finding]:
+def check_slurm(case: Case) -> Iterator[Finding]:
     """Check only if a Slurm job is requested. Other topics report conflicts with the layout."""
     request = case.request
     if request.slurm_options is None:
         return
     quote_for_script(case.config.run, "run")
     if shutil.which("sbatch") is None:
-        says = "Slurm is not on this machine: check again where jobs are submitted."
-        yield Finding(TOPIC, "unknown", says)
+        message = "Slurm is not installed on this machine: check again where jobs are submitted."
+        yield Finding(TOPIC, "unknown", message)
         return
     try:
-        asked = allocation(case)
+        allocation = allocate(case)
     except UserError:
         return
     case.tell("asking Slurm")
     partition = _partition(request.slurm_options)
-    yield from _room(case, request, partition, asked)
-    if asked is not None:
-        _test_only(request, asked)
-        yield Finding(TOPIC, "good", f"sbatch --test-only takes the job for partition {partition['PartitionName']}.")
+    yield from _check_partition(case, request, partition, allocation)
+    if allocation is not None:
+        _test_only(request, allocation)
+        yield Finding(TOPIC, "ok", f"sbatch --test-only accepts the job for partition {partition['PartitionName']}.")
 
 
 def _partition(options: Sequence[str]) -> dict[str, str]:
     """Return Slurm's facts about the requested partition, or the default one."""
-    found = [
+    partitions = [
         dict(re.findall(r"(\w+)=(\S*)", line)) for line in run_slurm("scontrol", "show", "partition", "--oneliner")
     ]
-    wanted = option_value(options, "partition")
-    for partition in found:
-        if partition["PartitionName"] == wanted or (wanted is None and partition.get("Default") == "YES"):
+    name = option_value(options, "partition")
+    for partition in partitions:
+        if partition["PartitionName"] == name or (name is None and partition.get("Default") == "YES"):
             return partition
-    names = ", ".join(partition["PartitionName"] for partition in found) or "none"
-    if wanted is None:
-        raise UserError(f"Slurm has no default partition (it has {names}): give --sbatch=--partition=NAME.")
-    raise UserError(f"Slurm has no partition {wanted} (it has {names}): give another --sbatch=--partition=NAME.")
+    names = ", ".join(partition["PartitionName"] for partition in partitions) or "none"
+    if name is None:
+        raise UserError(f"Slurm has no default partition (partitions: {names}): set --sbatch=--partition=NAME.")
+    raise UserError(f"Slurm has no partition {name} (partitions: {names}): set another --sbatch=--partition=NAME.")
 
 
-def _room(case: Case, request: Request, partition: dict[str, str], asked: Allocation | None) -> Iterator[Finding]:
+def _check_partition(
+    case: Case, request: Request, partition: dict[str, str], allocation: Allocation | None
+) -> Iterator[Finding]:
     """Compare the partition with the request."""
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
-        raise UserError(f"partition {name} of Slurm is {partition['State']}: choose another, or wait.")
+        raise UserError(f"Slurm's partition {name} is {partition['State']}: choose another, or wait.")
     written = option_value(options, "time")
     seconds = parse_time(written) if written else request.seconds
     if seconds is not None and seconds > (longest := parse_time(partition.get("MaxTime", "UNLIMITED"))):
         raise UserError(
-            f"partition {name} of Slurm gives a job {format_seconds(longest)} at most, not {format_seconds(seconds)}: "
-            "lower --time; the run goes on in the next job."
+            f"Slurm's partition {name} allows jobs of at most {format_seconds(longest)}, not "
+            f"{format_seconds(seconds)}: lower --time; the run continues in the next job."
         )
-    if asked is None:
+    if allocation is None:
         return
-    limit, whole = partition.get("MaxNodes", "UNLIMITED"), int(partition["TotalNodes"])
-    most = min(whole, int(limit)) if limit.isdigit() else whole
-    if asked.nodes > most:
+    node_limit, total_nodes = partition.get("MaxNodes", "UNLIMITED"), int(partition["TotalNodes"])
+    max_nodes = min(total_nodes, int(node_limit)) if node_limit.isdigit() else total_nodes
+    if allocation.nodes > max_nodes:
         raise UserError(
-            f"partition {name} of Slurm gives a job {most:,} nodes at most, not {asked.nodes:,}: change --nodes or "
-            "the partition."
+            f"Slurm's partition {name} allows jobs of at most {max_nodes:,} nodes, not {allocation.nodes:,}: change "
+            "--nodes or the partition."
         )
     nodes = _nodes(name)
     # Cloud nodes are not listed while they are powered down; for those sbatch decides.
-    if len(nodes) == whole:
-        yield _gpus(case, name, nodes, asked)
+    if len(nodes) == total_nodes:
+        yield _check_gpus(case, name, nodes, allocation)
 
 
-def _gpus(case: Case, name: str, nodes: dict[str, int], asked: Allocation) -> Finding:
+def _check_gpus(case: Case, name: str, nodes: dict[str, int], allocation: Allocation) -> Finding:
     """Check that as many nodes as requested declare as many GPUs."""
-    wanted = case.request.gpus_on_node(asked.per_node)
-    fitting = sum(gpus >= wanted for gpus in nodes.values())
-    most = max(nodes.values(), default=0)
-    if wanted and not most:
+    gpus_per_node = case.request.gpus_on_node(allocation.per_node)
+    num_fitting = sum(gpus >= gpus_per_node for gpus in nodes.values())
+    max_gpus = max(nodes.values(), default=0)
+    if gpus_per_node and not max_gpus:
         raise UserError(
-            f"partition {name} of Slurm has no GPUs declared, and {wanted} are asked for on each node: have "
-            "GresTypes=gpu and Gres=gpu:N set in slurm.conf, choose another partition, or give --gpus-per-node 0."
+            f"Slurm's partition {name} declares no GPUs, but the job requests {gpus_per_node} on each node: set "
+            "GresTypes=gpu and Gres=gpu:N in slurm.conf, choose another partition, or use --gpus-per-node 0."
         )
-    if fitting < asked.nodes:
+    if num_fitting < allocation.nodes:
         raise UserError(
-            f"partition {name} of Slurm has {fitting:,} nodes of {wanted} GPUs, and {asked.nodes:,} are asked for: "
-            f"change --nodes, --per-node or the partition (no node has more than {most})."
+            f"Slurm's partition {name} has {num_fitting:,} nodes with {gpus_per_node} GPUs, but the job requests "
+            f"{allocation.nodes:,}: change --nodes, --per-node or the partition (no node has more than {max_gpus})."
         )
-    gpus = f"{wanted} GPUs" if wanted else "any number of GPUs"
+    gpus = f"{gpus_per_node} GPUs" if gpus_per_node else "any number of GPUs"
     return Finding(
         TOPIC,
-        "good",
-        f"partition {name} has {fitting:,} nodes of {gpus}, {asked.nodes:,} are asked for.",
-        {"partition": name, "nodes": fitting, "gpus_per_node": wanted},
+        "ok",
+        f"partition {name} has {num_fitting:,} nodes with {gpus}; the job requests {allocation.nodes:,}.",
+        {"partition": name, "nodes": num_fitting, "gpus_per_node": gpus_per_node},
     )
 
 
@@ -118,13 +120,13 @@ def _gpus_in(gres: str) -> int:
     return sum(int(words[-1]) if words[-1].isdigit() else 1 for words in kinds if words[0] == "gpu")
 
 
-def _test_only(request: Request, asked: Allocation) -> None:
+def _test_only(request: Request, allocation: Allocation) -> None:
     """Let Slurm decide about accounts, limits, features and site rules."""
-    gpus = request.gpus_on_node(asked.per_node)
+    gpus = request.gpus_on_node(allocation.per_node)
     limit = request.seconds
-    given = [
-        *(f"--nodes={asked.nodes}", f"--ntasks-per-node={asked.per_node}"),
+    options = [
+        *(f"--nodes={allocation.nodes}", f"--ntasks-per-node={allocation.per_node}"),
         *([f"--gpus-per-node={gpus}"] if gpus else []),
         *([f"--time={ceil(limit / 60)}"] if limit is not None and not isinf(limit) else []),
     ]
-    run_slurm("sbatch", "--test-only", *given, *(request.slurm_options or ()), "--wrap=true")
+    run_slurm("sbatch", "--test-only", *options, *(request.slurm_options or ()), "--wrap=true")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from megaptm.check.finding import Case, Finding
-from megaptm.check.node_probe import Answers, probe_nodes
+from megaptm.check.node_probe import NodeReplies, probe_nodes
 from megaptm.plan.machine import Machine
 
 TOPIC = "speed"
@@ -17,10 +17,10 @@ TIMEOUT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Rates of one kind, by node."""
 
-    what: str
+    quantity: str
     rates: Mapping[str, float]
     scale: float
     unit: str
@@ -31,77 +31,87 @@ def check_speed(case: Case) -> Iterator[Finding]:
     """Measure for half a minute on every node and its GPUs."""
     if not case.speed:
         return
-    words = [f"--place={case.config.run}", f"--precision={case.config.train.precision}"]
-    answers = probe_nodes("megaptm.check.speed_probe", words, seconds=TIMEOUT_SECONDS)
-    yield from failed(answers)
-    for measured in (*own_rates(answers, case), *link_rates(answers, case.machine)):
-        yield from tell(measured)
+    arguments = [f"--folder={case.config.run}", f"--precision={case.config.train.precision}"]
+    replies = probe_nodes("megaptm.check.speed_probe", arguments, seconds=TIMEOUT_SECONDS)
+    yield from failed_nodes(replies)
+    for measurement in (*node_rates(replies, case), *link_rates(replies, case.machine)):
+        yield from compare_rates(measurement)
 
 
-def failed(answers: Answers) -> Iterator[Finding]:
-    for node, why in answers.silent.items():
-        yield Finding(TOPIC, "fault", f"{node} could not be measured ({why}): mend that node, or leave it out.")
-    met = {node for node, said in answers.by_node.items() if "pairs" in said}
-    if len(answers.by_node) > 1 and not met:
-        yield Finding(TOPIC, "fault", "The nodes do not reach each other: is the first one's port open to the others?")
+def failed_nodes(replies: NodeReplies) -> Iterator[Finding]:
+    for node, reason in replies.silent.items():
+        yield Finding(TOPIC, "fault", f"{node} could not be measured ({reason}): repair the node, or exclude it.")
+    met = {node for node, facts in replies.by_node.items() if "pairs" in facts}
+    if len(replies.by_node) > 1 and not met:
+        yield Finding(
+            TOPIC,
+            "fault",
+            "The nodes cannot connect to each other: check that the first node's port is open to the others.",
+        )
 
 
-def own_rates(answers: Answers, case: Case) -> Iterator[Measured]:
-    machine, said = case.machine, answers.by_node.items()
-    products = {name(node, n, found): rate for node, found in said for n, rate in enumerate(found.get("products", ()))}
+def node_rates(replies: NodeReplies, case: Case) -> Iterator[Measurement]:
+    machine, facts_by_node = case.machine, replies.by_node.items()
+    products = {
+        device_name(node, n, facts): rate
+        for node, facts in facts_by_node
+        for n, rate in enumerate(facts.get("products", ()))
+    }
     peak = machine.peak(case.config.train.precision) * machine.efficiency.matmul if machine else None
-    yield Measured("Matrix products", products, 1e12, "TFLOP/s", peak)
+    yield Measurement("Matrix products", products, 1e12, "TFLOP/s", peak)
     disk = machine.disk_gigabytes_per_second * 1e9 if machine else None
-    yield Measured(
-        "Writing to the run's disk", {node: f["written"] for node, f in said if "written" in f}, 1e9, "GB/s", disk
+    yield Measurement(
+        "Writing to the run's disk",
+        {node: f["written"] for node, f in facts_by_node if "written" in f},
+        1e9,
+        "GB/s",
+        disk,
     )
-    yield Measured(
-        "Reading from the run's disk", {node: f["read"] for node, f in said if "read" in f}, 1e9, "GB/s", None
+    yield Measurement(
+        "Reading from the run's disk", {node: f["read"] for node, f in facts_by_node if "read" in f}, 1e9, "GB/s", None
     )
 
 
-def link_rates(answers: Answers, machine: Machine | None) -> Iterator[Measured]:
-    """Yield rates of links. An all-reduce is as fast as the slowest node; a node's own links are as fast as its best
-    pair."""
-    nodes, said = list(answers.by_node), answers.by_node.items()
+def link_rates(replies: NodeReplies, machine: Machine | None) -> Iterator[Measurement]:
+    """Yield the rates of links: a node's own links are as fast as its best pair."""
     planned = machine.between.gigabytes_per_second * machine.between.efficiency * 1e9 if machine else None
-    total = [found["all_reduce"] for _, found in said if "all_reduce" in found]
-    if total:
-        yield Measured(f"All-reduce over {len(nodes)} nodes", {"all": min(total)}, 1e9, "GB/s", planned)
-    best = {node: max(found["pairs"].values()) for node, found in said if found.get("pairs")}
-    if len(best) > 2:  # with two nodes it is unknown whose link is slow
-        yield Measured("Links", best, 1e9, "GB/s", None)
+    best = {node: max(facts["pairs"].values()) for node, facts in replies.by_node.items() if facts.get("pairs")}
+    if len(best) == 2:  # it is unknown whose link is slow
+        best = {"both nodes": min(best.values())}
+    yield Measurement("Links", best, 1e9, "GB/s", planned)
 
 
-def tell(measured: Measured) -> Iterator[Finding]:
+def compare_rates(measurement: Measurement) -> Iterator[Finding]:
     """Yield the nodes that are slower than the others, then the median rate."""
-    rates = measured.rates
+    rates = measurement.rates
     if not rates:
         return
-    slow = list(slower(rates))
-    for node, usual in slow:
-        says = f"{measured.what}: {node} reaches {number(rates[node], measured)}, the others {number(usual, measured)}"
-        yield Finding(TOPIC, "warning", f"{says}: leave it out, or have it looked at.", {"node": node})
+    for node, usual in slow_nodes(rates):
+        message = (
+            f"{measurement.quantity}: {node} reaches {format_rate(rates[node], measurement)}, the others "
+            f"{format_rate(usual, measurement)}: exclude the node, or have it repaired."
+        )
+        yield Finding(TOPIC, "warning", message, {"node": node})
     middle = median(rates.values())
-    says = f"{measured.what}: {number(middle, measured)}"
-    if measured.planned:
-        says += f", planned {number(measured.planned, measured)}"
-    below = measured.planned and middle < SHARE * measured.planned
-    numbers = {"rates": dict(rates), "planned": measured.planned}
-    yield Finding(TOPIC, "warning" if below else "good", f"{says}.", numbers)
+    message = f"{measurement.quantity}: {format_rate(middle, measurement)}"
+    if measurement.planned:
+        message += f", planned {format_rate(measurement.planned, measurement)}"
+    below = measurement.planned and middle < SHARE * measurement.planned
+    details = {"rates": dict(rates), "planned": measurement.planned}
+    yield Finding(TOPIC, "warning" if below else "ok", f"{message}.", details)
 
 
-def slower(rates: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+def slow_nodes(rates: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     """Yield the nodes below the share of the median of the others, with that median."""
     for node, rate in rates.items():
-        others = [other for name, other in rates.items() if name != node]
-        if others and rate < SHARE * median(others):
-            yield node, median(others)
+        other_rates = [other_rate for other, other_rate in rates.items() if other != node]
+        if other_rates and rate < SHARE * median(other_rates):
+            yield node, median(other_rates)
 
 
-def name(node: str, device: int, found: Mapping[str, list[float]]) -> str:
-    return node if len(found["products"]) == 1 else f"GPU {device} of {node}"
+def device_name(node: str, device: int, facts: Mapping[str, list[float]]) -> str:
+    return node if len(facts["products"]) == 1 else f"GPU {device} of {node}"
 
 
-def number(rate: float, measured: Measured) -> str:
-    return f"{rate / measured.scale:.3g} {measured.unit}"
+def format_rate(rate: float, measurement: Measurement) -> str:
+    return f"{rate / measurement.scale:.3g} {measurement.unit}"

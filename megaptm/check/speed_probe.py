@@ -9,35 +9,32 @@ from pathlib import Path
 
 import click
 
-from megaptm.check.node import nearest, own_name, say
+from megaptm.check.node import nearest_folder, node_name, print_fact
 from megaptm.errors import storage_errors_as_user_errors
 from megaptm.run.rank import worker_environment
 
 BLOCK_BYTES = 16 << 20
 BLOCKS = 16
-MEETING_MINUTES = 2.0
+JOIN_MINUTES = 2.0
 
 
 @click.command()
-@click.option(
-    "--place", required=True, type=click.Path(path_type=Path), help="Where checkpoints will be written."
-)
+@click.option("--folder", required=True, type=click.Path(path_type=Path), help="Folder for checkpoints.")
 @click.option("--precision", required=True, help="Number format of the run.")
-def main(place: Path, precision: str) -> None:
+def main(folder: Path, precision: str) -> None:
     """Print each rate when it is measured, so that earlier rates are known if a later one hangs."""
-    say("node", own_name())
-    with storage_errors_as_user_errors(place):
-        for name, rate in disk_rates(nearest(place)).items():
-            say(name, rate)
+    print_fact("node", node_name())
+    with storage_errors_as_user_errors(folder):
+        for name, rate in disk_rates(nearest_folder(folder)).items():
+            print_fact(name, rate)
     from megaptm.parallel import groups, probe
 
-    say("products", probe.product_rates(precision))
-    here = worker_environment()
-    if here is None or here.world == 1:
+    print_fact("products", probe.product_rates(precision))
+    environment = worker_environment()
+    if environment is None or environment.world == 1:
         return
-    groups.join(rank=here.rank, world=here.world, local_rank=0, timeout_minutes=MEETING_MINUTES)
-    say("all_reduce", probe.all_reduce_rate())
-    say("pairs", probe.pair_rates())
+    groups.join(rank=environment.rank, world=environment.world, local_rank=0, timeout_minutes=JOIN_MINUTES)
+    print_fact("pairs", probe.pair_rates())
     groups.leave()
 
 

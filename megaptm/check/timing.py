@@ -20,81 +20,86 @@ LOST_DEVICE_HOURS = 100.0
 """Warn if the checkpoint interval loses more than this share and these device hours against the best one."""
 
 
-def timing(case: Case) -> Iterator[Finding]:
+def check_time(case: Case) -> Iterator[Finding]:
     """Compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
     written = option_value(options, "time")
     limit = parse_time(written) if written else case.request.seconds
-    warned = warning_seconds(options)
-    if limit is not None and limit <= warned:
+    warning = warning_seconds(options)
+    if limit is not None and limit <= warning:
         raise UserError(
-            f"a job of {format_seconds(limit)} is told to save {format_seconds(warned)} before its end, which is at "
-            "once: raise --time, or have it told later (--sbatch=--signal=B:USR1@60)."
+            f"a job of {format_seconds(limit)} is signaled to save {format_seconds(warning)} before its end, which is "
+            "immediately: raise --time, or signal later (--sbatch=--signal=B:USR1@60)."
         )
-    if case.mistakes or case.machine is None:
-        how = "the config must be right first" if case.mistakes else "name the machine with --machine"
-        yield Finding(TOPIC, "unknown", f"how long a step takes is not known: {how}.")
+    if case.config_errors or case.machine is None:
+        remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
+        yield Finding(TOPIC, "unknown", f"the time of a step is unknown: {remedy}.")
         return
     if isinstance(resolve(case.config), WordSpec):
-        how = "word vectors are not planned, a few steps show it"
-        yield Finding(TOPIC, "unknown", f"how long a step takes is not known: {how}.")
+        yield Finding(TOPIC, "unknown", "the time of a step is unknown for word vectors: run a few steps to see it.")
         return
-    made = plan(case.config, case.machine)
+    run_plan = plan(case.config, case.machine)
     if limit is not None and not isinf(limit):
-        yield _job(made, limit, warned)
+        yield _job(run_plan, limit, warning)
     else:
         yield Finding(
-            TOPIC, "good", f"{made.steps:,} steps of {format_seconds(made.step.seconds)} take {_whole(made)}."
+            TOPIC,
+            "ok",
+            f"{run_plan.steps:,} steps of {format_seconds(run_plan.step.seconds)} take "
+            f"{format_seconds(run_plan.seconds)}.",
         )
-    yield _saving(made)
+    yield _saving(run_plan)
 
 
-def jobs_needed(made: Plan, limit: float, warned: float) -> int:
+def jobs_needed(run_plan: Plan, limit: float, warning: float) -> int:
     """Return the number of jobs of the whole run: its duration with failures, over a job's time without start and
     save."""
-    return max(1, ceil(made.days_with_failures * DAY / _seconds_of_steps(made, limit, warned)))
+    return max(1, ceil(run_plan.days_with_failures * DAY / _seconds_of_steps(run_plan, limit, warning)))
 
 
-def _seconds_of_steps(made: Plan, limit: float, warned: float) -> float:
-    return limit - warned - made.failures.restart_seconds
+def _seconds_of_steps(run_plan: Plan, limit: float, warning: float) -> float:
+    return limit - warning - run_plan.failures.restart_seconds
 
 
-def _job(made: Plan, limit: float, warned: float) -> Finding:
-    step, saving, start = made.step.seconds, made.saving.seconds, made.failures.restart_seconds
-    numbers = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
-    left = _seconds_of_steps(made, limit, warned)
+def _job(run_plan: Plan, limit: float, warning: float) -> Finding:
+    step, saving, start = run_plan.step.seconds, run_plan.saving.seconds, run_plan.failures.restart_seconds
+    details = {"limit": limit, "start_seconds": start, "step_seconds": step, "checkpoint_seconds": saving}
+    left = _seconds_of_steps(run_plan, limit, warning)
     if left < step:
         raise UserError(
-            f"a job of {format_seconds(limit)} makes no step: it starts in {format_seconds(start)}, a step takes "
-            f"{format_seconds(step)}, and {format_seconds(warned)} before its end it is told to save: raise --time "
-            f"above {format_seconds(start + step + warned)}."
+            f"a job of {format_seconds(limit)} completes no step: its start takes {format_seconds(start)}, a step "
+            f"{format_seconds(step)}, and it is signaled to save {format_seconds(warning)} before its end: raise "
+            f"--time above {format_seconds(start + step + warning)}."
         )
-    if warned < step + saving:
+    if warning < step + saving:
         raise UserError(
-            f"a job is told to save {format_seconds(warned)} before its end, but a step and a checkpoint take "
-            f"{format_seconds(step + saving)}: have it told earlier "
+            f"a job is signaled to save {format_seconds(warning)} before its end, but a step and a checkpoint take "
+            f"{format_seconds(step + saving)}: signal it earlier "
             f"(--sbatch=--signal=B:USR1@{ceil(2 * (step + saving))})."
         )
-    steps, jobs = max(1, int(left / (step + made.saving.stall / made.every))), jobs_needed(made, limit, warned)
-    says = f"a job of {format_seconds(limit)} makes {min(steps, made.steps):,} steps of {format_seconds(step)}: "
-    says += "the whole run." if jobs == 1 else f"{jobs:,} jobs for {made.steps:,}, failures included."
-    return Finding(TOPIC, "good", says, {**numbers, "steps_per_job": steps, "jobs": jobs})
+    steps, jobs = (
+        max(1, int(left / (step + run_plan.saving.stall / run_plan.every))),
+        jobs_needed(run_plan, limit, warning),
+    )
+    message = f"a job of {format_seconds(limit)} completes {min(steps, run_plan.steps):,} steps of "
+    message += f"{format_seconds(step)}: "
+    message += "the full run." if jobs == 1 else f"{run_plan.steps:,} steps need {jobs:,} jobs, including failures."
+    return Finding(TOPIC, "ok", message, {**details, "steps_per_job": steps, "jobs": jobs})
 
 
-def _saving(made: Plan) -> Finding:
-    failures = made.failures
+def _saving(run_plan: Plan) -> Finding:
+    failures = run_plan.failures
     lost = failures.best_goodput - failures.goodput
-    numbers = {"every": made.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
-    if lost > LOST and lost * made.device_hours > LOST_DEVICE_HOURS:
-        says = (
-            f"checkpoint.every ({made.every:,} steps, {format_seconds(made.every * made.step.seconds)}) costs "
-            f"{1 - failures.goodput:.1%} of the time, with failures; every {failures.best_interval_steps:,} would cost "
-            f"{1 - failures.best_goodput:.1%}."
+    details = {"every": run_plan.every, "best_every": failures.best_interval_steps, "goodput": failures.goodput}
+    if lost > LOST and lost * run_plan.device_hours > LOST_DEVICE_HOURS:
+        message = (
+            f"checkpoint.every ({run_plan.every:,} steps, {format_seconds(run_plan.every * run_plan.step.seconds)}) "
+            f"costs {1 - failures.goodput:.1%} of the time, with failures; every {failures.best_interval_steps:,} "
+            f"would cost {1 - failures.best_goodput:.1%}."
         )
-        return Finding(TOPIC, "warning", says, numbers)
-    says = f"checkpoint.every ({made.every:,} steps) and failures of nodes cost {1 - failures.goodput:.1%} of the time."
-    return Finding(TOPIC, "good", says, numbers)
-
-
-def _whole(made: Plan) -> str:
-    return format_seconds(made.seconds)
+        return Finding(TOPIC, "warning", message, details)
+    message = (
+        f"checkpoint.every ({run_plan.every:,} steps) and failures of nodes cost {1 - failures.goodput:.1%} of the "
+        "time."
+    )
+    return Finding(TOPIC, "ok", message, details)

@@ -21,17 +21,17 @@ from megaptm.track.address import database_path, is_server, refuse_foreign_serve
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
-ANYWAY = "or set track.enabled=false (metrics.jsonl in the run folder has them all)."
+OR_DISABLE = "or set track.enabled=false (metrics.jsonl in the run folder has all metrics)."
 
 
-def tracker(case: Case) -> Iterator[Finding]:
+def check_tracker(case: Case) -> Iterator[Finding]:
     """Send one request to `track.uri`."""
     track = case.config.track
     if not track.enabled:
-        yield Finding(TOPIC, "good", "metrics stay in the run folder (track.enabled is false).")
+        yield Finding(TOPIC, "ok", "metrics stay in the run folder (track.enabled is false).")
         return
     if find_spec("mlflow") is None:
-        raise UserError(f"MLflow is not installed: pip install mlflow, {ANYWAY}")
+        raise UserError(f"MLflow is not installed: pip install mlflow, {OR_DISABLE}")
     uri = track.uri or default_uri(Path(case.config.run))
     if is_server(uri):
         refuse_foreign_server(uri)
@@ -42,7 +42,7 @@ def tracker(case: Case) -> Iterator[Finding]:
     elif "://" not in uri or uri.startswith("file:"):
         yield _files(uri)
     else:
-        yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not asked: only http, https and sqlite are.")
+        yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not checked: only http, https and sqlite are.")
 
 
 def _server(uri: str, experiment: str) -> Finding:
@@ -68,20 +68,18 @@ def _server(uri: str, experiment: str) -> Finding:
         raise UserError(_unreachable(uri, _reason(error))) from None
     if answer.status_code in (401, 403):
         raise UserError(
-            f"track.uri ({uri}) refuses you ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
-            f"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, {ANYWAY}"
+            f"track.uri ({uri}) denies access ({answer.status_code}): set MLFLOW_TRACKING_USERNAME and "
+            f"MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, {OR_DISABLE}"
         )
     known = answer.status_code == 200
     if not known and not (answer.status_code == 404 and "RESOURCE_DOES_NOT_EXIST" in answer.text):
-        raise UserError(
-            f"track.uri ({uri}) answers with {answer.status_code} and not as MLflow does: correct it, {ANYWAY}"
-        )
-    which = f"has the experiment {experiment}" if known else f"will be given the experiment {experiment}"
-    return Finding(TOPIC, "good", f"MLflow at {uri} answers and {which}.", {"experiment_exists": known})
+        raise UserError(f"track.uri ({uri}) answers with {answer.status_code}, unlike MLflow: correct it, {OR_DISABLE}")
+    which = f"has the experiment {experiment}" if known else f"will create the experiment {experiment}"
+    return Finding(TOPIC, "ok", f"MLflow at {uri} answers and {which}.", {"experiment_exists": known})
 
 
 def _unreachable(uri: str, why: str) -> str:
-    return f"track.uri ({uri}) does not answer ({why}): start the server, correct the address, {ANYWAY}"
+    return f"track.uri ({uri}) does not answer ({why}): start the server, correct the URL, {OR_DISABLE}"
 
 
 def _reason(error: BaseException) -> str:
@@ -94,7 +92,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _argument(error: BaseException) -> object:
-    return next((one for one in error.args if isinstance(one, BaseException)), None)
+    return next((argument for argument in error.args if isinstance(argument, BaseException)), None)
 
 
 def _database(uri: str, path: Path) -> Finding:
@@ -108,11 +106,13 @@ def _database(uri: str, path: Path) -> Finding:
                 pass
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"track.uri ({uri}) cannot be written ({why}): correct the path, {ANYWAY}") from None
-    return Finding(TOPIC, "good", f"{path} can be written.")
+        raise UserError(f"track.uri ({uri}) cannot be written ({why}): correct the path, {OR_DISABLE}") from None
+    return Finding(TOPIC, "ok", f"{path} can be written.")
 
 
 def _files(uri: str) -> Finding:
     if os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true":
-        return Finding(TOPIC, "good", f"metrics go to files in {uri}.")
-    raise UserError(f"track.uri ({uri}) is a folder, which MLflow no longer writes to: use sqlite:///PATH, {ANYWAY}")
+        return Finding(TOPIC, "ok", f"metrics go to files in {uri}.")
+    raise UserError(
+        f"track.uri ({uri}) is a folder, which MLflow no longer writes to: use sqlite:///PATH, {OR_DISABLE}"
+    )

@@ -59,7 +59,7 @@ def check(
     \b
     Exit codes: 0 no fault (there may be warnings, and what is not known), 2 a fault.
     """
-    from megaptm.check.cli import CommandLine, look_at, show
+    from megaptm.check.cli import CommandLine, collect_findings, print_findings
     from megaptm.console import Console
 
     command_line = CommandLine(
@@ -76,13 +76,13 @@ def check(
         only=only,
     )
     if as_json:
-        findings = list(look_at(command_line, tell=lambda words: None))
+        findings = list(collect_findings(command_line, tell=lambda words: None))
         faults = any(finding.state == "fault" for finding in findings)
         found = [finding.to_json() for finding in findings]
-        print_json({"config": str(config), "good": not faults, "findings": found})
+        print_json({"config": str(config), "ok": not faults, "findings": found})
     else:
         console = Console()
         with console.status("") as status:
-            faults = show(look_at(command_line, tell=status.update), console)
+            faults = print_findings(collect_findings(command_line, tell=status.update), console)
     if faults:
         sys.exit(EXIT_USER_ERROR)

@@ -109,10 +109,10 @@ def _machine(name: str | None) -> Machine | None:
 
 
 def _check(config: Config, machine: Machine | None) -> None:
-    from megaptm.check.api import before_submission
+    from megaptm.check.api import check_before_submission
     from megaptm.check.finding import Case
 
-    before_submission(Case(config=config, machine=machine))
+    check_before_submission(Case(config=config, machine=machine))
 
 
 def _refuse_copy(run: str) -> None:

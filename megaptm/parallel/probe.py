@@ -37,17 +37,6 @@ def product_rate(where: torch.device, dtype: torch.dtype, *, size: int) -> float
     return 2 * size**3 * done / (time.perf_counter() - begin)
 
 
-def all_reduce_rate() -> float:
-    """Return the bytes per second that each node sends and receives in an all-reduce of large messages over all
-    nodes."""
-    message, world = large_message(), dist.get_world_size()
-    timed(lambda: dist.all_reduce(message), device(), times=1)
-    dist.barrier()
-    seconds = timed(lambda: dist.all_reduce(message), device(), times=4) / 4
-    # Traffic of a ring all-reduce: all but one part of the message go around twice.
-    return 2 * (world - 1) / world * message.nbytes / seconds
-
-
 def pair_rates() -> dict[int, float]:
     """Return partner -> bytes per second in each direction, with all pairs of a round at once."""
     send, receive = large_message(), large_message()

@@ -1,4 +1,4 @@
-"""`megaptm check` in this process, on a small config, and runs that were begun."""
+"""`megaptm check` in this process, on a small config."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from tests.drills.program import arguments
 from tests.train.runs import build, write_text
 
 Findings = list[dict[str, Any]]
-ELSEWHERE = ("config", "processes", "memory", "data", "folder", "run", "time", "slurm", "tracker")
-"""Topics other than the software of this machine, which no config changes and which takes seconds to ask."""
+CONFIG_TOPICS = ("config", "processes", "memory", "data", "folder", "run", "time", "slurm", "tracker")
+"""Topics that depend on the config. The others depend on the software of this machine and take seconds."""
 
 
 @dataclass
 class Bench:
-    """A place of its own for a test: what a good run needs, to be spoiled."""
+    """Everything that a valid run needs, in a folder of its own, for a test to damage."""
 
-    place: Path
+    folder: Path
     real_corpus: Callable[[str], Path]
     other_corpus: Path
-    """With another tokenizer."""
+    """Corpus with another tokenizer."""
 
     @property
     def run(self) -> Path:
-        return self.place / "run"
+        return self.folder / "run"
 
     def corpus(self) -> Path:
-        """A copy to spoil."""
-        return shutil.copytree(self.real_corpus("byte-bpe"), self.place / "corpus")
+        """Return a copy of the corpus, to damage."""
+        return shutil.copytree(self.real_corpus("byte-bpe"), self.folder / "corpus")
 
     def words(self, *more: str, corpus: Path | None = None) -> list[str]:
         config = arguments("gpt2", self.run, corpus or self.real_corpus("byte-bpe"), "optimizer.warmup_steps=2")
         return [*config, "train.steps=20", *more]
 
-    def check(self, *words: str, topics: tuple[str, ...] = ELSEWHERE) -> tuple[int, Findings]:
-        """The exit code and the findings of `megaptm check WORDS`."""
+    def check(self, *words: str, topics: tuple[str, ...] = CONFIG_TOPICS) -> tuple[int, Findings]:
+        """Return the exit code and the findings of `megaptm check WORDS`."""
         only = [word for topic in topics for word in ("--only", topic)]
-        # Without Slurm, which some machines have and others do not; tests of it are elsewhere.
+        # Hide Slurm, which only some machines have; tests/real tests it.
         done = CliRunner().invoke(main, ["check", *words, *only, "--json"], env={"PATH": "/nonexistent"})
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
         return done.exit_code, json.loads(done.stdout)["findings"]
@@ -53,9 +53,9 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def tales(tmp_path_factory):
-    """A corpus with a tokenizer of its own."""
-    place = tmp_path_factory.mktemp("tales")
-    return build(write_text(place / "text"), place / "tales", "bert")
+    """Corpus with a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("tales")
+    return build(write_text(folder / "text"), folder / "tales", "bert")
 
 
 @pytest.fixture
@@ -63,6 +63,6 @@ def bench(real_corpus, tales, tmp_path):
     return Bench(tmp_path, real_corpus, tales)
 
 
-def saying(findings: Findings, *states: str) -> list[str]:
-    """`topic: sentence` of the findings in these states."""
-    return [f"{one['topic']}: {one['says']}" for one in findings if one["state"] in states]
+def messages(findings: Findings, *states: str) -> list[str]:
+    """Return `topic: message` of the findings in these states."""
+    return [f"{finding['topic']}: {finding['message']}" for finding in findings if finding["state"] in states]

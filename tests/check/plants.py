@@ -1,4 +1,4 @@
-"""What `megaptm check` is to find: each spoils one thing of a bench, and returns the words of the command line."""
+"""Faults that `megaptm check` must find: each function plants one in a bench and returns the command-line arguments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def damaged_index(bench, _):
 
 
 def lying_index(bench, _):
-    """As a builder with a mistake would leave it: every hash is right, and the second document lies elsewhere."""
+    """Plant an index as a buggy builder would write it: hashes match, but the second document is at another offset."""
     import hashlib
 
     corpus = bench.corpus()
@@ -75,7 +75,7 @@ def lying_index(bench, _):
 
 
 def rewrite(corpus, **changes):
-    """The manifest anew, with another first shard."""
+    """Write the manifest again with changes to its first shard."""
     manifest = read_manifest(corpus)
     splits = {name: list(split.shards) for name, split in manifest.splits.items()}
     splits["train"][0] = replace(splits["train"][0], **changes)
@@ -92,23 +92,23 @@ def edited_manifest(bench, _):
 
 
 def no_corpus(bench, _):
-    return bench.words(corpus=bench.place / "nowhere")
+    return bench.words(corpus=bench.folder / "nowhere")
 
 
 def silent_object_store(bench, stack):
-    given = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "a"}
-    stack.enter_context(environment(**given, AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1"))
-    # A process keeps the file system that it first opened, which is of the server of other tests.
-    forget = fsspec.get_filesystem_class("s3").clear_instance_cache
-    forget()
-    stack.callback(forget)
+    variables = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}", "AWS_ACCESS_KEY_ID": "a"}
+    stack.enter_context(environment(**variables, AWS_SECRET_ACCESS_KEY="b", AWS_DEFAULT_REGION="us-east-1"))
+    # A process caches its first file system, which belongs to the server of other tests.
+    clear_cache = fsspec.get_filesystem_class("s3").clear_instance_cache
+    clear_cache()
+    stack.callback(clear_cache)
     return bench.words("data.mix={s3://bucket/corpus: 1}", "data.patience=5")
 
 
 @contextmanager
-def environment(**given):
+def environment(**variables):
     before = dict(os.environ)
-    os.environ.update(given)
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -148,12 +148,12 @@ def file_in_the_way(bench, _):
 
 
 def file_above(bench, _):
-    (bench.place / "file").write_text("")
-    return bench.words(f"run={bench.place}/file/run")
+    (bench.folder / "file").write_text("")
+    return bench.words(f"run={bench.folder}/file/run")
 
 
 def full_disk(bench, stack):
-    disk = bench.place / "disk"
+    disk = bench.folder / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
@@ -163,7 +163,7 @@ def full_disk(bench, stack):
 
 
 def no_room(bench, _):
-    """Nobody has 33 TB for four checkpoints of such a model."""
+    """Four checkpoints of this model take 33 TB."""
     shape = ["model.size=custom", "model.layers=1", "model.width=262144", "model.heads=512", "model.ffn=1048576"]
     return bench.words(*shape)
 
@@ -175,17 +175,17 @@ def limited_files(bench, stack):
     return bench.words("model.width=256", "model.ffn=1024")
 
 
-# A run that was begun
+# An existing run
 
 
-def begin(bench, *, steps=(10,), config=True, corpora=None):
-    """A run of the bench's config that was saved at these steps."""
+def save_run(bench, *, steps=(10,), config=True, corpora=None):
+    """Create a run of the bench's config with checkpoints at these steps."""
     import torch
 
     path, *overrides = bench.words()
-    wanted = read_config(Path(path), overrides)
+    run_config = read_config(Path(path), overrides)
     manifest = read_manifest(bench.real_corpus("byte-bpe"))
-    state = compatibility(resolve_model(wanted), manifest.tokenizer["fingerprint"])
+    state = compatibility(resolve_model(run_config), manifest.tokenizer["fingerprint"])
     state["corpora"] = corpora or {str(bench.real_corpus("byte-bpe")): manifest.id}
     store = Store(bench.run, fence=lambda: True)
     with Events(bench.run) as events:
@@ -195,21 +195,21 @@ def begin(bench, *, steps=(10,), config=True, corpora=None):
             store.commit(step, state, ranks=1)
             events.write(CheckpointEvent(step=step, bytes=16, seconds=0.0))
     if config:
-        (bench.run / "config.yaml").write_text(dump(wanted))
+        (bench.run / "config.yaml").write_text(dump(run_config))
 
 
 def another_config(bench, _):
-    begin(bench)
+    save_run(bench)
     return bench.words("train.seed=7")
 
 
 def another_model(bench, _):
-    begin(bench, config=False)
+    save_run(bench, config=False)
     return bench.words("model.layers=2")
 
 
 def another_text(bench, _):
-    begin(bench, corpora={str(bench.real_corpus("byte-bpe")): "an id of old"})
+    save_run(bench, corpora={str(bench.real_corpus("byte-bpe")): "an old id"})
     return bench.words()
 
 
@@ -221,7 +221,7 @@ def damage(bench, step):
 
 
 def damaged_checkpoint(bench, _):
-    begin(bench)
+    save_run(bench)
     damage(bench, 10)
     return bench.words()
 
@@ -239,7 +239,7 @@ def silent_port(bench, stack):
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    """A server that is no MLflow."""
+    """Web server that is not MLflow."""
 
     def do_GET(self):
         self.send_error(404)
@@ -256,39 +256,39 @@ def another_server(bench, stack):
 
 
 def no_database(bench, _):
-    (bench.place / "mlflow.db").write_text("Dear diary, " * 100)
-    return bench.words("track.enabled=true", f"track.uri=sqlite:///{bench.place}/mlflow.db")
+    (bench.folder / "mlflow.db").write_text("Dear diary, " * 100)
+    return bench.words("track.enabled=true", f"track.uri=sqlite:///{bench.folder}/mlflow.db")
 
 
 def folder_of_mlflow(bench, _):
-    return bench.words("track.enabled=true", f"track.uri={bench.place}/mlruns")
+    return bench.words("track.enabled=true", f"track.uri={bench.folder}/mlruns")
 
 
 # Machines and jobs
 
 
 def small_machine(bench, _):
-    """This one, with half a GiB for a run."""
+    """Plant a machine like this one, with half a GiB for a run."""
     machine = yaml.safe_load((FOLDER / "this-cpu.yaml").read_text())
-    path = bench.place / "small.yaml"
+    path = bench.folder / "small.yaml"
     path.write_text(yaml.safe_dump({**machine, "name": "a small one", "memory_gib": machine["reserved_gib"] + 0.5}))
     return bench.words("model.vocabulary=100000", "model.width=512", "--machine", str(path))
 
 
 def small_host(bench, _):
-    """GPUs of which there is enough, on a host that cannot hold what they save."""
+    """Plant a host whose memory cannot hold the checkpoint copies of its GPUs."""
     machine = yaml.safe_load((FOLDER / "v100-32g.yaml").read_text())
-    path = bench.place / "host.yaml"
+    path = bench.folder / "host.yaml"
     path.write_text(yaml.safe_dump({**machine, "host_gib": 0.5}))
     return bench.words("model.vocabulary=100000", "model.width=512", "--machine", str(path))
 
 
-def asking(*options):
-    """A plant that changes only what stands on the command line."""
+def arguments_only(*options):
+    """Return a plant that only adds command-line arguments."""
     return lambda bench, _: bench.words(*options)
 
 
-# What runs, but not as one might wish
+# Warnings
 
 
 def straddling(bench, _):
@@ -300,13 +300,13 @@ def many_epochs(bench, _):
 
 
 def older_checkpoint(bench, _):
-    begin(bench, steps=(10, 15))
+    save_run(bench, steps=(10, 15))
     damage(bench, 15)
     return bench.words()
 
 
 def finished(bench, _):
-    begin(bench, steps=(20,))
+    save_run(bench, steps=(20,))
     return bench.words()
 
 
@@ -319,4 +319,4 @@ def live_run(bench, stack):
 def memory_disk(bench, stack):
     if not os.access("/dev/shm", os.W_OK):
         pytest.skip("needs /dev/shm")
-    return bench.words(f"run=/dev/shm/{bench.place.name}-{os.getpid()}")
+    return bench.words(f"run=/dev/shm/{bench.folder.name}-{os.getpid()}")

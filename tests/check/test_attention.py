@@ -1,31 +1,35 @@
-"""`megaptm check` tells which kernels compute attention, and finds the one that cannot."""
+"""Topic `attention` of `megaptm check`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from megaptm.check.attention import attention
-from megaptm.check.finding import Case, look
+from megaptm.check.attention import check_attention
+from megaptm.check.finding import Case, run_checks
 from megaptm.config import load
 from megaptm.plan.machine import load_machine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def found(name: str, *words: str) -> list[tuple[str, str]]:
+def attention_findings(name: str, *words: str) -> list[tuple[str, str]]:
     case = Case(config=load(CONFIGS / f"{name}.yaml", [*words]), machine=load_machine("h100-80g"))
-    return [(one.state, one.says) for one in look([("attention", attention)], case)]
+    return [(finding.state, finding.message) for finding in run_checks([("attention", check_attention)], case)]
 
 
-def test_a_kernel_is_told_with_its_reason() -> None:
-    [(state, says)] = found("longformer/base")
-    assert state == "good"
-    assert says.startswith("window attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of a row's pairs")
-    assert "not flash-attn: " in says
-    assert "not flex: " in says
+def test_kernel_is_reported_with_reason() -> None:
+    [(state, message)] = attention_findings("longformer/base")
+    assert state == "ok"
+    assert message.startswith(
+        "window attention of 12 layers of the encoder, on H100 80 GB: tiles, 0.15 of a row's pairs"
+    )
+    assert "not flash-attn: " in message
+    assert "not flex: " in message
 
 
-def test_one_that_cannot_be_is_a_fault() -> None:
-    [(state, says)] = found("t5/small", "train.attention_kernel=tiles")
+def test_unusable_kernel_is_a_fault() -> None:
+    [(state, message)] = attention_findings("t5/small", "train.attention_kernel=tiles")
     assert state == "fault"
-    assert says.startswith("train.attention_kernel (tiles) cannot compute the dot attention of 6 layers of the encoder")
+    assert message.startswith(
+        "train.attention_kernel (tiles) cannot compute the dot attention of 6 layers of the encoder"
+    )

@@ -1,4 +1,4 @@
-"""What `megaptm check` prints."""
+"""Output of `megaptm check`."""
 
 from click.testing import CliRunner
 
@@ -10,26 +10,24 @@ def printed(*words):
     return done.exit_code, [line.rstrip() for line in done.stdout.splitlines()]
 
 
-def test_ticks_and_crosses_by_topic_and_a_last_line_that_counts(bench):
+def test_output_has_marks_topics_and_counts(bench):
     (bench.run).write_text("")
     code, lines = printed(*bench.words("optimizer.warmup_steps=20", "--only=config", "--only=memory", "--only=folder"))
     assert code == 2
     assert lines[0].startswith("✓ config     gpt2/custom, ")
     assert lines[1].startswith("!            optimizer.warmup_steps (20) are not over")
-    assert lines[2].startswith("? memory     whether a rank fits on its device is not known: name one with --machine.")
+    assert lines[2].startswith("? memory     unknown whether a rank fits on its device: name a machine with --machine.")
     assert lines[3].startswith("✗ folder     run (")
-    assert lines[-1] == "1 fault, 1 warning, 1 unknown, 1 good."
+    assert lines[-1] == "1 fault, 1 warning, 1 unknown, 1 ok."
 
 
-def test_a_topic_that_is_none_is_told_with_those_there_are(bench):
+def test_unknown_topic_lists_known_topics(bench):
     code, lines = printed(*bench.words("--only=date"))
     assert code == 2
-    assert lines[0].startswith(
-        "✗ topic      --only date: there is no such topic; choose from config, processes, memory"
-    )
+    assert lines[0].startswith("✗ topic      --only date: no such topic; choose from config, processes, memory")
 
 
-def test_a_config_that_is_no_file_is_one_fault():
+def test_missing_config_file_is_one_fault():
     code, lines = printed("nowhere.yaml")
     assert code == 2
     assert (

@@ -1,9 +1,9 @@
-"""A corpus on an object store is looked at where it is, and not left in the cache."""
+"""Checks of a corpus on an object store, without leaving it in the cache."""
 
 import pytest
 
 from megaptm.storage import join, upload
-from tests.check.conftest import saying
+from tests.check.conftest import messages
 from tests.storage.server import BUCKET
 
 pytestmark = pytest.mark.real
@@ -19,27 +19,27 @@ def url(s3, real_corpus, tmp_path):
 
 
 @pytest.fixture
-def looked_at(bench, url):
+def check_remote_corpus(bench, url):
     return lambda: bench.check(
-        *bench.words(f"data.mix={{{url}: 1}}", f"data.cache={bench.place}/cache"), topics=("data",)
+        *bench.words(f"data.mix={{{url}: 1}}", f"data.cache={bench.folder}/cache"), topics=("data",)
     )
 
 
-def test_a_good_corpus_elsewhere_has_no_fault_and_nothing_is_kept_of_it(bench, looked_at):
-    code, findings = looked_at()
+def test_undamaged_remote_corpus_is_ok_and_not_cached(bench, check_remote_corpus):
+    code, findings = check_remote_corpus()
     assert code == 0
-    assert saying(findings, "fault", "warning") == []
-    assert "all hashed" in findings[0]["says"]
-    assert list(bench.place.iterdir()) == []
+    assert messages(findings, "fault", "warning") == []
+    assert "all hashed" in findings[0]["message"]
+    assert list(bench.folder.iterdir()) == []
 
 
-def test_a_changed_byte_elsewhere_is_found(bench, url, looked_at):
-    shard = bench.place / "changed"
+def test_changed_byte_of_a_remote_shard_is_found(bench, url, check_remote_corpus):
+    shard = bench.folder / "changed"
     content = bytearray((bench.real_corpus("byte-bpe") / "train-000000.tar").read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
     upload(shard, join(url, "train-000000.tar"))
-    code, findings = looked_at()
+    code, findings = check_remote_corpus()
     assert code == 2
-    [fault] = saying(findings, "fault")
+    [fault] = messages(findings, "fault")
     assert fault.startswith(f"data: {url}/train-000000.tar is damaged (its sha256 is not the manifest's): copy")

@@ -1,4 +1,4 @@
-"""Each planted fault is found, with its own sentence, and is the only one; a good config has none."""
+"""Each planted fault is found, and only it; a valid config has no findings but `ok`."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from contextlib import ExitStack
 
 import pytest
 
-from megaptm.check.data import corpora
-from megaptm.check.finding import Case, look
+from megaptm.check.data import check_data
+from megaptm.check.finding import Case, run_checks
 from megaptm.config import load
 from tests import ROOT
-from tests.check.conftest import saying
+from tests.check.conftest import messages
 from tests.check.plants import (
     another_config,
     another_model,
     another_server,
     another_text,
     another_tokenizer,
-    asking,
-    begin,
+    arguments_only,
     closed_port,
     damaged_checkpoint,
     damaged_index,
@@ -41,6 +40,7 @@ from tests.check.plants import (
     no_database,
     no_room,
     older_checkpoint,
+    save_run,
     silent_object_store,
     silent_port,
     small_host,
@@ -56,15 +56,10 @@ MACHINE = ("--machine", "this-cpu")
 
 
 @pytest.fixture
-def planted(bench):
-    """What the check of a spoiled config says, and its exit code; what was planted is taken away at the end."""
+def check_planted(bench):
+    """Plant a fault, check the config, and return exit code and findings; the fault is removed at the end."""
     with ExitStack() as stack:
-
-        def found(plant):
-            words = plant(bench, stack)
-            return bench.check(*words)
-
-        yield found
+        yield lambda plant: bench.check(*plant(bench, stack))
 
 
 FAULTS = [
@@ -77,7 +72,7 @@ FAULTS = [
     (damaged_index, r"data: .*/train-000000.index.npy is damaged"),
     (
         lying_index,
-        r"data: .*/train-000000.tar: train-000000.index.npy finds no document of [\d,]+ tokens at byte .*; build",
+        r"data: .*/train-000000.tar: train-000000.index.npy names a document of [\d,]+ tokens at byte .*; build",
     ),
     (edited_manifest, r"data: .*/manifest.json was changed after it was written \(its id does not match\): build"),
     (no_corpus, r"data: .*/nowhere/manifest.json does not exist, .* `megaptm corpus build TEXT out=.*nowhere token"),
@@ -98,11 +93,11 @@ FAULTS = [
     (small_validation_split, r"data: the validation split gives \d+ rows .* lower train.batch"),
     (file_in_the_way, r"folder: run \(.*/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
     (file_above, r"folder: run \(.*/file/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
-    (full_disk, r"folder: no space left on the disk of run \(.*/disk/run\): free some there"),
-    (no_room, r"folder: .*/run needs room for a checkpoint of .* TB, but its disk has .* free: free some there"),
+    (full_disk, r"folder: no space left on the disk of run \(.*/disk/run\): free some space"),
+    (no_room, r"folder: .*/run needs space for a checkpoint of .* TB, but its disk has .* free: free some space"),
     (
         limited_files,
-        r"folder: .*/run needs room for a checkpoint of .*, but its disk takes no file of more than .* \(ulimit",
+        r"folder: .*/run needs space for a checkpoint of .*, but its disk accepts no file of more than .* \(ulimit",
     ),
     (another_config, r"run: train.seed is 7 but the run in .* was begun with 1234: leave the key out"),
     (
@@ -115,7 +110,7 @@ FAULTS = [
     ),
     (
         damaged_checkpoint,
-        r"run: all checkpoints in .* are damaged \(.* does not hold what was written.*\): put a good copy",
+        r"run: all checkpoints in .* are damaged \(.* does not hold what was written.*\): put an undamaged copy",
     ),
     (
         closed_port,
@@ -125,7 +120,7 @@ FAULTS = [
         silent_port,
         r"tracker: track.uri \(http://127.0.0.1:\d+\) does not answer \(no answer in 1 s\): start the server",
     ),
-    (another_server, r"tracker: track.uri \(.*\) answers with 404 and not as MLflow does: correct it"),
+    (another_server, r"tracker: track.uri \(.*\) answers with 404, unlike MLflow: correct it"),
     (no_database, r"tracker: track.uri \(sqlite:.*\) cannot be written \(file is not a database\): correct the path"),
     (
         folder_of_mlflow,
@@ -133,39 +128,42 @@ FAULTS = [
     ),
     (
         small_machine,
-        r"memory: a rank needs .* GiB of the 0.5 GiB that a device of a small one has for it: raise layout.t",
+        r"memory: a rank needs .* GiB of the 0.5 usable GiB of a device of a small one: raise layout.t",
     ),
     (
         small_host,
-        r"memory: copies that checkpoints are written from take .* GiB that a host has for them: set checkpoint.asyn",
+        r"memory: copies for asynchronous checkpoints take .* GiB of usable host memory: set checkpoint.asyn",
     ),
-    (asking("--machine", "a100-80"), r"machine: --machine a100-80: no such machine; did you mean a100-80g\?"),
-    (asking("--nodes", "0"), r"processes: --nodes 0: a job needs at least one node"),
+    (arguments_only("--machine", "a100-80"), r"machine: --machine a100-80: no such machine; did you mean a100-80g\?"),
+    (arguments_only("--nodes", "0"), r"processes: --nodes 0: a job needs at least one node"),
     (
-        asking("layout.data=4", "--nodes", "3", "--per-node", "2"),
+        arguments_only("layout.data=4", "--nodes", "3", "--per-node", "2"),
         r"processes: 3 nodes x 2 processes are 6, but the layout",
     ),
     (
-        asking("layout.data=2", "--nodes=1", *MACHINE),
+        arguments_only("layout.data=2", "--nodes=1", *MACHINE),
         r"processes: 2 processes on each node are more than the 1 device of",
     ),
-    (asking("layout.pipeline=3"), r"config: layout.pipeline \(3\) must divide the 4 layers of gpt2/custom"),
+    (arguments_only("layout.pipeline=3"), r"config: layout.pipeline \(3\) must divide the 4 layers of gpt2/custom"),
     (
-        asking("train.stpes=20"),
+        arguments_only("train.stpes=20"),
         r"config: override 'train.stpes=20': unknown key train.stpes; did you mean train.steps\?",
     ),
-    (asking("train.batch=many"), r"config: override 'train.batch=many': train.batch must be an integer, not 'many'"),
     (
-        asking("--time", "soon"),
+        arguments_only("train.batch=many"),
+        r"config: override 'train.batch=many': train.batch must be an integer, not 'many'",
+    ),
+    (
+        arguments_only("--time", "soon"),
         r"time: --time soon is not a time: write minutes \(90\), H:M:S \(24:00:00\) or D-H \(2-12\)",
     ),
     (
-        asking("--time", "15"),
-        r"time: a job of 15 min is told to save 15 min before its end, which is at once: raise --time",
+        arguments_only("--time", "15"),
+        r"time: a job of 15 min is signaled to save 15 min before its end, which is immediately: raise --time",
     ),
     (
-        asking("--time", "16", *MACHINE),
-        r"time: a job of 16 min makes no step: it starts in .* before its end it is told to",
+        arguments_only("--time", "16", *MACHINE),
+        r"time: a job of 16 min completes no step: its start takes .* and it is signaled to save",
     ),
 ]
 
@@ -173,11 +171,11 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("plant", "sentence"), FAULTS, ids=[f"{plant.__name__}-{n}" for n, (plant, _) in enumerate(FAULTS)]
 )
-def test_a_planted_fault_is_found_with_its_own_sentence_and_no_other(planted, monkeypatch, plant, sentence):
+def test_planted_fault_is_the_only_fault(check_planted, monkeypatch, plant, sentence):
     monkeypatch.setattr("megaptm.check.tracker.ANSWER_SECONDS", 1.0)
-    code, findings = planted(plant)
+    code, findings = check_planted(plant)
     assert code == 2
-    [fault] = saying(findings, "fault")
+    [fault] = messages(findings, "fault")
     assert re.match(sentence, fault), fault
     assert fault.endswith((".", "?"))
 
@@ -185,51 +183,55 @@ def test_a_planted_fault_is_found_with_its_own_sentence_and_no_other(planted, mo
 WARNINGS = [
     (
         straddling,
-        r"processes: layout.tensor \(2\) does not divide the 1 process of a node: tensor ranks talk in every",
+        r"processes: layout.tensor \(2\) does not divide the 1 process of a node: tensor ranks communicate in every",
     ),
     (
         many_epochs,
-        r"data: .* is read [\d,.]+ times: build it from more text, lower train.steps, or set data.epochs=\d+ if",
+        r"data: .* is read [\d,.]+ times: build it from more text, lower train.steps, or, if this is intended, set "
+        r"data.epochs=\d+",
     ),
     (
         older_checkpoint,
-        r"run: .*/step-00000015/.* does not hold what was written.*: the run goes on from .* of step 10 in",
+        r"run: .*/step-00000015/.* does not hold what was written.*: the run continues from .* of step 10 in",
     ),
-    (finished, r"run: the run has all its 20 steps: raise train.steps, or nothing is left to do"),
-    (live_run, r"folder: .*/run is in use by process \d+ on .* since .*: a job that starts before it ends is refused"),
-    (memory_disk, r"folder: /dev/shm/.* is in memory \(tmpfs\): what is saved there is gone with the machine"),
-    (asking("optimizer.warmup_steps=20"), r"config: optimizer.warmup_steps \(20\) are not over when the run ends"),
+    (finished, r"run: the run is complete: all 20 steps are done; raise train.steps to continue"),
+    (live_run, r"folder: .*/run is in use by process \d+ on .* since .*: a job that starts before it ends is rejected"),
+    (memory_disk, r"folder: /dev/shm/.* is in memory \(tmpfs\): checkpoints there are lost with the machine"),
     (
-        asking("optimizer.decay=linear", "optimizer.stable_steps=20"),
+        arguments_only("optimizer.warmup_steps=20"),
+        r"config: optimizer.warmup_steps \(20\) are not over when the run ends",
+    ),
+    (
+        arguments_only("optimizer.decay=linear", "optimizer.stable_steps=20"),
         r"config: optimizer.stable_steps \(20\) are not over when the run ends",
     ),
     (
-        asking("optimizer.decay_steps=90"),
+        arguments_only("optimizer.decay_steps=90"),
         r"config: optimizer.decay_steps \(90\) lie far beyond train.steps \(20\): the rate",
     ),
     (
-        asking("optimizer.decay_steps=9"),
+        arguments_only("optimizer.decay_steps=9"),
         r"config: optimizer.decay_steps \(9\) end long before train.steps \(20\): the last 1",
     ),
     (
-        asking("objective={causal-lm: {weight: {0: 1, 50: 0.5}}}"),
+        arguments_only("objective={causal-lm: {weight: {0: 1, 50: 0.5}}}"),
         r"config: objective: the weight of lm changes at step 50, which the run does not reach \(train.steps 20\)",
     ),
     (
-        asking("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 1, 50: 2}}}"),
+        arguments_only("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 1, 50: 2}}}"),
         r"config: objective.b.share changes at step 50, which the run does not reach \(train.steps 20\)",
     ),
     (
-        asking("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 0, 20: 2}}}"),
+        arguments_only("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 0, 20: 2}}}"),
         r"config: objective.b begins at step 20, where train.steps ends: only a phase after this one \(train.after",
     ),
     (
-        asking("train.ramp={steps: {0: 6, 50: 12}}"),
+        arguments_only("train.ramp={steps: {0: 6, 50: 12}}"),
         r"config: the batch has 6 rows when the run ends \(train.steps 20\), not the 12 of train.batch: train.ramp"
         r".steps has 12 from step 50 on; raise",
     ),
     (
-        asking("train.ramp={start: 6, increment: 6, samples: 10000000}"),
+        arguments_only("train.ramp={start: 6, increment: 6, samples: 10000000}"),
         r"config: the batch has 6 rows .*: train.ramp.samples \(10,000,000\) are more than it reads; raise",
     ),
 ]
@@ -238,39 +240,49 @@ WARNINGS = [
 @pytest.mark.parametrize(
     ("plant", "sentence"), WARNINGS, ids=[f"{plant.__name__}-{n}" for n, (plant, _) in enumerate(WARNINGS)]
 )
-def test_what_runs_but_not_as_one_might_wish_is_warned_of_and_is_no_fault(planted, plant, sentence):
-    code, findings = planted(plant)
+def test_planted_warning_is_the_only_warning(check_planted, plant, sentence):
+    code, findings = check_planted(plant)
     assert code == 0
-    assert saying(findings, "fault") == []
-    [warning] = saying(findings, "warning")
+    assert messages(findings, "fault") == []
+    [warning] = messages(findings, "warning")
     assert re.match(sentence, warning), warning
 
 
-def test_a_good_config_has_no_fault_and_no_warning_and_nothing_is_left_behind(bench):
+def test_valid_config_has_no_findings_and_leaves_no_files(bench):
     words = bench.words("track.enabled=true", "layout.data=2", "--time=2:00:00", *MACHINE)
     code, findings = bench.check(*words, topics=())
     assert code == 0
-    assert saying(findings, "fault", "warning") == []
-    assert {one["topic"] for one in findings} >= {"config", "processes", "memory", "data", "folder", "time", "software"}
-    assert list(bench.place.iterdir()) == []
+    assert messages(findings, "fault", "warning") == []
+    assert {finding["topic"] for finding in findings} >= {
+        "config",
+        "processes",
+        "memory",
+        "data",
+        "folder",
+        "time",
+        "software",
+    }
+    assert list(bench.folder.iterdir()) == []
 
 
-def test_a_run_that_was_begun_can_go_on_and_is_left_as_it_is(bench):
-    begin(bench)
+def test_existing_run_is_ok_and_unchanged(bench):
+    save_run(bench)
     before = {path: path.stat().st_mtime_ns for path in bench.run.rglob("*") if path.is_file()}
     code, findings = bench.check(*bench.words("layout.data=2"))
     assert code == 0
-    assert saying(findings, "fault", "warning") == []
-    assert "run: the run goes on from the checkpoint of step 10 of 20, which is whole." in saying(findings, "good")
+    assert messages(findings, "fault", "warning") == []
+    assert "run: the run continues from the checkpoint of step 10 of 20, which is undamaged." in messages(
+        findings, "ok"
+    )
     assert {path: path.stat().st_mtime_ns for path in bench.run.rglob("*") if path.is_file()} == before
 
 
-def test_every_mistake_of_a_config_is_told_and_the_rest_is_looked_at(bench):
+def test_all_config_errors_are_reported_and_other_topics_checked(bench):
     corpus = bench.corpus()
     (corpus / "train-000000.tar").unlink()
     code, findings = bench.check(*bench.words("train.stpes=9", "layout.tensor=3", "layout.data=5", corpus=corpus))
     assert code == 2
-    faults = saying(findings, "fault")
+    faults = messages(findings, "fault")
     expected = (
         "unknown key train.stpes",
         "(3) must divide the 2 attention heads",
@@ -279,21 +291,21 @@ def test_every_mistake_of_a_config_is_told_and_the_rest_is_looked_at(bench):
     )
     for words in expected:
         assert [words in fault for fault in faults].count(True) == 1, faults
-    assert any(one["topic"] == "folder" and one["state"] == "good" for one in findings)
+    assert any(finding["topic"] == "folder" and finding["state"] == "ok" for finding in findings)
 
 
-@pytest.mark.parametrize(("there", "state"), [(True, "good"), (False, "fault")])
-def test_a_file_of_vectors_is_looked_for(tmp_path, there, state):
-    path = tmp_path / "glove.txt"
-    if there:
-        path.write_text("a 1 2\n")
+@pytest.mark.parametrize(("name", "state"), [("glove.txt", "ok"), ("missing.txt", "fault")])
+def test_file_of_word_vectors_must_exist(tmp_path, name, state):
+    (tmp_path / "glove.txt").write_text("a 1 2\n")
+    path = tmp_path / name
     config = load(ROOT / "configs/cove/tiny.yaml", [f"model.vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
-    _, found = look([("data", corpora)], Case(config=config, hashing="none"))
-    assert (found.state, str(path) in found.says) == (state, True)
+    _, finding = run_checks([("data", check_data)], Case(config=config, hashing="none"))
+    assert finding.state == state
+    assert str(path) in finding.message
 
 
-def test_weights_that_are_not_there_are_told_beside_a_corpus_that_is_not(bench):
-    words = bench.words(f"train.init_from={bench.place / 'none'}", corpus=bench.place / "nowhere")
-    corpus, weights = saying(bench.check(*words, topics=("data",))[1], "fault")
+def test_missing_initial_weights_and_missing_corpus_are_both_reported(bench):
+    words = bench.words(f"train.init_from={bench.folder / 'none'}", corpus=bench.folder / "nowhere")
+    corpus, weights = messages(bench.check(*words, topics=("data",))[1], "fault")
     assert "is not a finished corpus" in corpus
     assert "none) is not the folder of a run: train it first" in weights

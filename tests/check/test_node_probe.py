@@ -1,4 +1,4 @@
-"""What processes on nodes print, put together."""
+"""Collection of the output of processes on nodes."""
 
 import socket
 
@@ -10,17 +10,17 @@ from megaptm.schedulers.node_process import ProcessOutput, parse_facts, run_modu
 from megaptm.schedulers.slurm.nodes import split_by_node
 
 
-def test_facts_are_what_the_lines_of_json_say():
+def test_facts_are_read_from_json_lines():
     assert parse_facts('Welcome to the cluster\n{"cpus": 2}\n{"node": "n1"}\n{broken\n') == {"cpus": 2, "node": "n1"}
 
 
-def test_a_process_that_hangs_is_ended_and_said_to_say_nothing():
+def test_hanging_process_is_ended_and_reported():
     assert run_module("timeit", ["-n1", "-r1", "import time; time.sleep(600)"], seconds=2).stderr.endswith(
         "no answer in 2 s"
     )
 
 
-def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
+def test_srun_output_is_split_by_node():
     stdout = ' 0: {"cpus": 2}\n10: {"cpus": 3}\n 0: {"node": "node1"}\n'
     stderr = (
         " 0: a warning\n 1: Traceback\n 1: ImportError: no\nsrun: error: node3: task 2: Exited with exit code 127\n"
@@ -32,10 +32,10 @@ def test_what_srun_prints_is_dealt_to_the_nodes_it_is_about():
     assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
 
 
-def test_a_ray_that_does_not_answer_is_told_at_once(monkeypatch):
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, and not listened to
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+def test_unreachable_ray_is_reported_at_once(monkeypatch):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
         monkeypatch.setattr("megaptm.schedulers.ray.connection.ANSWER_SECONDS", 2.0)
         with pytest.raises(UserError, match=f"no Ray cluster answers at {address}"):

@@ -1,4 +1,4 @@
-"""Pairs of texts that are longer than a row."""
+"""Pairs of texts that are longer than a sample."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from tests import ROOT
-from tests.check.conftest import saying
+from tests.check.conftest import messages
 
 LONG, SHORT = 60, 400
 
 
 def write_pairs(folder: Path) -> Path:
-    """A corpus of pairs; `LONG` of them are hundreds of tokens on one side."""
+    """Build a corpus of pairs; `LONG` of them have hundreds of tokens on one side."""
     texts = [f"text number {number}" for number in range(SHORT)]
     long = [f"{number} " * 300 for number in range(LONG)]
     (folder / "texts.en").write_text("\n".join(texts + long))
@@ -27,8 +27,8 @@ def write_pairs(folder: Path) -> Path:
     return folder / "corpus"
 
 
-def test_pairs_that_no_row_takes_are_counted(bench):
-    corpus = write_pairs(bench.place)
+def test_pairs_longer_than_a_sample_are_counted(bench):
+    corpus = write_pairs(bench.folder)
     config = [str(ROOT / "configs/transformer/tiny.yaml"), f"run={bench.run}", f"data.mix={{{corpus}: 1}}"]
 
     def warnings(sequence):
@@ -41,11 +41,11 @@ def test_pairs_that_no_row_takes_are_counted(bench):
         )
         code, findings = bench.check(*config, *more, topics=("config", "data"))
         assert code == 0, findings
-        return [one for one in saying(findings, "warning") if "longer than a row" in one]
+        return [message for message in messages(findings, "warning") if "longer than a sample" in message]
 
     assert not warnings(700)
-    [said] = warnings(64)
-    looked_at, lost = map(int, re.search(r"of (\d+) documents looked at (\d+) are longer than a row", said).groups())
-    assert said.endswith("never read: raise data.sequence (64), or build the corpus without them.")
-    assert 0 < lost <= LONG
-    assert looked_at <= LONG + SHORT
+    [warning] = warnings(64)
+    too_long, total = map(int, re.search(r"(\d+) of (\d+) documents are longer than a sample", warning).groups())
+    assert warning.endswith("never read: raise data.sequence (64), or build the corpus without them.")
+    assert 0 < too_long <= LONG
+    assert total <= LONG + SHORT

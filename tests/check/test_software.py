@@ -1,4 +1,4 @@
-"""Versions, fused libraries and GPU drivers: planted where Python and the shell look for them."""
+"""Versions, fused libraries and GPU drivers, planted on the paths of Python and the shell."""
 
 import os
 import subprocess
@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from megaptm.check.software import fit, version, versions, wrong, wrong_build
+from megaptm.check.software import check_versions, cuda_build_problems, installed_versions, software_problems, version
 from megaptm.schedulers.node_process import parse_facts
 
-# What nvidia-smi prints, as far as it is read.
+# The part of nvidia-smi's output that is read.
 NVIDIA_SMI = """#!/bin/sh
 case "$1" in
     --query-gpu=*) echo "NVIDIA H200, 143771 MiB, 580.95.05"; echo "NVIDIA H200, 143771 MiB, 580.95.05" ;;
@@ -20,77 +20,78 @@ esac
 
 @pytest.fixture
 def node(tmp_path):
-    """What a node says of itself that has these modules and programs besides: texts by path."""
+    """Return the facts of this node with additional modules and programs: texts by path."""
 
-    def ask(planted=None):
-        for path, text in (planted or {}).items():
-            place = tmp_path / path
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text)
-            place.chmod(0o755)
+    def facts(planted=None):
+        for name, text in (planted or {}).items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
         paths = {"PYTHONPATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         command = [sys.executable, "-m", "megaptm.check.node"]
         done = subprocess.run(command, env={**os.environ, **paths}, capture_output=True, text=True, check=True)
         return parse_facts(done.stdout)
 
-    return ask
+    return facts
 
 
-def test_what_is_installed_here_fits():
-    [good] = fit(versions())
-    assert good.state == "good"
-    assert f"torch {version('torch')}" in good.says
+def test_installed_versions_are_ok():
+    [finding] = check_versions(installed_versions())
+    assert finding.state == "ok"
+    assert f"torch {version('torch')}" in finding.message
 
 
-def test_an_old_or_missing_library_is_named_with_what_is_needed():
-    found = {name: own for name, own in versions().items() if name != "psutil"} | {"torch": "2.1.0"}
-    assert [(fault.state, fault.says) for fault in fit(found)] == [
+def test_old_and_missing_libraries_are_faults():
+    installed = {name: own for name, own in installed_versions().items() if name != "psutil"} | {"torch": "2.1.0"}
+    assert [(fault.state, fault.message) for fault in check_versions(installed)] == [
         ("fault", "torch is 2.1.0, megaptm needs >=2.9: pip install 'torch>=2.9'."),
         ("fault", "psutil is missing, megaptm needs >=6: pip install 'psutil>=6'."),
     ]
 
 
-def test_this_machine_has_nothing_that_breaks_megatron(node):
-    assert list(wrong(node(), "here")) == []
+def test_this_machine_has_no_software_problems(node):
+    assert list(software_problems(node(), "here")) == []
 
 
-def test_an_apex_that_is_not_nvidias_is_called_out(node):
-    [says] = wrong(node({"apex/__init__.py": "raise SystemExit('not to be imported')"}), "on node3")
-    assert says == "The apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
+def test_apex_of_pypi_is_a_fault(node):
+    [message] = software_problems(node({"apex/__init__.py": "raise SystemExit('not to be imported')"}), "on node3")
+    assert message == "The package apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
 
 
-def test_nvidias_apex_is_found_and_said_to_lack_its_kernels(node):
+def test_nvidia_apex_without_kernels_is_a_fault(node):
     apex = {"apex/__init__.py": "", "apex/optimizers/__init__.py": ""}
-    [says] = wrong(node(apex), "here")
-    assert says.startswith("NVIDIA's apex here has no kernels (amp_C)")
+    [message] = software_problems(node(apex), "here")
+    assert message.startswith("NVIDIA's apex here has no kernels (amp_C)")
     assert node({**apex, "amp_C.py": ""})["fused"]["NVIDIA apex"] == "found"
 
 
-def test_a_transformer_engine_that_cannot_be_imported_is_a_fault(node):
+def test_broken_transformer_engine_is_a_fault(node):
     raising = {"transformer_engine/__init__.py": "raise RuntimeError('cudnn shared object not found')"}
-    [says] = wrong(node(raising), "here")
-    assert "cannot be imported (RuntimeError: cudnn shared object not found), and stops megatron-core" in says
+    [message] = software_problems(node(raising), "here")
+    assert "cannot be imported (RuntimeError: cudnn shared object not found) and breaks megatron-core" in message
 
 
-def test_a_transformer_engine_that_can_is_found(node):
+def test_transformer_engine_is_found(node):
     package = {"transformer_engine/__init__.py": "", "transformer_engine/pytorch.py": ""}
     assert node(package)["fused"]["Transformer Engine"] == "found"
 
 
-def test_gpus_and_their_driver_are_told(node):
-    told = node({"nvidia-smi": NVIDIA_SMI})
-    assert told["gpus"] == ["NVIDIA H200 143771 MiB"] * 2
-    assert (told["driver"], told["driver_cuda"]) == ("580.95.05", "13.0")
+def test_gpus_and_driver_are_facts(node):
+    facts = node({"nvidia-smi": NVIDIA_SMI})
+    assert facts["gpus"] == ["NVIDIA H200 143771 MiB"] * 2
+    assert facts["driver"] == "580.95.05"
+    assert facts["driver_cuda"] == "13.0"
 
 
-def test_torchs_build_must_fit_the_driver():
+def test_torch_build_must_match_the_driver():
     gpus = {"gpus": ["NVIDIA H200 143771 MiB"], "driver": "550.54", "driver_cuda": "12.4"}
-    [older] = wrong_build({**gpus, "torch_cuda": "13.0"}, "on node1")
+    [older] = cuda_build_problems({**gpus, "torch_cuda": "13.0"}, "on node1")
     assert older == (
-        "torch on node1 is built for CUDA 13.0 but the GPUs' driver 550.54 ends at CUDA 12.4: "
+        "torch on node1 is built for CUDA 13.0, but the GPU driver 550.54 supports up to CUDA 12.4: "
         "update the driver, or install torch's build for CUDA 12."
     )
-    [without] = wrong_build({**gpus, "torch_cuda": None}, "here")
-    assert without.startswith("torch here is built without CUDA though there are GPUs")
-    assert list(wrong_build({**gpus, "torch_cuda": "12.8"}, "here")) == []
-    assert list(wrong_build({**gpus, "gpus": [], "torch_cuda": None}, "here")) == []
+    [without] = cuda_build_problems({**gpus, "torch_cuda": None}, "here")
+    assert without.startswith("torch here is built without CUDA, but there are GPUs")
+    assert list(cuda_build_problems({**gpus, "torch_cuda": "12.8"}, "here")) == []
+    assert list(cuda_build_problems({**gpus, "gpus": [], "torch_cuda": None}, "here")) == []

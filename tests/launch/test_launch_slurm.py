@@ -49,9 +49,9 @@ def test_the_number_of_jobs_follows_from_the_plan():
     """Not exactly one a day: starting and saving take their part of each."""
     made = plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
     days = made.days_with_failures
-    assert days < jobs_needed(made, 24 * 3600.0, warned=900.0) < 1.1 * days
-    assert jobs_needed(made, 12 * 3600.0, warned=900.0) > 2 * days
-    assert jobs_needed(made, 60 * 86400.0, warned=900.0) == 1
+    assert days < jobs_needed(made, 24 * 3600.0, warning=900.0) < 1.1 * days
+    assert jobs_needed(made, 12 * 3600.0, warning=900.0) > 2 * days
+    assert jobs_needed(made, 60 * 86400.0, warning=900.0) == 1
 
 
 def test_how_many_jobs_there_will_be_is_said(launch):
@@ -67,12 +67,12 @@ def test_how_many_jobs_there_will_be_is_said(launch):
         (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
         (["--machine", "a100"], "--machine a100: no such machine; did you mean a100-"),
         (["--time", "soon"], "--time soon is not a time"),
-        (["--time", "10"], "a job of 10 min is told to save 15 min before its end, which is at once"),
-        (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 GiB that a device of V100 32 GB has"),
+        (["--time", "10"], "a job of 10 min is signaled to save 15 min before its end, which is immediately"),
+        (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 usable GiB of a device of V100 32 GB"),
         (["--sbatch=--nodes=4"], "--sbatch must not contain --nodes (-N): use --nodes."),
         (["--sbatch=-N4"], "--sbatch must not contain --nodes (-N): use --nodes."),
-        (["--sbatch=--gpus-per-node=9"], "--sbatch=--gpus-per-node=9: give the number of GPUs by --gpus-per-node"),
-        (["--sbatch=--gpus-per-node=a100:3"], "with the same number: --sbatch=--gpus-per-node=KIND:4."),
+        (["--sbatch=--gpus-per-node=9"], "--sbatch=--gpus-per-node=9: set the number of GPUs with --gpus-per-node"),
+        (["--sbatch=--gpus-per-node=a100:3"], "with the same number: --sbatch=--gpus-per-node=TYPE:4."),
         (['run="/a/line\\nbreak"'], r"run ('/a/line\nbreak') contains '\n', which"),
         (["run=/a/100%j"], "run ('/a/100%j') contains '%', which sbatch does not read literally"),
         (['run=/a/"b"'], "contains '\"', which sbatch does not read literally"),
@@ -99,7 +99,7 @@ def test_a_dry_run_shows_the_script_where_corpora_and_slurm_are_not_and_the_faul
     assert shown.exit_code == 2
     assert re.search(r'^train .*/submitted/[0-9a-f]{16}\.yaml "\$@"$', shown.stdout, re.MULTILINE)
     assert "error: this script would not be submitted (2 faults):\n  /nowhere/manifest.json does" in shown.stderr
-    assert "\n  a job of 10 min is told to save 15 min before its end" in shown.stderr
+    assert "\n  a job of 10 min is signaled to save 15 min before its end" in shown.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -24,7 +24,7 @@ def test_every_node_is_asked_and_measured(ray, corpus, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
-    [alike] = [finding["says"] for finding in findings if finding["topic"] == "nodes"]
+    [alike] = [finding["message"] for finding in findings if finding["topic"] == "nodes"]
     assert alike.startswith("3 nodes (")
-    measured = [finding["says"].partition(":")[0] for finding in findings if finding["topic"] == "speed"]
-    assert {"Matrix products", "Writing to the run's disk", "All-reduce over 3 nodes", "Links"} <= {*measured}
+    measured = [finding["message"].partition(":")[0] for finding in findings if finding["topic"] == "speed"]
+    assert {"Matrix products", "Writing to the run's disk", "Links"} <= {*measured}

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.real
 LOOK = """
 import json, sys
 from pathlib import Path
-from megaptm.check.finding import Case, look
+from megaptm.check.finding import Case, run_checks
 from megaptm.check.nodes import check_nodes
 from megaptm.check.speed import check_speed
 from megaptm.run.folder import read_config
 
 case = Case(config=read_config(Path(sys.argv[2]), sys.argv[3:]), speed=sys.argv[1] == "speed")
-print(json.dumps([finding.to_json() for finding in look([("nodes", check_nodes), ("speed", check_speed)], case)]))
+print(json.dumps([finding.to_json() for finding in run_checks([("nodes", check_nodes), ("speed", check_speed)], case)]))
 """
 
 
@@ -45,15 +45,15 @@ def look(slurm, run, real_corpus):
     def findings(*, speed=False):
         words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=4")
         said = slurm.allocated(4, sys.executable, "-c", LOOK, "speed" if speed else "", *words)
-        return [(found["topic"], found["state"], found["says"]) for found in json.loads(said)]
+        return [(found["topic"], found["state"], found["message"]) for found in json.loads(said)]
 
     return findings
 
 
-def test_nodes_that_are_alike_are_said_to_be(look, run):
+def test_equal_nodes_are_ok(look, run):
     [(_, state, says)] = look()
-    assert state == "good"
-    assert says.startswith("4 nodes (node1, node2, node3, node4) have each ")
+    assert state == "ok"
+    assert says.startswith("4 nodes (node1, node2, node3, node4) each have ")
     assert list(run.parent.iterdir()) == []
 
 
@@ -68,8 +68,8 @@ def test_another_version_and_an_apex_that_is_not_nvidias_are_found_on_their_node
         found = look()
     assert {state for _, state, _ in found} == {"fault"}
     assert [says for _, _, says in found] == [
-        f"node3 has numpy 1.0 (3 others have {numpy.__version__}): install the same on all nodes.",
-        "The apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex.",
+        f"node3 has numpy 1.0 (3 others have {numpy.__version__}): install the same versions on all nodes.",
+        "The package apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex.",
     ]
 
 
@@ -77,7 +77,7 @@ def test_a_node_that_does_not_see_the_shared_disk_is_named(look, slurm, run):
     with slurm.without("node4", run.parent):
         [(_, state, says)] = look()
     assert state == "fault"
-    assert says == f"node4 cannot see what is in {run.parent} here: put run=FOLDER on a disk that all nodes share."
+    assert says == f"node4 cannot see this node's files in {run.parent}: put run=FOLDER on a disk that all nodes share."
 
 
 def test_a_node_without_our_software_is_named(look, slurm):

@@ -50,29 +50,29 @@ def asked(real_corpus, tmp_path):
 def test_a_good_request_has_no_fault(idle, asked, more):
     code, findings = asked(idle, "--nodes=2", "--time=1:00:00", *more)
     assert code == 0, findings
-    assert {one["state"] for one in findings} == {"good", "unknown"}
-    assert [one["says"] for one in findings if one["topic"] == "slurm"][-1].startswith(
-        "sbatch --test-only takes the job"
+    assert {one["state"] for one in findings} == {"ok", "unknown"}
+    assert [one["message"] for one in findings if one["topic"] == "slurm"][-1].startswith(
+        "sbatch --test-only accepts the job"
     )
 
 
 REFUSED = {
     "no such partition": (
         ["--sbatch=--partition=huge"],
-        r"Slurm has no partition huge \(it has main, large, short, closed\): give another --sbatch=--partition=NAME",
+        r"Slurm has no partition huge \(partitions: main, large, short, closed\): set another --sbatch",
     ),
-    "a closed partition": (["--sbatch=-pclosed"], r"partition closed of Slurm is DOWN: choose another, or wait"),
+    "a closed partition": (["--sbatch=-pclosed"], r"Slurm's partition closed is DOWN: choose another, or wait"),
     "too many nodes": (
         ["--nodes=4", "--sbatch=-pshort"],
-        r"partition short of Slurm gives a job 2 nodes at most, not 4: change --nodes or the partition",
+        r"Slurm's partition short allows jobs of at most 2 nodes, not 4: change --nodes or the partition",
     ),
     "too long": (
         ["--time=3:00:00", "--sbatch=-pshort"],
-        r"partition short of Slurm gives a job 2 h at most, not 3 h: lower --time; the run goes on in the next job",
+        r"Slurm's partition short allows jobs of at most 2 h, not 3 h: lower --time; the run continues in the next job",
     ),
     "too many GPUs": (
         ["--gpus-per-node=9"],
-        r"partition main of Slurm has 0 nodes of 9 GPUs, and 2 are asked for: .* \(no node has more than 8\)",
+        r"Slurm's partition main has 0 nodes with 9 GPUs, but the job requests 2: .* \(no node has more than 8\)",
     ),
     "what only Slurm knows": (
         ["--sbatch=--constraint=fast"],
@@ -87,18 +87,18 @@ def test_a_request_that_slurm_cannot_grant_is_the_only_fault(idle, asked, case):
     code, findings = asked(idle, "--nodes=2", *options)
     assert code == 2
     assert [one["topic"] for one in findings if one["state"] == "fault"] == ["slurm"]
-    says = next(one["says"] for one in findings if one["state"] == "fault")
+    says = next(one["message"] for one in findings if one["state"] == "fault")
     assert re.match(sentence, says), says
 
 
 def test_a_slurm_without_gpus_is_asked_for_none(asked):
     with slurm_cluster(nodes=2, gpus=0) as plain:
         _, findings = asked(plain, "--nodes=2")
-        [fault] = [one["says"] for one in findings if one["state"] == "fault"]
+        [fault] = [one["message"] for one in findings if one["state"] == "fault"]
         code, _ = asked(plain, "--nodes=2", "--gpus-per-node=0")
     assert fault == (
-        "partition main of Slurm has no GPUs declared, and 2 are asked for on each node: have GresTypes=gpu and "
-        "Gres=gpu:N set in slurm.conf, choose another partition, or give --gpus-per-node 0."
+        "Slurm's partition main declares no GPUs, but the job requests 2 on each node: set GresTypes=gpu and "
+        "Gres=gpu:N in slurm.conf, choose another partition, or use --gpus-per-node 0."
     )
     assert code == 0
 
@@ -108,5 +108,5 @@ def test_a_slurm_that_does_not_answer_is_named(cluster, asked, monkeypatch, tmp_
     monkeypatch.setitem(cluster.environment, "SLURM_CONF", str(tmp_path / "slurm.conf"))
     code, findings = asked(cluster, "--nodes=2")
     assert code == 2
-    [fault] = [one["says"] for one in findings if one["state"] == "fault"]
+    [fault] = [one["message"] for one in findings if one["state"] == "fault"]
     assert re.match(r"Slurm does not answer \(scontrol: .*\): check that slurmctld runs", fault), fault

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from megaptm.check.finding import must_pass
-from megaptm.check.node_probe import gather
-from megaptm.check.nodes import Asked, compare
+from megaptm.check.finding import raise_faults
+from megaptm.check.node_probe import collect_replies
+from megaptm.check.nodes import ProbedPaths, compare_nodes
 from megaptm.errors import EXIT_USER_ERROR, UserError
 from megaptm.schedulers.node_process import ProcessOutput
 from megaptm.schedulers.slurm.nodes import split_by_node
@@ -22,13 +22,13 @@ def main(probe_start: float, logs: Path) -> None:
     """Name each node that differs from the others; exit with an error if the run cannot start."""
     nodes = (logs / "nodes").read_text().split()
     output = ProcessOutput(*((logs / f"look.{end}").read_text(errors="replace") for end in ("out", "err")))
-    replies = gather(nodes, split_by_node(output, nodes), begin=probe_start, everywhere=True)
-    findings = list(compare(replies, Asked(places=(str(logs),), token=str(logs))))
+    replies = collect_replies(nodes, split_by_node(output, nodes), begin=probe_start, all_nodes=True)
+    findings = list(compare_nodes(replies, ProbedPaths(writable=(str(logs),), token=str(logs))))
     for finding in findings:
         if finding.state == "warning":
-            click.echo(f"warning: {finding.says}", err=True)
+            click.echo(f"warning: {finding.message}", err=True)
     try:
-        must_pass(findings)
+        raise_faults(findings)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import megaptm
-from megaptm.check.allocation import allocation
+from megaptm.check.allocation import allocate
 from megaptm.check.api import submission_findings
-from megaptm.check.finding import Case, Finding, Request, must_pass
+from megaptm.check.finding import Case, Finding, Request, raise_faults
 from megaptm.check.timing import jobs_needed
 from megaptm.config import Config, resolve
 from megaptm.config.shipped import SHIPPED
@@ -68,7 +68,7 @@ class Submission:
     @property
     def faults(self) -> list[str]:
         """Reasons why it is not submitted."""
-        return [finding.says for finding in self.findings if finding.state == "fault"]
+        return [finding.message for finding in self.findings if finding.state == "fault"]
 
     @property
     def run(self) -> Path:
@@ -76,7 +76,7 @@ class Submission:
 
     def prepare(self) -> None:
         """Test the script with Slurm, then create the run folder with it. Raises UserError before changing anything."""
-        must_pass(self.findings)
+        raise_faults(self.findings)
         if not (checkout_folder() / COMMON).is_file():
             raise UserError(f"{checkout_folder()} has no {COMMON}: set MEGAPTM_HOME to a checkout of megaptm.")
         check_submission(self.script)
@@ -93,14 +93,14 @@ def make_submission(job_request: JobRequest) -> Submission:
     request = _request(job_request, config, machine)
     case = Case(config=config, machine=machine, request=request)
     findings = submission_findings(case)
-    chosen = allocation(case)
-    assert chosen is not None
+    allocation = allocate(case)
+    assert allocation is not None
     quote_for_script(config.run, "run")
     job = JobScript(
         name=re.sub(r"[^\w.+-]", "_", Path(config.run).name, flags=re.ASCII),
-        nodes=chosen.nodes,
-        tasks=chosen.per_node,
-        gpus=request.gpus_on_node(chosen.per_node),
+        nodes=allocation.nodes,
+        tasks=allocation.per_node,
+        gpus=request.gpus_on_node(allocation.per_node),
         cpus=job_request.cpus,
         time=job_request.limit,
         output=f"{config.run}/logs/job-%j.log",
@@ -111,11 +111,11 @@ def make_submission(job_request: JobRequest) -> Submission:
     script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
     jobs = job_request.jobs or (_num_jobs(config, machine, job_request) if machine else 1)
     if jobs > MAX_JOBS:
-        says = (
+        message = (
             f"{jobs:,} consecutive jobs are more than the {MAX_JOBS} that are submitted at once: use more nodes, a "
             f"faster layout (megaptm plan --search), a longer --time, or --jobs {MAX_JOBS} to submit the first ones."
         )
-        findings.append(Finding("time", "fault", says))
+        findings.append(Finding("time", "fault", message))
     return Submission(config=config, script=script, jobs=jobs, findings=tuple(findings))
 
 

@@ -15,7 +15,7 @@ from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.shard_source import given_shards, opened
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
-from megaptm.check.data import look_at_shards
+from megaptm.check.data import check_shards
 from megaptm.check.finding import Case
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
@@ -102,7 +102,7 @@ def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_
     mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **told)
     assert mix.sample(0)["patches"].dtype == np.uint8
     case = Case(config=load_config(CONFIG), hashing="all")
-    assert [finding.state for finding in look_at_shards(case, corpus)] == ["good"]
+    assert [finding.state for finding in check_shards(case, corpus)] == ["ok"]
     # Who changes a shard after its index was made is told.
     changed = tmp_path / "changed.tar"
     write_tar(changed, {"0.jpg": picture(), "0.txt": b"another"})
@@ -110,9 +110,9 @@ def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_
         upload(changed, url_of(url)(number))
     with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes where [\d,]+ are expected"):
         seen(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
-    told = [*look_at_shards(case, corpus)]
+    told = [*check_shards(case, corpus)]
     assert [finding.state for finding in told] == ["fault"] * 3
-    assert "bytes where the manifest says" in told[0].says
+    assert "bytes where the manifest says" in told[0].message
 
 
 @pytest.mark.parametrize(
