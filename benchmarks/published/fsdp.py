@@ -1,48 +1,76 @@
-"""What full sharding costs (ZeRO-3, FSDP): published runs had it, this engine does not.
+"""Memory and step time of full sharding (ZeRO-3, FSDP), which published runs used and megaptm does not have.
 
-Each layer is a unit, and what is no layer is one more. A unit's weights are gathered before its forward pass and again
-before its backward pass, the next unit's beside it, and its gradient is scattered after it.
+Weights, gradients and moments are divided over data ranks. Each layer is a unit, and everything outside layers is one more
+unit. The weights of a unit are gathered before its forward pass and again before its backward pass, while the previous
+unit computes; its gradient is scattered after the backward pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from megaptm.bricks import ModelChunk
+from megaptm.plan import activations, costs
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
+from megaptm.plan.memory import Memory, memory
 from megaptm.plan.network import collective
-from megaptm.plan.software import Sharding
-from megaptm.plan.stages import parameters
-from megaptm.plan.step import uncovered
+from megaptm.plan.stages import counted_stages, parameters
+from megaptm.plan.step import StepTime, step, uncovered
 from megaptm.plan.workload import Workload
 
 
-class FullSharding(Sharding):
-    """Weights, gradients and moments are divided over data ranks and gathered layer by layer."""
-
-    def seconds(self, machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
-        # Gathered for the forward pass and again for the backward pass, scattered after it, beside the products.
-        sizes = _units(work, chunks)
-        gather = sum(_over_data_ranks(machine, work, size * work.element) for size in sizes)
-        scatter = sum(_over_data_ranks(machine, work, size * work.software.gradient_bytes) for size in sizes)
-        beside = machine.efficiency.beside
-        forward = uncovered(gather, passes.forward.total, beside)
-        backward = uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
-        return (forward + backward) * work.microbatches
-
-    def gathered_bytes(self, work: Workload, chunks: list[ModelChunk]) -> tuple[float, float]:
-        # Weights of two layers and of what is no layer; gradients of one layer and of that.
-        *layers, rest = _units(work, chunks)
+def sharded_memory(work: Workload) -> Iterator[Memory]:
+    """Yield the memory of each stage's ranks."""
+    work, ranks = _with_divided_moments(work), work.layout.data
+    for planned, stage in zip(memory(work), counted_stages(work), strict=True):
+        *layers, outside = _units(work, stage.chunks)
         largest = max(layers, default=0.0)
-        return (2 * largest + rest) * work.element, (largest + rest) * work.element
+        # Weights of two layers and of the unit outside layers; gradients of one layer and of that unit.
+        gathered_weights, gathered_gradients = (
+            (2 * largest + outside) * work.element,
+            (largest + outside) * work.element,
+        )
+        workspace = activations.workspace(work, stage.parameters.largest) + gathered_gradients
+        yield replace(
+            planned,
+            weights=planned.weights / ranks,
+            gradients=planned.gradients / ranks,
+            buffers=planned.buffers + gathered_weights,
+            workspace=max(0.0, workspace - planned.logits),
+        )
+
+
+def sharded_step(machine: Machine, work: Workload) -> StepTime:
+    """Return the time of a step."""
+    work = _with_divided_moments(work)
+    stages = [stage.chunks for stage in counted_stages(work)]
+    data = max(_seconds(machine, work, chunks, costs.stage(machine, work, chunks)) for chunks in stages)
+    return replace(step(machine, work), data=data)
+
+
+def _with_divided_moments(work: Workload) -> Workload:
+    return replace(work, layout=work.layout.model_copy(update={"distributed_optimizer": True}))
+
+
+def _seconds(machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
+    """Return the seconds of communication over data ranks that do not overlap with computation."""
+    sizes, beside = _units(work, chunks), machine.efficiency.beside
+    gather = sum(_over_data_ranks(machine, work, size * work.element) for size in sizes)
+    scatter = sum(_over_data_ranks(machine, work, size * work.software.gradient_bytes) for size in sizes)
+    forward = uncovered(gather, passes.forward.total, beside)
+    backward = uncovered(gather + scatter, passes.backward.total + passes.again.total, beside)
+    return (forward + backward) * work.microbatches
 
 
 def _units(work: Workload, chunks: list[ModelChunk]) -> list[float]:
-    """Parameters of each unit; the last is what is no layer."""
+    """Return the number of parameters of each unit, that outside layers last."""
     heads = tuple(head for chunk in chunks for head in chunk.heads)
     alone = ModelChunk(layers={}, first=chunks[0].first, last=chunks[-1].last, finals=chunks[-1].finals, heads=heads)
-    rest = parameters(work, [alone]).trained
+    outside = parameters(work, [alone]).trained
     layers = sum(len(span) for chunk in chunks for span in chunk.layers.values())
-    return [(parameters(work, chunks).trained - rest) / layers] * layers + [rest]
+    return [(parameters(work, chunks).trained - outside) / layers] * layers + [outside]
 
 
 def _over_data_ranks(machine: Machine, work: Workload, size: float) -> float:

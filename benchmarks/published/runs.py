@@ -18,11 +18,11 @@ from megaptm.plan import costs
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.memory import memory
 from megaptm.plan.software import Software
-from megaptm.plan.step import step
+from megaptm.plan.step import StepTime, step
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec, Size
 
-from .fsdp import FullSharding
+from .fsdp import sharded_memory, sharded_step
 
 FILE = Path(__file__).with_suffix(".yaml")
 _MPT = "MPT on A100 80 GB: mosaicml/llm-foundry, scripts/train/benchmarking/README.md"
@@ -92,8 +92,20 @@ class Source(Section):
     @property
     def engine(self) -> Software:
         """The software that ran it."""
-        sharding = FullSharding() if self.software.get("sharding") == "full" else None
-        return Software(**self.software | {"sharding": sharding})
+        return Software(**{name: value for name, value in self.software.items() if name != "sharding"})
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether data ranks divide weights, gradients and moments."""
+        return self.software.get("sharding") == "full"
+
+    def memory(self, work: Workload) -> float:
+        """Return the planned bytes of the fullest rank."""
+        return max(one.total for one in (sharded_memory(work) if self.is_sharded else memory(work)))
+
+    def step(self, machine: Machine, work: Workload) -> StepTime:
+        """Return the planned time of a step."""
+        return sharded_step(machine, work) if self.is_sharded else step(machine, work)
 
     def printed(self) -> Iterator[dict[str, Any]]:
         """Rows with what they have in common."""
@@ -167,14 +179,14 @@ def _rounded(value: float) -> str:
 
 def compare(source: Source) -> Iterator[Compared]:
     """The rows of one table."""
-    machine, software = load_machine(source.machine), source.engine
+    machine = load_machine(source.machine)
     machine = machine.model_copy(update={"between": machine.between.model_copy(update=source.between)})
     for printed in source.printed():
         candidates = [
-            row for row in _choices(printed, source.open) if not source.open or _is_possible(machine, row, software)
+            row for row in _choices(printed, source.open) if not source.open or _is_possible(source, machine, row)
         ]
         assert candidates, f"no layout of {printed['name']} is possible"
-        yield min((_compared(source, machine, row, software) for row in candidates), key=lambda one: one.error)
+        yield min((_compared(source, machine, row) for row in candidates), key=lambda one: one.error)
 
 
 def work_of_row(row: Row, software: Software) -> Workload:
@@ -211,31 +223,31 @@ def _choices(values: Mapping[str, Any], free: Mapping[str, list[int]]) -> Iterat
         yield Row.model_validate({**values, **dict(zip(names, chosen, strict=True))})
 
 
-def _is_possible(machine: Machine, row: Row, software: Software) -> bool:
-    work = work_of_row(row, software)
+def _is_possible(source: Source, machine: Machine, row: Row) -> bool:
+    work = work_of_row(row, source.engine)
     layout = work.layout
     if layout.processes != row.devices or row.batch % (layout.data * layout.microbatch):
         return False
     interleaves = row.layers % (row.pipeline * row.virtual) == 0 and work.microbatches % row.pipeline == 0
     if row.virtual > 1 and (row.pipeline == 1 or not interleaves):
         return False
-    return max(one.total for one in memory(work)) <= machine.usable_bytes
+    return source.memory(work) <= machine.usable_bytes
 
 
-def _compared(source: Source, machine: Machine, row: Row, software: Software) -> Compared:
-    work = work_of_row(row, software)
+def _compared(source: Source, machine: Machine, row: Row) -> Compared:
+    work = work_of_row(row, source.engine)
     unit = next(name for name in RESULTS if getattr(row, name) is not None)
     published = getattr(row, unit)
-    planned = _answer(machine, work, unit)
+    planned = _answer(source, machine, work, unit)
     is_time = unit in ("seconds", "layer_milliseconds")
     error = planned / published - 1 if is_time else published / planned - 1
     return Compared(source.source, row.name, unit, published, planned, error)
 
 
-def _answer(machine: Machine, work: Workload, unit: str) -> float:
+def _answer(source: Source, machine: Machine, work: Workload, unit: str) -> float:
     if unit == "layer_milliseconds":
         return costs.layer(machine, work, next(iter(work.lengths))).total * 1e3
-    timed = step(machine, work)
+    timed = source.step(machine, work)
     return {
         "seconds": timed.seconds,
         "tflops": timed.flops / timed.seconds / timed.devices / 1e12,

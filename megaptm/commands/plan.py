@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     "--nodes", type=int, help="Nodes to use, the layout as `devices` would set it; absent: as many as it asks."
 )
 @click.option("--search", is_flag=True, help="Try every legal layout on these nodes, and plan the fastest that fits.")
-@click.option(
-    "--plot", type=click.Path(path_type=Path), help="Draw memory and pipeline: a page (.html) or picture (.png)."
-)
 @click.option("--dry-run", is_flag=True, help="Also build and run ranks of the layout without memory, and compare.")
 @click.option("--ranks", help="Ranks of the dry run, for instance 0,8,511; by default the first of every stage.")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables.")
@@ -38,7 +35,6 @@ def plan(
     machine: str,
     nodes: int | None,
     search: bool,
-    plot: Path | None,
     dry_run: bool,
     ranks: str | None,
     as_json: bool,
@@ -58,8 +54,7 @@ def plan(
       megaptm plan configs/gpt3/175b.yaml --machine h100-80g --nodes 16 --search
 
     \b
-    A page with the memory of every stage and the pipeline in time; numbers for a script:
-      megaptm plan configs/gpt3/175b.yaml --plot plan.html
+    Numbers for a script:
       megaptm plan configs/t5/11b.yaml --json | jq .step.seconds
 
     \b
@@ -71,10 +66,7 @@ def plan(
     """
     from megaptm.plan.machine import load_machine
     from megaptm.plan.plan import plan as make_plan
-    from megaptm.storage import writable_path
 
-    if plot is not None:
-        writable_path(plot, "--plot")
     described = load_machine(machine)
     pasted: list[str] = []
     if search:
@@ -83,10 +75,6 @@ def plan(
     else:
         wanted = _config(config, overrides, described, nodes)
     made = make_plan(wanted, described)
-    if plot is not None:
-        from megaptm.plan.picture import draw
-
-        draw(made, plot)
     dry = _dry(wanted, made.work, ranks) if dry_run or ranks else None
     if as_json:
         print_json(
@@ -103,8 +91,6 @@ def plan(
         show(made, Console())
         if pasted:
             echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(pasted)}")
-        if plot is not None:
-            echo(f"\nDrawn: {click.format_filename(plot)}")
         if dry:
             show_dry(dry, Console())
     if dry and not dry.agrees:

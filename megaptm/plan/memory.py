@@ -56,9 +56,6 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
     logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
     buffers = activations.buffers(work) + activations.given(work)
     workspace = activations.workspace(work, counted.largest)
-    if work.software.sharding is not None:
-        whole_weights, whole_gradients = work.software.sharding.gathered_bytes(work, chunks)
-        buffers, workspace = buffers + whole_weights, workspace + whole_gradients
     # Backward passes of layers start after the loss has freed its memory.
     workspace = max(0.0, workspace - logits)
     saved = activations.stage(work, number, chunks)
@@ -103,6 +100,4 @@ def states(
     copies = 0 if work.precision == "fp32" else trained
     weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors
-    if work.software.sharding is not None:
-        return weights / work.layout.data, gradients / work.layout.data, optimizer / work.layout.data + factors
     return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1) + factors

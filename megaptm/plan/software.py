@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from megaptm.bricks import ModelChunk
-    from megaptm.plan.costs import Passes
-    from megaptm.plan.machine import Machine
-    from megaptm.plan.workload import Workload
-
-
-class Sharding(ABC):
-    """Division of weights, gradients and moments over data ranks, which gather them when they are needed."""
-
-    @abstractmethod
-    def seconds(self, machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
-        """Return the seconds of communication per step that do not overlap, on a stage with these chunks."""
-
-    @abstractmethod
-    def gathered_bytes(self, work: Workload, chunks: list[ModelChunk]) -> tuple[float, float]:
-        """Return the bytes of gathered weights and of gathered gradients that a rank holds at once."""
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +34,6 @@ class Software:
     """Whether each tensor rank sends a slice of the hidden states between stages even without sequence parallelism."""
     boundary_overlap: bool = False
     """Whether messages between stages overlap with products."""
-    sharding: Sharding | None = None
-    """Division of weights, gradients and moments over data ranks; None: as the layout defines."""
     chunked_logits: bool = True
     """Whether one tensor rank computes logits for a chunk of positions at a time."""
 

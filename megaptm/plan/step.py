@@ -126,8 +126,6 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
 
     weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
     beside = machine.efficiency.beside
-    if software.sharding is not None:
-        return software.sharding.seconds(machine, work, chunks, passes)
     before, after = over_data_ranks(gradients), 0.0
     if layout.distributed_optimizer:
         after = over_data_ranks(weights)
@@ -165,8 +163,7 @@ def _optimizer(machine: Machine, work: Workload, stage: CountedStage) -> float:
     """Return the seconds of norm, clipping and update rule: bytes read and written."""
     trained = stage.parameters.trained
     rule = 4 * (3 + 2 * stage.remembered.total / max(1, trained))
-    divided = work.layout.distributed_optimizer or work.software.sharding is not None
-    mine = trained / (work.layout.data if divided else 1)
+    mine = trained / (work.layout.data if work.layout.distributed_optimizer else 1)
     # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.

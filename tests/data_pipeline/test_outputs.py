@@ -19,7 +19,6 @@ COMMANDS = {
 }
 OTHERS = (
     ("tokenizer", "train", "absent", "--out"),
-    ("plan", "gpt2/tiny", "--machine", "a100-80g", "--plot"),
     *(("export", kind, "absent") for kind in ("hf", "elmo", "cove", "words")),
 )
 

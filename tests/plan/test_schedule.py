@@ -7,9 +7,9 @@ import pytest
 from megaptm.config import Layout
 from megaptm.families import GPT3
 from megaptm.plan.activations import in_flight
-from megaptm.plan.schedule import order, timeline
 from megaptm.plan.workload import Workload
 from megaptm.spec import published
+from tests.plan.pipeline_schedule import order, timeline
 
 SHAPES = [(4, 1, 8), (4, 1, 2), (8, 1, 16), (4, 2, 8), (4, 3, 12), (2, 2, 4), (1, 1, 3)]
 

@@ -11,13 +11,13 @@ from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
 from megaptm.plan.network import collective
 from megaptm.plan.plan import plan
-from megaptm.plan.schedule import timeline
 from megaptm.plan.search import best, search
 from megaptm.plan.stages import chunks, stages
 from megaptm.plan.step import step
 from megaptm.plan.workload import Workload, workload_of
 from megaptm.spec import published
 from tests.models.grammar import VARIANTS
+from tests.plan.pipeline_schedule import timeline
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 A100 = load_machine("a100-80g")
