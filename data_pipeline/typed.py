@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, nearest, told_value, wanted
+from megaptm.errors import UserError, nearest, shown_value, wanted
 from megaptm.suggest import equivalent
 
 Kind = TypeVar("Kind")
@@ -74,4 +74,4 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return "nothing" if value is None else told_value(value)
+    return "nothing" if value is None else shown_value(value)

@@ -110,7 +110,7 @@ def wanted(details: Mapping[str, Any]) -> str:
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 
 
-def told_value(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Return an invalid value, in words."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
@@ -120,7 +120,7 @@ def told_value(value: Any) -> str:
 def must_be(details: Mapping[str, Any]) -> str:
     """Describe pydantic's error in words: `must be X, not Y`, up to the end of the sentence."""
     value = details["input"]
-    said = f"must be {wanted(details)}, not {told_value(value)}"
+    said = f"must be {wanted(details)}, not {shown_value(value)}"
     known = re.findall(r"'([^']*)'", wanted(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
         return f"{said}."

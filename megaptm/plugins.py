@@ -21,7 +21,7 @@ NAMED_BY_RUNS: dict[str, str] = {}
 """Module -> the run's config that names it. A run's folder may come from an untrusted source."""
 ABSENT = object()
 """Stands for a name that a module does not have."""
-OUR_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 
 
 class PluginError(UserError):
@@ -36,7 +36,7 @@ def is_plugin(name: str) -> bool:
     return re.fullmatch(r"\w+(\.\w+)*:\w+", name) is not None
 
 
-def load_plugin(name: str, setting: str, what: str) -> Any:
+def load_plugin(name: str, setting: str, kind: str) -> Any:
     """Import the object with this name from an installed module, or from one on PYTHONPATH.
 
     A module that only a run's folder names must be allowed (`allow_code`). Error messages start with `setting`; `what`
@@ -45,32 +45,32 @@ def load_plugin(name: str, setting: str, what: str) -> Any:
     """
     module, _, attribute = name.partition(":")
     if not is_plugin(name):
-        raise UserError(f"{setting} ({name}) must be written `package.module:{what}`.")
+        raise UserError(f"{setting} ({name}) must be written `package.module:{kind}`.")
     if module in NAMED_BY_RUNS and module not in NAMED_BY_USER and not is_allowed(module):
         raise UserError(
-            f"{setting}: {NAMED_BY_RUNS[module]} names code, module `{module}`, and a run's folder may come from "
-            f"anybody: if you trust that module, add `--allow-code {module}` "
-            f"(in Python `megaptm.allow_code({module!r})`)."
+            f"{setting}: {NAMED_BY_RUNS[module]} names code in module `{module}`, and a run's folder may be "
+            f"untrusted: if you trust that module, add `--allow-code {module}` (in Python "
+            f"`megaptm.allow_code({module!r})`)."
         )
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = getattr(importlib.import_module(module), attribute, ABSENT)
+            result = getattr(importlib.import_module(module), attribute, ABSENT)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # anything raised by the import or by `__getattr__`
         absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        why = str(error) if absent else in_words(error)
-        remedy = _remedy_absent(module) if absent else "mend it"
-        raise UserError(f"{setting}: module `{module}` cannot be imported ({why}): {remedy}.") from None
-    if found is ABSENT:
-        raise UserError(f"{setting}: module `{module}` has no {what} `{attribute}`: correct the name.")
-    return found
+        reason = str(error) if absent else describe_error(error)
+        remedy = _remedy_absent(module) if absent else "fix it"
+        raise UserError(f"{setting}: module `{module}` cannot be imported ({reason}): {remedy}.") from None
+    if result is ABSENT:
+        raise UserError(f"{setting}: module `{module}` has no {kind} `{attribute}`: correct the name.")
+    return result
 
 
 def _remedy_absent(module: str) -> str:
     top = module.partition(".")[0]
     if os.path.isdir(top) or os.path.isfile(f"{top}.py"):
-        return "the working directory has one, but is searched only if you name it: `export PYTHONPATH=$PWD`"
+        return "the working directory has it, but is not searched by default: `export PYTHONPATH=$PWD`"
     return "correct the name, or add the folder of the module to PYTHONPATH"
 
 
@@ -91,36 +91,36 @@ def _allowed() -> list[str]:
     return [name.strip() for name in os.environ.get(ALLOW_CODE, "").split(",") if name.strip()]
 
 
-def modules_named(values: Any) -> Iterator[str]:
+def named_modules(values: Any) -> Iterator[str]:
     """Yield the module of each `package.module:NAME` among the keys and values of a config."""
     if isinstance(values, dict):
         for key, value in values.items():
-            yield from modules_named(key)
-            yield from modules_named(value)
+            yield from named_modules(key)
+            yield from named_modules(value)
     elif isinstance(values, list):
         for value in values:
-            yield from modules_named(value)
+            yield from named_modules(value)
     elif isinstance(values, str) and is_plugin(values):
         yield values.partition(":")[0]
 
 
-def is_ours(kind: type) -> bool:
+def is_builtin(kind: type) -> bool:
     """Whether a class is defined in megaptm, and not by the user or a library."""
     return kind.__module__.partition(".")[0] == __package__
 
 
-def plugin_error(what: str, error: BaseException) -> PluginError:
+def plugin_error(action: str, error: BaseException) -> PluginError:
     """Return a PluginError for an error that the user's code raised; its message starts with `what`, the failed
     action."""
-    made = PluginError(f"{what} failed ({in_words(error)}): mend it.")
-    made.traceback = "".join(traceback.format_exception(error))
-    return made
+    result = PluginError(f"{action} failed ({describe_error(error)}): fix it.")
+    result.traceback = "".join(traceback.format_exception(error))
+    return result
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return type, message and source line of an error that the user's code raised."""
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(("<", OUR_FOLDER))]
-    place = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
-    return f"{kind}: {error}{place}"
+    own = [frame for frame in frames if not frame.filename.startswith(("<", PACKAGE_FOLDER))]
+    location = f", {own[-1].filename}:{own[-1].lineno}" if own else ""
+    return f"{kind}: {error}{location}"

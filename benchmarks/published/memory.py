@@ -10,7 +10,7 @@ import yaml
 
 from megaptm.config.schema import Count, Layout, Section
 from megaptm.families import BERT, GPT3, T5
-from megaptm.plan.memory import memory
+from megaptm.plan.memory import estimate_memory
 from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, Family, ModelSpec, Size, change
@@ -91,7 +91,7 @@ class Row(Section):
 
     def planned(self) -> float:
         """Megabytes of the last rank, as the planner says."""
-        return memory(self.work())[-1].total / 1e6
+        return estimate_memory(self.work())[-1].total / 1e6
 
 
 def rows(path: Path = FILE) -> list[Row]:

@@ -16,9 +16,9 @@ from megaptm.config.schema import Count, Layout, Section
 from megaptm.families import CATALOGUE
 from megaptm.plan import costs
 from megaptm.plan.machine import Machine, load_machine
-from megaptm.plan.memory import memory
+from megaptm.plan.memory import estimate_memory
 from megaptm.plan.software import Software
-from megaptm.plan.step import StepTime, step
+from megaptm.plan.step import StepTime, estimate_step
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec, Size
 
@@ -99,13 +99,13 @@ class Source(Section):
         """Whether data ranks divide weights, gradients and moments."""
         return self.software.get("sharding") == "full"
 
-    def memory(self, work: Workload) -> float:
+    def estimate_memory(self, work: Workload) -> float:
         """Return the planned bytes of the fullest rank."""
-        return max(one.total for one in (sharded_memory(work) if self.is_sharded else memory(work)))
+        return max(one.total for one in (sharded_memory(work) if self.is_sharded else estimate_memory(work)))
 
-    def step(self, machine: Machine, work: Workload) -> StepTime:
+    def estimate_step(self, machine: Machine, work: Workload) -> StepTime:
         """Return the planned time of a step."""
-        return sharded_step(machine, work) if self.is_sharded else step(machine, work)
+        return sharded_step(machine, work) if self.is_sharded else estimate_step(machine, work)
 
     def printed(self) -> Iterator[dict[str, Any]]:
         """Rows with what they have in common."""
@@ -231,7 +231,7 @@ def _is_possible(source: Source, machine: Machine, row: Row) -> bool:
     interleaves = row.layers % (row.pipeline * row.virtual) == 0 and work.microbatches % row.pipeline == 0
     if row.virtual > 1 and (row.pipeline == 1 or not interleaves):
         return False
-    return source.memory(work) <= machine.usable_bytes
+    return source.estimate_memory(work) <= machine.usable_bytes
 
 
 def _compared(source: Source, machine: Machine, row: Row) -> Compared:
@@ -246,8 +246,8 @@ def _compared(source: Source, machine: Machine, row: Row) -> Compared:
 
 def _answer(source: Source, machine: Machine, work: Workload, unit: str) -> float:
     if unit == "layer_milliseconds":
-        return costs.layer(machine, work, next(iter(work.lengths))).total * 1e3
-    timed = source.step(machine, work)
+        return costs.time_layer(machine, work, next(iter(work.lengths))).total * 1e3
+    timed = source.estimate_step(machine, work)
     return {
         "seconds": timed.seconds,
         "tflops": timed.flops / timed.seconds / timed.devices / 1e12,

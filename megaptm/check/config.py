@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from megaptm.check.finding import Case, Finding, counted
 from megaptm.config import resolve
 from megaptm.config.schedule import config_warnings
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 
 
 def check_config(case: Case) -> Iterator[Finding]:
@@ -16,7 +16,7 @@ def check_config(case: Case) -> Iterator[Finding]:
     if case.config_errors:
         return
     config, layout = case.config, case.config.layout
-    parameters = count(resolve(config))
+    parameters = count_parameters(resolve(config))
     processes = counted(layout.processes, "process", "processes")
     yield Finding(
         "config",

@@ -18,7 +18,7 @@ from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve
 from megaptm.errors import FULL_DISK, UserError, why_no_room
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, in_use
 from megaptm.run.folder import no_folder
@@ -103,7 +103,7 @@ def _commit_test_checkpoint(run: Path) -> None:
 
 def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     """Check the space for the retained checkpoints, the one being written, and one export."""
-    parameters = count(resolve(config))
+    parameters = count_parameters(resolve(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
     num_checkpoints = min(max(config.checkpoint.keep, 2), -(-config.train.steps // config.checkpoint.every))

@@ -100,11 +100,12 @@ def _numbers(family: Any) -> dict[str, Any]:
 
     from megaptm.hub.counterparts import models_of
     from megaptm.objectives import objective_of
-    from megaptm.plan.count import count
+    from megaptm.plan.count import count_parameters
     from megaptm.spec import published
 
     sizes = {
-        size: {"parameters": count(published(family, size)), **asdict(table)} for size, table in family.sizes.items()
+        size: {"parameters": count_parameters(published(family, size)), **asdict(table)}
+        for size, table in family.sizes.items()
     }
     return {
         "paper": family.paper,

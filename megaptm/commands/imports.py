@@ -42,12 +42,12 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
     """
     from megaptm.config import resolve_model
     from megaptm.hub.elmo_import import import_elmo
-    from megaptm.plan.count import count
+    from megaptm.plan.count import count_parameters
 
     config, fresh = import_elmo(folder, run, overrides)
     if fresh:
         echo(f"{folder} came without {', '.join(fresh)}: begun afresh, from train.seed={config.train.seed}")
-    size = f"{config.model.family}/{config.model.size}, {count(resolve_model(config)):,} parameters"
+    size = f"{config.model.family}/{config.model.size}, {count_parameters(resolve_model(config)):,} parameters"
     echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
     _say_next(config, run)
 
@@ -85,7 +85,7 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     tell("loading PyTorch and transformers")
     from megaptm.config import resolve_model
     from megaptm.hub.import_run import import_run
-    from megaptm.plan.count import count
+    from megaptm.plan.count import count_parameters
 
     tell(f"reading {source}")
     done = import_run(source, run, overrides, tokenizer=tokenizer)
@@ -104,7 +104,7 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
         said = " and ".join(done.otherwise)
         echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
     spec = resolve_model(config)
-    size = f"{config.model.family}/{config.model.size}, {count(spec):,} parameters"
+    size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
     _say_next(config, run)
 

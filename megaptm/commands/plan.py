@@ -65,7 +65,7 @@ def plan(
     a file of configs/machines.
     """
     from megaptm.plan.machine import load_machine
-    from megaptm.plan.plan import plan as make_plan
+    from megaptm.plan.plan import make_plan
 
     described = load_machine(machine)
     pasted: list[str] = []
@@ -112,24 +112,26 @@ def _devices(machine: Machine, nodes: int) -> int:
 
 
 def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
-    from megaptm.plan.dry import chosen_ranks, compare
+    from megaptm.plan.dry import chosen_ranks, compare_with_plan
 
     chosen = chosen_ranks(work, ranks)
     from megaptm.parallel.dry import dry_run
 
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
-    return compare(work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen)))
+    batch = config.batch_spec
+    return compare_with_plan(
+        work, list(dry_run(work.spec, work.layout, precision=work.precision, batch=batch, ranks=chosen))
+    )
 
 
 def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool) -> Config:
     """The config with the best layout; its own need not be legal, for who searches may have none."""
     from megaptm.config import Layout, load
-    from megaptm.plan.search import best, search
+    from megaptm.plan.search import fastest_layout, search_layouts
 
     devices = _written(path, overrides) if nodes is None else _devices(machine, nodes)
     config = load(path, [*overrides, f"layout={Layout().model_dump_json()}", "devices=1"])
-    found = search(config, machine, devices)
-    chosen = best(found, config, machine, devices)
+    found = search_layouts(config, machine, devices)
+    chosen = fastest_layout(found, config, machine, devices)
     if not silent:
         from megaptm.console import Console
         from megaptm.plan.show import show_search
@@ -148,10 +150,10 @@ def _as_overrides(config: Config) -> list[str]:
 def _written(path: Path, overrides: tuple[str, ...]) -> int:
     """Devices of the layout as it is written, legal or not; a `devices` that no layout of the file fits is an error."""
     from megaptm.config import draft
-    from megaptm.config.check import broken_rules
+    from megaptm.config.check import config_errors
 
     found = draft(path, overrides)
-    allowed = set() if found.config is None else set(broken_rules(found.config))
+    allowed = set() if found.config is None else set(config_errors(found.config))
     if others := [mistake for mistake in found.mistakes if mistake not in allowed]:
         raise UserError(others[0])
     assert found.config is not None, "no config without a mistake"

@@ -1,6 +1,6 @@
 """Configs: from YAML to a typed and checked `Config`. Does not import torch."""
 
-from megaptm.config.distillation import distillation_of
+from megaptm.config.distillation import resolve_distillation
 from megaptm.config.model import resolve, resolve_model
 from megaptm.config.read import Draft, UncheckedConfig, draft, dump, load, load_run, read_model
 from megaptm.config.schema import (
@@ -30,7 +30,6 @@ __all__ = [
     "TrackConfig",
     "TrainConfig",
     "UncheckedConfig",
-    "distillation_of",
     "draft",
     "dump",
     "load",
@@ -38,5 +37,6 @@ __all__ = [
     "override_of",
     "read_model",
     "resolve",
+    "resolve_distillation",
     "resolve_model",
 ]

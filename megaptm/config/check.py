@@ -9,10 +9,10 @@ from itertools import pairwise
 from megaptm.bricks import HEADS
 from megaptm.config.distillation import distillation_rules, teacher_rules
 from megaptm.config.image_rules import image_objective
-from megaptm.config.learning_rate import counted_restarts
+from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
 from megaptm.config.model_rules import model_rules, sizes_of, title_of
-from megaptm.config.objective_fit import objective_mismatch, row_lengths
+from megaptm.config.objective_fit import objective_mismatch, sequence_lengths
 from megaptm.config.recurrent_rules import recurrent_layout
 from megaptm.config.region_rules import region_objective
 from megaptm.config.schedule import tasks_without_samples
@@ -32,26 +32,26 @@ NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
 def check(config: Config) -> None:
     """Raise the first broken rule as a `UserError`."""
-    for rule in broken_rules(config):
+    for rule in config_errors(config):
         raise UserError(rule)
 
 
-def broken_rules(config: Config) -> Iterator[str]:
+def config_errors(config: Config) -> Iterator[str]:
     """Yield every broken rule. Rules of the model apply only if its family and size are known."""
     unknown = list(_names(config))
     yield from unknown
     if isinstance(_family(config.model), WordFamily):
         yield from (() if unknown else word_rules(config))
         if config.distill is not None:
-            yield f"distill: {config.model.family} is a table of words, whose teacher there is none of; leave it out."
-        rest: tuple[Rules, ...] = (_init, _data, _rows, _schedule)
+            yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
+        rest: tuple[Rules, ...] = (_init, _data, _batch, _schedule)
     else:
-        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _rows, _schedule)
+        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _batch, _schedule)
     for rules in rest:
         yield from rules(config)
 
 
-def broken_model_rules(model: ModelConfig) -> Iterator[str]:
+def model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield every broken rule of a model by itself."""
     unknown = list(_family_and_size(model))
     if unknown:
@@ -78,23 +78,23 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
     try:
         task = config.built_objective
         weights_at(task, 0)
-        batch = task.batch(config.data.sequence, config.data.document_mask)
+        batch = config.batch_spec
     except UserError as error:
         yield str(error)
         return
     name = config.objective if isinstance(config.objective, str) else task.name
-    if why := [*objective_mismatch(task, batch, family, name)]:
-        yield from why
+    if mismatches := [*objective_mismatch(task, batch, family, name)]:
+        yield from mismatches
         return
     yield from tasks_without_samples(config)
     if isinstance(family, WordFamily):
         return
-    yield from _told_apart(config.built_objective, family)
+    yield from _segments_and_task_ids(config.built_objective, family)
     if isinstance(config.built_objective, Composed):
-        yield from _read_by_tasks(config.built_objective, config.data.mix)
+        yield from _task_corpora(config.built_objective, config.data.mix)
 
 
-def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
+def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str]:
     """Yield an error for a corpus of a task that is not in the mix, and for one in the mix that no task reads."""
     for task in objective.tasks:
         for name in task.corpora:
@@ -102,21 +102,25 @@ def _read_by_tasks(objective: Composed, mix: Mapping[str, float]) -> Iterator[st
                 yield f"objective.{task.label}.corpora ({name}) is not in data.mix; {nearest(name, mix)}"
     for name in mix:
         if all(task.corpora and name not in task.corpora for task in objective.tasks):
-            yield f"data.mix has {name}, which no task reads: add it to the corpora of one, or remove it."
+            yield f"data.mix has {name}, which no task reads: add it to a task's corpora, or remove it."
 
 
-def _told_apart(task: BaseObjective, family: Family) -> Iterator[str]:
+def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]:
     """Yield an error if segments or task ids exceed the family's tables."""
     if "segment" in family.inputs and task.segments > family.segments:
-        known = f"{family.name} {family.segments}"
-        yield f"objective ({task.name}) tells {task.segments} texts apart by segments, {known}: use another."
+        yield (
+            f"objective ({task.name}) needs {task.segments} segments, and {family.name} has "
+            f"{family.segments}: use another objective."
+        )
     ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
     for label, number in ids.items():
         if "task" not in family.inputs:
-            yield f"objective.{label}.task_id ({number}) means nothing to {family.name}: remove it, or use ernie-2."
+            yield f"objective.{label}.task_id ({number}) is not used by {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
-            known = f"one of the {family.tasks} of {family.name}, from 0 on"
-            yield f"objective.{label}.task_id ({number}) must be {known}; or give model.tasks={number + 1}."
+            yield (
+                f"objective.{label}.task_id ({number}) must be less than the {family.tasks} task ids of "
+                f"{family.name}; or set model.tasks={number + 1}."
+            )
 
 
 def _family_and_size(model: ModelConfig) -> Iterator[str]:
@@ -141,72 +145,68 @@ def _model(config: Config) -> Iterator[str]:
     yield from model_rules(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
-    behind = _regions(config)
-    if spec.longest is not None and config.data.sequence - behind > spec.context_of(first):
-        without = f", of which {behind} are of regions," if behind else ""
+    region_positions = config.batch_spec.regions
+    if spec.longest is not None and config.data.sequence - region_positions > spec.context_of(first):
+        without = f", of which {region_positions} are image regions," if region_positions else ""
         yield (
             f"data.sequence ({config.data.sequence}){without} must not exceed the {spec.context_of(first)} learned "
             f"positions of {title_of(config.model)} (model.context)."
         )
     elif spec.longest is not None:
-        yield from _longest_stream(config, spec)
-    yield from _memory(config, spec)
-    yield from _compared(config)
+        yield from _learned_positions(config, spec)
+    yield from _recurrence(config, spec)
+    yield from _contrastive_batch(config)
     if spec.family.reads_images:
         yield from image_objective(config, spec)
     if spec.family.reads_regions:
         yield from region_objective(config, spec)
 
 
-def _compared(config: Config) -> Iterator[str]:
+def _contrastive_batch(config: Config) -> Iterator[str]:
     """Yield an error if a contrastive loss has a batch of one sample, in which there is nothing to compare it with."""
     if config.train.batch > 1:
         return
     for loss in config.built_objective.losses:
         if loss in HEADS and HEADS[loss].contrasts:
-            yield f"train.batch (1) must be 2 or more: {loss} tells the rows of a batch from each other."
+            yield f"train.batch (1) must be 2 or more: {loss} compares the samples of a batch with each other."
 
 
-def _memory(config: Config, spec: ModelSpec) -> Iterator[str]:
+def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors of recurrence across batches, which requires the same number of sequences in each batch."""
     task, train = config.built_objective, config.train
-    goes_on = task.unit == "lane"
-    if spec.remembers and not goes_on:
+    continues = task.unit == "lane"
+    if spec.remembers and not continues:
         yield (
-            f"model.memory is what rows before said, and the rows of objective ({task.name}) do not go on from step to "
-            f"step: set model.memory=0, or take {spec.family.objectives[0]}."
+            "model.memory caches hidden states of the previous sequence, but sequences of objective "
+            f"({task.name}) do not continue from step to step: set model.memory=0, or use "
+            f"{spec.family.objectives[0]}."
         )
-    if goes_on and train.ramp is not None:
-        yield f"train.ramp changes the rows of a batch, and those of objective ({task.name}) go on: leave it off."
-    if goes_on and train.after:
+    if continues and train.ramp is not None:
         yield (
-            f"train.after continues another phase, and rows of objective ({task.name}) go on only where its batches "
-            "have as many: leave it off."
+            f"train.ramp changes the number of sequences in a batch, but those of objective ({task.name}) "
+            "continue from step to step: remove it."
+        )
+    if continues and train.after:
+        yield (
+            f"train.after continues another phase, but sequences of objective ({task.name}) continue only "
+            "between batches of one size: remove it."
         )
 
 
-def _regions(config: Config) -> int:
-    """Return the number of positions of regions, which follow the text and need no learned positions."""
-    regions = config.built_objective.batch(config.data.sequence, config.data.document_mask).fields.get(
-        "region_features"
-    )
-    return 0 if regions is None else regions.shape[0]
-
-
-def _longest_stream(config: Config, spec: ModelSpec) -> Iterator[str]:
+def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield an error if a stack's sequence is longer than its learned positions. A decoder may need more than the
     encoder."""
     task = config.built_objective
-    streams = task.batch(config.data.sequence, config.data.document_mask).streams
+    streams = config.batch_spec.streams
     for stack, prefix in spec.family.prefixes.items():
-        places, longest = streams[prefix] - _regions(config), spec.context_of(stack)
-        if places > longest:
+        positions, longest = streams[prefix] - config.batch_spec.regions, spec.context_of(stack)
+        if positions > longest:
             own = spec.size.stacks[stack].context if stack in spec.size.stacks else None
             key = "model.context" if own is None else f"model.stacks.{stack}.context"
             yield (
-                f"objective ({task.name}) makes rows of {places} {prefix}tokens where data.sequence is "
+                f"objective ({task.name}) makes sequences of {positions} {prefix}tokens from data.sequence "
                 f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): "
-                "lower data.sequence, raise these, or ask for less."
+                f"lower data.sequence, or raise {key}."
             )
 
 
@@ -214,7 +214,7 @@ def _distill(config: Config) -> Iterator[str]:
     """Yield errors of the teacher. The relation of student and teacher is checked only if both are valid."""
     if config.distill is None:
         return
-    mistakes = [*teacher_rules(config, broken_model_rules)]
+    mistakes = [*teacher_rules(config, model_errors)]
     yield from mistakes
     if not mistakes and not [*model_rules(config.model)]:
         yield from distillation_rules(config)
@@ -224,19 +224,28 @@ def _init(config: Config) -> Iterator[str]:
     """Yield errors of the initial weights from another run."""
     if config.train.init_from is None:
         if config.train.init_step is not None:
-            yield "train.init_step is of the run in train.init_from, which is missing: name that, or leave both out."
+            yield (
+                "train.init_step is a step of the run in train.init_from, which is missing: set "
+                "train.init_from, or remove both."
+            )
         return
     if isinstance(_family(config.model), WordFamily):
-        yield f"train.init_from: {config.model.family} is a table of words, which begins by itself; leave it out."
+        yield (
+            f"train.init_from: {config.model.family} is a word-vector family, which cannot be initialized "
+            "from a run; remove it."
+        )
     if config.distill is not None and config.distill.initial_layers:
-        yield "train.init_from and distill.initial_layers both say what the student begins with: leave one out."
+        yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
     if config.model.vectors is not None:
-        yield "train.init_from and model.vectors both say what the table of words begins with: leave one out."
+        yield "train.init_from and model.vectors both set the initial word vectors: remove one."
 
 
 def _data(config: Config) -> Iterator[str]:
     if config.data.size_limits and config.data.size_exponent is None:
-        yield "data.size_limits bounds what data.size_exponent multiplies weights by: give data.size_exponent=1, as T5."
+        yield (
+            "data.size_limits limits the sizes that data.size_exponent uses: set data.size_exponent=1, as "
+            "T5, or remove data.size_limits."
+        )
     for name in config.data.size_limits:
         if name not in config.data.mix:
             yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
@@ -248,14 +257,14 @@ def _layout(config: Config) -> Iterator[str]:
         yield from recurrent_layout(layout, spec.name)
         return
     tensor, sizes = config.layout.tensor, [size for size, _ in sizes_of(spec)]
-    for number, what in (
+    for count, what in (
         *((size.heads, "attention heads") for size in sizes),
         *((size.key_heads, "heads of keys and values") for size in sizes if size.key_heads > 1),
         *((size.ffn, "feed-forward units") for size in sizes),
         (spec.padded_vocabulary, "rows of the padded vocabulary"),
     ):
-        if number % tensor:
-            yield f"layout.tensor ({tensor}) must divide the {number} {what} of {title}."
+        if count % tensor:
+            yield f"layout.tensor ({tensor}) must divide the {count} {what} of {title}."
             break  # a value that divides this one may also divide the others
     layers = spec.layers
     chunks = layout.pipeline * layout.virtual
@@ -267,7 +276,7 @@ def _layout(config: Config) -> Iterator[str]:
     if layout.sequence_parallel and tensor == 1:
         yield "layout.sequence_parallel needs layout.tensor of at least 2."
     if layout.sequence_parallel:
-        for what, length in _lengths(config, spec):
+        for what, length in _stack_lengths(config, spec):
             if length % tensor:
                 yield (
                     f"layout.tensor ({tensor}) must divide the {length} tokens of {what} when layout.sequence_parallel "
@@ -279,29 +288,32 @@ def _communication(config: Config) -> Iterator[str]:
     layout, talk = config.layout, config.communication
     if talk.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
         yield (
-            "communication.batch_p2p_comm cannot be with layout.pipeline 2 and layout.virtual of more than 1: the next "
-            "stage is the one before as well, and a batch would mix up what goes to either; leave it off."
+            "communication.batch_p2p_comm cannot be used with layout.pipeline=2 and layout.virtual above 1: "
+            "the next stage is also the previous one, so a batch would mix up their messages; set it to "
+            "false."
         )
     if talk.batch_p2p_comm and talk.overlap_p2p_comm:
-        yield "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other; leave one off."
+        yield "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other; set one to false."
     if talk.overlap_p2p_comm and layout.pipeline > 1 and layout.virtual == 1:
-        yield "communication.overlap_p2p_comm needs layout.virtual of at least 2: other schedules cannot."
+        yield (
+            "communication.overlap_p2p_comm needs layout.virtual of at least 2: only the interleaved "
+            "schedule supports it."
+        )
 
 
-def _lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
+def _stack_lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
     """Yield the number of tokens in a sequence of each stack."""
-    lengths = row_lengths(config.built_objective.batch(config.data.sequence, config.data.document_mask), spec.family)
-    for place, (name, length) in enumerate(lengths.items()):
-        yield f"the {name}'s row{'' if place else ' (data.sequence)'}", length
+    for index, (name, length) in enumerate(sequence_lengths(config.batch_spec, spec.family).items()):
+        yield f"the {name}'s sequence{'' if index else ' (data.sequence)'}", length
 
 
-def _rows(config: Config) -> Iterator[str]:
+def _batch(config: Config) -> Iterator[str]:
     layout, batch = config.layout, config.train.batch
     yield from _ramp(config)
     if batch % (layout.data * layout.microbatch):
         yield (
             f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch "
-            f"({layout.data} x {layout.microbatch}); {_rows_that_fit(batch, layout.data)}."
+            f"({layout.data} x {layout.microbatch}); {_batch_advice(batch, layout.data)}."
         )
     if layout.virtual > 1 and config.microbatches % layout.pipeline:
         yield (
@@ -310,13 +322,16 @@ def _rows(config: Config) -> Iterator[str]:
         )
 
 
-def _rows_that_fit(batch: int, data: int) -> str:
+def _batch_advice(batch: int, data: int) -> str:
     """Return advice for a batch that cannot be divided into micro-batches of all data ranks."""
     if data > batch:
-        return f"{batch:,} rows are enough for {batch:,} data ranks at most: take fewer devices, or more rows"
+        return f"{batch:,} sequences are enough for at most {batch:,} data ranks: use fewer devices, or a larger batch"
     if batch % data:
-        return f"{batch:,} rows do not divide among {data:,} data ranks: take another number of devices, or of rows"
-    return f"each data rank has {batch // data:,} rows: let layout.microbatch divide them"
+        return (
+            f"{batch:,} sequences cannot be divided among {data:,} data ranks: change the number of devices, "
+            "or train.batch"
+        )
+    return f"each data rank has {batch // data:,} sequences: layout.microbatch must divide them"
 
 
 def _ramp(config: Config) -> Iterator[str]:
@@ -324,13 +339,13 @@ def _ramp(config: Config) -> Iterator[str]:
     if (ramp := config.train.ramp) is None:
         return
     linear = {"start": ramp.start, "increment": ramp.increment, "samples": ramp.samples}
-    given = [name for name, number in linear.items() if number is not None]
-    if ramp.steps and given:
-        yield f"train.ramp.{given[0]} and train.ramp.steps exclude each other; leave one off."
+    present = [name for name, number in linear.items() if number is not None]
+    if ramp.steps and present:
+        yield f"train.ramp.{present[0]} and train.ramp.steps exclude each other; remove one."
         return
-    if not ramp.steps and len(given) < len(linear):
-        missing = next(name for name in linear if name not in given)
-        yield f"train.ramp.{missing} is missing; a ramp is start, increment and samples, or steps."
+    if not ramp.steps and len(present) < len(linear):
+        missing = next(name for name in linear if name not in present)
+        yield f"train.ramp.{missing} is missing; a ramp needs start, increment and samples, or steps."
         return
     try:
         _ = config.batch_schedule
@@ -357,10 +372,10 @@ def _schedule(config: Config) -> Iterator[str]:
     yield from _restarts(config)
     if optimizer.decay == "halving" and train.validate_every is None:
         yield (
-            "optimizer.decay halving needs train.validate_every: the rate is halved once a held-out loss is above the "
-            "one before it."
+            "optimizer.decay halving needs train.validate_every: the rate is halved when a validation loss "
+            "exceeds the one before it."
         )
-    yield from _rule(optimizer)
+    yield from _update_rule(optimizer)
     yield from _skip(config)
 
 
@@ -368,13 +383,16 @@ def _skip(config: Config) -> Iterator[str]:
     train = config.train
     for step in train.skip:
         if step >= train.steps:
-            yield f"train.skip.{step} is not before the last step (train.steps {train.steps}): lower it, or remove it."
+            yield f"train.skip.{step} must be less than train.steps ({train.steps}): lower it, or remove it."
     if not train.skip:
         return
     with contextlib.suppress(UserError):  # reported by other code
-        if "begins" in config.built_objective.batch(config.data.sequence, config.data.document_mask).fields:
-            name = config.built_objective.name
-            yield f"train.skip: rows of {name} go on where those of the step before ended, so none may be passed over."
+        if "begins" in config.batch_spec.fields:
+            objective_name = config.built_objective.name
+            yield (
+                f"train.skip: sequences of {objective_name} continue those of the step before, so no batch can "
+                "be skipped; remove it."
+            )
 
 
 def _restarts(config: Config) -> Iterator[str]:
@@ -384,15 +402,17 @@ def _restarts(config: Config) -> Iterator[str]:
     if not optimizer.restarts or any(_ramp(config)):
         return
     if optimizer.decay == "halving":
-        yield "optimizer.restarts means nothing to optimizer.decay halving, which falls by held-out losses; remove it."
-    least = max(optimizer.warmup_steps, optimizer.stable_steps)
-    what = "whole batches" if optimizer.counts == "batches" and config.train.ramp is not None else "steps"
-    ends = zip((0, *optimizer.restarts), (0.0, *counted_restarts(config)), strict=True)
-    for (begun, counted), (ended, later) in pairwise(ends):
-        if later - counted <= least:
+        yield (
+            "optimizer.restarts is not used by optimizer.decay halving, which depends on validation losses; remove it."
+        )
+    min_steps = max(optimizer.warmup_steps, optimizer.stable_steps)
+    unit = "whole batches" if optimizer.counts == "batches" and config.train.ramp is not None else "steps"
+    ends = zip((0, *optimizer.restarts), (0.0, *schedule_restarts(config)), strict=True)
+    for (step, start), (next_step, next_start) in pairwise(ends):
+        if next_start - start <= min_steps:
             yield (
-                f"optimizer.restarts: {ended} must come more than {least} {what} after {begun}: so long the rate rises "
-                "and stays (optimizer.warmup_steps, optimizer.stable_steps)."
+                f"optimizer.restarts: {next_step} must come more than {min_steps} {unit} after {step}, the length "
+                "of the rise and the constant phase (optimizer.warmup_steps, optimizer.stable_steps)."
             )
 
 
@@ -408,11 +428,11 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
     if decay in ("noam", "triangular") and not warmup:
         yield f"optimizer.decay {decay} needs optimizer.warmup_steps of at least 1."
     if decay == "polynomial" and optimizer.power is None:
-        yield "optimizer.decay polynomial needs optimizer.power: 1 is linear, more falls faster at first."
+        yield "optimizer.decay polynomial needs optimizer.power: 1 is linear, higher values fall faster at first."
     if decay != "polynomial" and optimizer.power is not None:
-        yield f"optimizer.power means nothing to optimizer.decay {decay}; remove it, or choose polynomial."
+        yield f"optimizer.power is not used by optimizer.decay {decay}; remove it, or set optimizer.decay=polynomial."
     if stable and decay in ("noam", "triangular", "halving", "constant"):
-        yield f"optimizer.stable_steps means nothing to optimizer.decay {decay}; remove it."
+        yield f"optimizer.stable_steps is not used by optimizer.decay {decay}; remove it."
     elif stable and stable <= warmup:
         yield (
             f"optimizer.stable_steps ({stable}) must exceed optimizer.warmup_steps ({warmup}): both count from the "
@@ -420,22 +440,22 @@ def _decay(optimizer: OptimizerConfig) -> Iterator[str]:
         )
     if decay == "inverse":
         if optimizer.decay_steps is None:
-            yield "optimizer.decay inverse needs optimizer.decay_steps: after so many steps half of the rate is left."
+            yield "optimizer.decay inverse needs optimizer.decay_steps, after which half of the rate is left."
         return
     if decay == "halving":
         if optimizer.decay_steps is None:
-            yield "optimizer.decay halving needs optimizer.decay_steps: the rate is halved again after each so many."
+            yield "optimizer.decay halving needs optimizer.decay_steps, the number of steps between two halvings."
         return
     if (end := optimizer.decay_steps) is None:
         return
     if decay in ENDLESS:
-        yield f"optimizer.decay_steps means nothing to optimizer.decay {decay}; remove it."
+        yield f"optimizer.decay_steps is not used by optimizer.decay {decay}; remove it."
     elif end <= max(warmup, stable):
         name, begin = ("stable_steps", stable) if stable > warmup else ("warmup_steps", warmup)
         yield f"optimizer.decay_steps ({end}) must exceed optimizer.{name} ({begin}): both count from the start."
 
 
-def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
+def _update_rule(optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield errors of keys that the update rule does not use."""
     used_by = {
         "momentum": ("sgd", "adafactor"),
@@ -445,8 +465,8 @@ def _rule(optimizer: OptimizerConfig) -> Iterator[str]:
     for key, names in used_by.items():
         if getattr(optimizer, key) != OptimizerConfig.model_fields[key].default and optimizer.name not in names:
             yield (
-                f"optimizer.{key} means nothing to optimizer.name {optimizer.name}; remove it, or choose "
+                f"optimizer.{key} is not used by optimizer.name {optimizer.name}; remove it, or choose "
                 f"{' or '.join(names)}."
             )
     if optimizer.adafactor != AdafactorConfig() and optimizer.name != "adafactor":
-        yield f"optimizer.adafactor means nothing to optimizer.name {optimizer.name}; remove it, or choose adafactor."
+        yield f"optimizer.adafactor is not used by optimizer.name {optimizer.name}; remove it, or choose adafactor."

@@ -16,18 +16,18 @@ def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -
     If both `devices` and `layout.data` are set, the later one counts. `levels` are the files, and last the overrides.
     """
     offered = DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
-    rest = {key: value for key, value in values.items() if key not in DeviceLayout.model_fields}
-    for number, row in offered.layouts.items():
-        _check_row(number, row)
+    without_devices = {key: value for key, value in values.items() if key not in DeviceLayout.model_fields}
+    for num_devices, candidate in offered.layouts.items():
+        _check_row(num_devices, candidate)
     devices = offered.devices or min(offered.layouts, default=None)
-    layout = rest.get("layout", {})
+    layout = without_devices.get("layout", {})
     if devices is None or not isinstance(layout, dict):
-        return rest, None
-    named = _latest(levels, lambda one: "devices" in one)
-    counted = _latest(levels, lambda one: "data" in (one.get("layout") or {}))
-    given = {key: value for key, value in layout.items() if key != "data" or counted >= named}
-    below = _row(offered.layouts, devices).model_dump(exclude_unset=True)
-    return {**rest, "layout": {**below, **given}}, devices if named >= counted else None
+        return without_devices, None
+    devices_level = _latest(levels, lambda one: "devices" in one)
+    data_level = _latest(levels, lambda one: "data" in (one.get("layout") or {}))
+    explicit = {key: value for key, value in layout.items() if key != "data" or data_level >= devices_level}
+    defaults = _row(offered.layouts, devices).model_dump(exclude_unset=True)
+    return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
 
 
 def device_mismatch(config: Config, devices: int) -> Iterator[str]:
@@ -40,8 +40,8 @@ def device_mismatch(config: Config, devices: int) -> Iterator[str]:
         )
     elif "data" in layout.model_fields_set and layout.processes != devices:
         yield (
-            f"devices ({devices:,}) are not the {layout.processes:,} of layout.data x layout.tensor x layout.pipeline "
-            f"({layout.data} x {layout.tensor} x {layout.pipeline}); give one or the other."
+            f"devices ({devices:,}) must be layout.data x layout.tensor x layout.pipeline ({layout.data} x "
+            f"{layout.tensor} x {layout.pipeline}); set only one of them."
         )
 
 
@@ -59,15 +59,19 @@ def _row(layouts: Mapping[int, Layout], devices: int) -> Layout:
     return layouts[max((number for number in layouts if number <= devices), default=min(layouts))]
 
 
-def _check_row(number: int, row: Layout) -> None:
-    if "data" in row.model_fields_set:
-        raise UserError(f"layouts.{number}.data: data ranks follow from the number of devices; remove it.")
-    if number % (row.tensor * row.pipeline):
+def _check_row(num_devices: int, layout: Layout) -> None:
+    if "data" in layout.model_fields_set:
         raise UserError(
-            f"layouts.{number}: tensor x pipeline ({row.tensor} x {row.pipeline}) must divide the {number} devices."
+            f"layouts.{num_devices}.data: the number of data ranks follows from the number of devices; remove it."
+        )
+    if num_devices % (layout.tensor * layout.pipeline):
+        raise UserError(
+            f"layouts.{num_devices}: tensor x pipeline ({layout.tensor} x {layout.pipeline}) must divide the {num_devices} devices."
         )
 
 
-def _latest(levels: Sequence[Sequence[ConfigLayer]], gives: Callable[[dict[str, Any]], bool]) -> int:
+def _latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:
     """Return the index of the last level for which `gives` is true; -1 without one."""
-    return max((at for at, level in enumerate(levels) if any(gives(layer.values) for layer in level)), default=-1)
+    return max(
+        (index for index, level in enumerate(levels) if any(is_set(layer.values) for layer in level)), default=-1
+    )

@@ -9,68 +9,64 @@ from pydantic import ValidationError
 from megaptm.bricks import HEADS
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.config.errors import error_messages
-from megaptm.config.model import model_spec, resolve_model, resolved
-from megaptm.config.schema import Config, DistillConfig, ModelConfig, Section
+from megaptm.config.model import model_spec, resolve_model, with_resolved_model
+from megaptm.config.schema import Config, DistillConfig, ModelConfig, ModelSection
 from megaptm.families import find_family
 from megaptm.families.words import WordFamily
 from megaptm.spec import HOOKS, Distillation, ModelSpec
 
 
-class _TeacherOnly(Section):
-    model: ModelConfig
-
-
 def teacher_model(config: Config) -> ModelConfig:
     """Return the section of the teacher's model. Its vocabulary is the student's by default."""
     assert config.distill is not None
-    return _TeacherOnly.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
+    return ModelSection.model_validate({"model": {"vocabulary": config.model.vocabulary} | config.distill.model}).model
 
 
 def with_resolved_teacher(config: Config) -> Config:
-    """Return the config with all sizes of the teacher filled in, as `model.resolved` does for the model."""
+    """Return the config with all sizes of the teacher filled in, as `with_resolved_model` does for the model."""
     assert config.distill is not None
-    alone = resolved(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
+    alone = with_resolved_model(config.model_copy(update={"model": teacher_model(config), "distill": None})).model
     model = alone.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
-def distillation_of(config: Config) -> Distillation:
+def resolve_distillation(config: Config) -> Distillation:
     """Return the distillation of a checked config that has a teacher."""
-    said = config.distill
-    assert said is not None
-    questions = _questions(config)
+    distill = config.distill
+    assert distill is not None
+    questions = _class_heads(config)
     teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
     return Distillation(
         teacher=teacher,
-        weights={hook: weight for hook in HOOKS if (weight := getattr(said, hook))},
-        layers={stack: _layers(said, student, teacher, stack) or () for stack in student.family.stacks},
-        layer_weights=said.layer_weights,
+        weights={hook: weight for hook in HOOKS if (weight := getattr(distill, hook))},
+        layers={stack: _teacher_layers(distill, student, teacher, stack) or () for stack in student.family.stacks},
+        layer_weights=distill.layer_weights,
         questions=questions,
-        temperature=said.temperature,
-        soft=said.soft,
-        places=said.places,
-        projection=said.projection,
-        initial=said.initial_layers,
-        cached=said.cached is not None,
-        objective=said.objective,
+        temperature=distill.temperature,
+        soft=distill.soft,
+        places=distill.places,
+        projection=distill.projection,
+        initial=distill.initial_layers,
+        cached=distill.cached is not None,
+        objective=distill.objective,
     )
 
 
-def _questions(config: Config) -> tuple[str, ...]:
+def _class_heads(config: Config) -> tuple[str, ...]:
     """Return the heads of the objective whose logits are compared."""
     assert config.distill is not None
     rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
     return tuple(rows) if config.distill.answers else ()
 
 
-def teacher_rules(config: Config, broken_model_rules: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
+def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
     """Yield broken rules of the teacher by itself."""
-    said = config.distill
-    assert said is not None
-    if not said.model:
+    distill = config.distill
+    assert distill is not None
+    if not distill.model:
         yield (
-            f"distill.teacher ({said.teacher}) is not the folder of a run, and distill.model does not say what it will "
-            "be: train it first, or begin a run with a model of Hugging Face's (`megaptm import hf`)."
+            f"distill.teacher ({distill.teacher}) is not the folder of a run, and distill.model does not "
+            "describe the teacher: train it first, or import a Hugging Face model (`megaptm import hf`)."
         )
         return
     try:
@@ -78,65 +74,71 @@ def teacher_rules(config: Config, broken_model_rules: Callable[[ModelConfig], It
     except ValidationError as error:
         yield from error_messages(error, origins={}, source="distill")
         return
-    for rule in broken_model_rules(model):
+    for rule in model_errors(model):
         yield f"distill: {rule}"
     if isinstance(find_family(model.family), WordFamily):
-        yield f"distill.model ({model.family}) is a table of words, from which no layers learn; use another teacher."
+        yield (
+            f"distill.model ({model.family}) is a word-vector family, which has no layers to learn from; use "
+            "another teacher."
+        )
 
 
 def distillation_rules(config: Config) -> Iterator[str]:
     """Yield broken rules of the combination of student and teacher."""
-    said, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
-    assert said is not None
-    if not any(getattr(said, hook) for hook in HOOKS):
-        yield f"distill asks nothing of its teacher: give one of {', '.join(HOOKS)} a weight, or leave distill out."
+    distill, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
+    assert distill is not None
+    if not any(getattr(distill, hook) for hook in HOOKS):
+        yield f"distill has no loss: give one of {', '.join(HOOKS)} a weight, or remove distill."
     for spec, key in ((student, "model"), (teacher, "distill.model")):
-        if why := _unfit(spec):
-            yield f"{key} ({spec.name}) {why}, which distillation does not know: leave distill out."
+        if why := _unsupported_property(spec):
+            yield f"{key} ({spec.name}) {why}, which distillation does not support: remove distill."
             return
     if [*student.family.stacks] != [*teacher.family.stacks]:
-        ours, theirs = (" and ".join(spec.family.stacks) for spec in (student, teacher))
-        yield f"distill.model ({teacher.name}) has {theirs}, and {student.name} {ours}: both must read the same text."
-        return
-    yield from _read(config, student, teacher)
-    yield from _layout(config, teacher)
-    yield from _hooks(said, student, teacher)
-    if said.answers and not _questions(config):
+        student_stacks, teacher_stacks = (" and ".join(spec.family.stacks) for spec in (student, teacher))
         yield (
-            f"distill.answers: objective ({config.built_objective.name}) asks nothing of a row that has classes: leave "
-            "it out, or ask a question (docs/objectives.md)."
+            f"distill.model ({teacher.name}) has {teacher_stacks}, and {student.name} has {student_stacks}: "
+            "both need the same stacks."
         )
-    yield from _lists(said, student, teacher)
-    if said.cached is not None:
-        yield from _cached(said)
-    if said.initial_layers:
-        yield from _initial(said, student, teacher)
+        return
+    yield from _shared_inputs(config, student, teacher)
+    yield from _teacher_layout(config, teacher)
+    yield from _compared_outputs(distill, student, teacher)
+    if distill.answers and not _class_heads(config):
+        yield (
+            f"distill.answers: objective ({config.built_objective.name}) has no task that classifies "
+            "sequences: remove it, or add one (docs/objectives.md)."
+        )
+    yield from _layer_lists(distill, student, teacher)
+    if distill.cached is not None:
+        yield from _cached_logits(distill)
+    if distill.initial_layers:
+        yield from _initial_layers(distill, student, teacher)
 
 
-def _cached(said: DistillConfig) -> Iterator[str]:
+def _cached_logits(distill: DistillConfig) -> Iterator[str]:
     """Yield errors of losses other than word logits, which need a teacher that is run."""
-    if said.cached is not None and "://" in said.cached:
-        yield f"distill.cached ({said.cached}) must be a folder on disk: copy it there, where all nodes see it."
+    if distill.cached is not None and "://" in distill.cached:
+        yield f"distill.cached ({distill.cached}) must be a local folder, which all nodes can read: copy it there."
     for hook in HOOKS:
-        if hook != "logits" and getattr(said, hook):
+        if hook != "logits" and getattr(distill, hook):
             yield (
-                f"distill.{hook} needs a teacher that is run, and distill.cached has logits of words alone: leave one "
-                "of them out."
+                f"distill.{hook} needs a teacher that runs, and distill.cached has only the logits of words: "
+                "remove one of them."
             )
 
 
-def _unfit(spec: ModelSpec) -> str:
+def _unsupported_property(spec: ModelSpec) -> str:
     """Return the property of a model that distillation does not support, or an empty string."""
-    wrong = {
+    unsupported = {
         "is recurrent": spec.family.is_recurrent,
-        "remembers rows before": spec.remembers,
-        "reads what is drawn": bool(spec.family.drawn),
+        "has a recurrence cache": spec.remembers,
+        "reads sampled tokens": bool(spec.family.drawn),
         "has a second stream of queries": any(block.query_stream for block in spec.family.stacks.values()),
     }
-    return next((word for word, is_so in wrong.items() if is_so), "")
+    return next((reason for reason, applies in unsupported.items() if applies), "")
 
 
-def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if student and teacher cannot read the same batch."""
     if teacher.vocabulary != student.vocabulary:
         yield (
@@ -145,131 +147,174 @@ def _read(config: Config, student: ModelSpec, teacher: ModelSpec) -> Iterator[st
         )
     kinds = [(spec.family.reads_images, spec.family.reads_regions) for spec in (student, teacher)]
     if kinds[0] != kinds[1]:
-        yield f"distill.model ({teacher.name}) does not read what {student.name} reads: take another teacher."
+        yield (
+            f"distill.model ({teacher.name}) and {student.name} read different inputs (text, images, "
+            "regions): use another teacher."
+        )
         return
-    cut = {
+    image_keys = {
         "patch": (student.size.patch, teacher.size.patch),
         "detector": (student.size.detector, teacher.size.detector),
     }
     if student.family.reads_images:
-        cut["context"] = (student.context, teacher.context)
-    for key, (ours, theirs) in cut.items():
-        if ours != theirs:
-            yield f"distill.model.{key} ({theirs}) must be model.{key} ({ours}): both read the same images."
+        image_keys["context"] = (student.context, teacher.context)
+    for key, (student_value, teacher_value) in image_keys.items():
+        if student_value != teacher_value:
+            yield f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}): both read the same images."
     task = config.built_objective
-    batch = task.batch(config.data.sequence, config.data.document_mask)
-    for prefix, places in batch.streams.items():
-        if teacher.longest is not None and places > teacher.longest:
+    batch = config.batch_spec
+    for prefix, positions in batch.streams.items():
+        if teacher.longest is not None and positions > teacher.longest:
             yield (
-                f"distill.model has {teacher.longest} learned positions, less than the {places} {prefix}tokens of a "
-                "row: lower data.sequence, or take another teacher."
+                f"distill.model has {teacher.longest} learned positions, fewer than the {positions} "
+                f"{prefix}tokens of a sequence: lower data.sequence, or use another teacher."
             )
     needed = {
         "segments": "segment" in teacher.family.inputs,
         "order": any(block.ordered for block in teacher.family.stacks.values()),
     }
-    for field, is_so in needed.items():
-        if is_so and field not in batch.fields:
-            yield f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) has not: take another."
+    for field, is_needed in needed.items():
+        if is_needed and field not in batch.fields:
+            yield (
+                f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) does not provide: "
+                "use another teacher."
+            )
     if needed["segments"] and task.segments > teacher.family.segments:
-        yield f"objective ({task.name}) tells {task.segments} texts apart, distill.model {teacher.family.segments}."
+        yield (
+            f"objective ({task.name}) needs {task.segments} segments, and distill.model has "
+            f"{teacher.family.segments}: use another teacher."
+        )
     for loss in task.losses:
         if loss in HEADS and HEADS[loss].contrasts:
-            yield f"objective ({task.name}) compares rows in two passes, of which a teacher reads one: take another."
+            yield (
+                f"objective ({task.name}) compares samples in two passes, of which a teacher reads one: use "
+                "another objective."
+            )
 
 
-def _layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
+def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
     if config.layout.pipeline > 1:
         yield (
-            f"layout.pipeline ({config.layout.pipeline}) must be 1 where there is a teacher (distill): what it says "
-            "does not travel between stages; use layout.tensor and layout.data."
+            f"layout.pipeline ({config.layout.pipeline}) must be 1 with a teacher (distill), whose outputs "
+            "are not sent between stages; use layout.tensor and layout.data."
         )
     for stack in teacher.family.stacks:
         size, tensor = teacher.size_of(stack), config.layout.tensor
-        for number, what in ((size.heads, "heads"), (size.ffn, "ffn"), (size.key_heads, "kv_heads")):
-            if number % tensor and not (what == "kv_heads" and number == 1):
-                yield f"layout.tensor ({tensor}) must divide distill.model.{what} ({number})."
+        for count, name in ((size.heads, "heads"), (size.ffn, "ffn"), (size.key_heads, "kv_heads")):
+            if count % tensor and not (name == "kv_heads" and count == 1):
+                yield f"layout.tensor ({tensor}) must divide distill.model.{name} ({count})."
 
 
-def _hooks(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if compared tensors differ in shape."""
     stacks = [*student.family.stacks]
-    if said.logits and (student.size.cutoffs or teacher.size.cutoffs):
-        yield "distill.logits compares words of one table each: set model.cutoffs=[], or leave it out."
-    if said.logits and Distillation(teacher=teacher, weights={}, layers={}).head_of(student) is None:
+    if distill.logits and (student.size.cutoffs or teacher.size.cutoffs):
         yield (
-            f"distill.logits compares heads lm or mlm, of which {student.name} and {teacher.name} have none in common: "
-            "leave it out, or take another teacher."
+            "distill.logits needs one token table in each model, not clusters: set model.cutoffs=[], or "
+            "remove distill.logits."
         )
-    for key, specs in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
-        mapped = key != "cosine" and said.projection != "none"
-        for stack in stacks if getattr(said, key) and not mapped else ():
-            if (ours := specs(student, stack)) != (theirs := specs(teacher, stack)):
+    if distill.logits and Distillation(teacher=teacher, weights={}, layers={}).head_of(student) is None:
+        yield (
+            f"distill.logits compares the head lm or mlm, and {student.name} and {teacher.name} have neither "
+            "in common: remove it, or use another teacher."
+        )
+    for key, width_of in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
+        is_projected = key != "cosine" and distill.projection != "none"
+        for stack in stacks if getattr(distill, key) and not is_projected else ():
+            if (ours := width_of(student, stack)) != (theirs := width_of(teacher, stack)):
                 remedy = "" if key == "cosine" else "set distill.projection=shared, or "
-                yield f"distill.{key} compares the {stack}'s width {ours} with {theirs}: {remedy}leave it out."
-    if said.projection != "none" and len({(_width(student, one), _width(teacher, one)) for one in stacks}) > 1:
-        yield "distill.projection maps stacks of one width: leave it out, or make the stacks equally wide."
-    if said.projection != "none" and not (said.embeddings or said.hidden):
-        yield "distill.projection means nothing without distill.embeddings or distill.hidden; remove it."
+                yield (
+                    f"distill.{key}: the {stack} has width {ours} in the student and {theirs} in the teacher: "
+                    f"{remedy}remove it."
+                )
+    if distill.projection != "none" and len({(_width(student, one), _width(teacher, one)) for one in stacks}) > 1:
+        yield "distill.projection needs stacks of equal width: remove it, or set equal widths."
+    if distill.projection != "none" and not (distill.embeddings or distill.hidden):
+        yield "distill.projection has no effect without distill.embeddings or distill.hidden; remove it."
     for spec in (student, teacher):
-        if (said.hidden or said.scores) and any(block.reversible for block in spec.family.stacks.values()):
-            yield f"distill.hidden and distill.scores read layers, and {spec.name} keeps none; leave both out."
+        if (distill.hidden or distill.scores) and any(block.reversible for block in spec.family.stacks.values()):
+            yield (
+                "distill.hidden and distill.scores read the outputs of layers, which the reversible layers of "
+                f"{spec.name} do not keep; remove both."
+            )
         words = {word for block in spec.family.stacks.values() for word in block.words}
-        if said.scores and words != {"dot"}:
-            yield f"distill.scores reads attention of the kind dot, and {spec.name} has {', '.join(sorted(words))}."
-    for stack in stacks if said.scores else ():
+        if distill.scores and words != {"dot"}:
+            yield (
+                f"distill.scores needs dot-product attention (dot), and {spec.name} has "
+                f"{', '.join(sorted(words))}; remove it."
+            )
+    for stack in stacks if distill.scores else ():
         if (ours := student.size_of(stack).heads) != (theirs := teacher.size_of(stack).heads):
-            yield f"distill.scores compares {ours} heads of the {stack} with {theirs}: make them equal."
+            yield (
+                f"distill.scores: the {stack} has {ours} heads in the student and {theirs} in the teacher: make "
+                "them equal."
+            )
 
 
 def _width(spec: ModelSpec, stack: str) -> int:
     return spec.size_of(stack).width
 
 
-def _layers(said: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: str) -> tuple[int, ...] | None:
+def _teacher_layers(
+    distill: DistillConfig, student: ModelSpec, teacher: ModelSpec, stack: str
+) -> tuple[int, ...] | None:
     """Return the teacher layer for each student layer; None if not configured and the depths are not multiples."""
-    if not (said.hidden or said.scores):
+    if not (distill.hidden or distill.scores):
         return ()
-    if said.layers:
-        return said.layers
-    ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
-    group = theirs // ours
-    return None if theirs % ours else tuple(group * (layer + 1) - 1 for layer in range(ours))
+    if distill.layers:
+        return distill.layers
+    student_layers, teacher_layers = student.size_of(stack).layers, teacher.size_of(stack).layers
+    group = teacher_layers // student_layers
+    return (
+        None if teacher_layers % student_layers else tuple(group * (layer + 1) - 1 for layer in range(student_layers))
+    )
 
 
-def _lists(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _layer_lists(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors of lists with an entry per student layer."""
     for key in ("layers", "layer_weights", "initial_layers"):
-        for stack in student.family.stacks if (listed := getattr(said, key)) else ():
-            ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
-            if len(listed) != ours:
-                yield f"distill.{key} has {len(listed)} entries for the {ours} layers of the {stack}: give as many."
-            if key != "layer_weights" and (most := max(listed)) >= theirs:
-                yield f"distill.{key} has {most}, and layers of the teacher's {stack} are 0 to {theirs - 1}."
+        for stack in student.family.stacks if (entries := getattr(distill, key)) else ():
+            student_layers, teacher_layers = student.size_of(stack).layers, teacher.size_of(stack).layers
+            if len(entries) != student_layers:
+                yield (
+                    f"distill.{key} has {len(entries)} entries for the {student_layers} layers of the {stack}: "
+                    "give one entry per layer."
+                )
+            if key != "layer_weights" and (largest := max(entries)) >= teacher_layers:
+                yield (
+                    f"distill.{key} has {largest}, and the layers of the teacher's {stack} are 0 to "
+                    f"{teacher_layers - 1}."
+                )
     for key in ("layers", "layer_weights"):
-        if getattr(said, key) and not (said.hidden or said.scores):
-            yield f"distill.{key} means nothing without distill.hidden or distill.scores; remove it."
+        if getattr(distill, key) and not (distill.hidden or distill.scores):
+            yield f"distill.{key} has no effect without distill.hidden or distill.scores; remove it."
     for stack in student.family.stacks:
-        if _layers(said, student, teacher, stack) is None:
-            ours, theirs = student.size_of(stack).layers, teacher.size_of(stack).layers
-            yield f"distill.layers is missing: {ours} layers do not divide the teacher's {theirs}; say which is whose."
+        if _teacher_layers(distill, student, teacher, stack) is None:
+            student_layers, teacher_layers = student.size_of(stack).layers, teacher.size_of(stack).layers
+            yield (
+                f"distill.layers is missing: the teacher's {teacher_layers} layers are no multiple of "
+                f"{student_layers}; list the teacher layer of each student layer."
+            )
 
 
-def _initial(said: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _initial_layers(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if the teacher's layers cannot initialize the student's."""
     for stack, block in student.family.stacks.items():
         if block != teacher.family.stacks[stack]:
-            yield f"distill.initial_layers: layers of {student.name} are no layers of {teacher.name}; leave it out."
+            yield (
+                f"distill.initial_layers: the layers of {student.name} and {teacher.name} differ in structure; "
+                "remove it."
+            )
             return
         if block.share:
-            yield f"distill.initial_layers: layers of {student.name} share their weights; leave it out."
+            yield f"distill.initial_layers: the layers of {student.name} share weights; remove it."
             return
-        ours, theirs = student.size_of(stack), teacher.size_of(stack)
+        student_size, teacher_size = student.size_of(stack), teacher.size_of(stack)
         for name in ("width", "heads", "ffn", "key_width", "key_heads", "table_width"):
-            if getattr(ours, name) != getattr(theirs, name):
+            if getattr(student_size, name) != getattr(teacher_size, name):
                 yield (
-                    f"distill.initial_layers: {name} of {student.name} is {getattr(ours, name)}, and the teacher's "
-                    f"{getattr(theirs, name)}; a slice is as wide as the whole."
+                    f"distill.initial_layers: {name} of {student.name} is {getattr(student_size, name)}, and the "
+                    f"teacher's is {getattr(teacher_size, name)}; both must be equal."
                 )
     if student.context > teacher.context and student.longest is not None:
         yield (

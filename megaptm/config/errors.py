@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
-from megaptm.errors import must_be, told_value, without_space
+from megaptm.errors import must_be, shown_value, without_space
 from megaptm.suggest import advice, equivalent, suggest
 
 
@@ -18,10 +18,10 @@ def error_messages(error: ValidationError, *, origins: dict[str, str], source: s
     """Return a message for every mistake. Unknown keys come first; the keys that they were meant to be are not reported
     as missing."""
     details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    meant = {_meant(_path(one)) for one in details if one["type"] == "extra_forbidden"}
-    told = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
-    told = [one for one in told if not _is_of_a_short_list(one) or one["loc"][-1] == len(one["input"])]
-    return [_sentence(one, origins, source) for one in told]
+    meant = {_intended_path(_path(one)) for one in details if one["type"] == "extra_forbidden"}
+    reported = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
+    reported = [one for one in reported if not _is_missing_entry(one) or one["loc"][-1] == len(one["input"])]
+    return [_sentence(one, origins, source) for one in reported]
 
 
 def _path(details: ErrorDetails) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def _path(details: ErrorDetails) -> tuple[str, ...]:
     return tuple(str(step) for step in details["loc"] if step != "[key]")
 
 
-def _is_of_a_short_list(details: ErrorDetails) -> bool:
+def _is_missing_entry(details: ErrorDetails) -> bool:
     """Whether an entry of a fixed-length list is missing. pydantic reports each missing entry."""
     return details["type"] == "missing" and isinstance(details["loc"][-1], int)
 
@@ -38,33 +38,36 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
     path = _path(details)
     key = ".".join(path)
     origin = _origin(path, origins)
-    if _is_of_a_short_list(details):
-        whole = ".".join(path[:-1])
-        return f"{origin or source}: {whole} must be {_entries(path[:-1])} entries, not {told_value(details['input'])}."
+    if _is_missing_entry(details):
+        list_key = ".".join(path[:-1])
+        return (
+            f"{origin or source}: {list_key} must have {_list_length(path[:-1])} entries, not "
+            f"{shown_value(details['input'])}."
+        )
     if details["type"] == "missing":
         # The file that started the section may be extended by this one, so it need not set all keys.
         where = origin if origin and origin.startswith(f"{source}:") else source
-        begin = ": write it, or take another's, as `extends: gpt2/tiny` does" if key == "model" else ""
-        return f"{where}: {key} is missing{_meaning(path)}{begin}."
+        hint = ": set it, or extend another config, as `extends: gpt2/tiny` does" if key == "model" else ""
+        return f"{where}: {key} is missing{_meaning(path)}{hint}."
     where = origin or source
-    if told := without_space(path[-1], details["input"]):
-        return f"{where}: {key} {told}"
+    if no_space := without_space(path[-1], details["input"]):
+        return f"{where}: {key} {no_space}"
     if details["type"] == "extra_forbidden":
-        path = _with_known_part(path, details["input"])
+        path = _known_path(path, details["input"])
         return f"{where}: unknown key {'.'.join(path)}{_nearest(path)}"
     if details["type"] == "invalid_key":
         return f"{where}: unknown key {key}{_nearest(path, numbered=True)}"
-    if details["type"] == "dict_type" and key == "data.mix" and (corpora := _corpora(details["input"])):
+    if details["type"] == "dict_type" and key == "data.mix" and (corpora := _suggested_mix(details["input"])):
         return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
     return f"{where}: {key} {must_be(details)}"
 
 
-def _corpora(said: object) -> str | None:
+def _suggested_mix(value: object) -> str | None:
     """Return the mapping to suggest for `data.mix`, if it was written as a corpus or a list of corpora."""
-    if isinstance(said, str):
-        return f"{said.strip('{}') or 'corpora/books'}: 1"
-    if isinstance(said, list) and said and all(isinstance(one, str) for one in said):
-        return ", ".join(f"{one}: 1" for one in said)
+    if isinstance(value, str):
+        return f"{value.strip('{}') or 'corpora/books'}: 1"
+    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        return ", ".join(f"{one}: 1" for one in value)
     return None
 
 
@@ -106,23 +109,23 @@ def _without_none(annotation: Any) -> Any:
     return kinds[0] if len(kinds) == 1 else annotation
 
 
-def _entries(path: tuple[str, ...]) -> int:
+def _list_length(path: tuple[str, ...]) -> int:
     """Return the length of a fixed-length list, which may be nested in lists."""
-    depth = max(place for place, step in enumerate(path) if not step.isdecimal())
+    depth = max(index for index, step in enumerate(path) if not step.isdecimal())
     section = _section(path[:depth])
     assert section is not None
-    kind = _bare(section.model_fields[path[depth]].annotation)
+    kind = _without_annotations(section.model_fields[path[depth]].annotation)
     for _ in path[depth + 1 :]:
-        kind = _bare(get_args(kind)[0])
+        kind = _without_annotations(get_args(kind)[0])
     return len(get_args(kind))
 
 
-def _bare(annotation: Any) -> Any:
+def _without_annotations(annotation: Any) -> Any:
     """Return a type without annotations and without None."""
     if get_origin(annotation) is Annotated:
-        return _bare(get_args(annotation)[0])
+        return _without_annotations(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
-        return _bare(next(kind for kind in get_args(annotation) if kind is not NoneType))
+        return _without_annotations(next(kind for kind in get_args(annotation) if kind is not NoneType))
     return annotation
 
 
@@ -139,35 +142,35 @@ def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
     """Return `; did you mean X?`, advice, or the keys of the section. A numeric key may belong to one of its tables."""
     if instead := advice(".".join(path), path[-1]):
         return f"; {instead}"
-    meant = _meant_of_number(path) if numbered else _meant(path)
+    meant = _intended_path_of_number(path) if numbered else _intended_path(path)
     if meant:
         return f"; did you mean {meant}?"
     here, siblings = path[:-1], list(fields(path[:-1]))
     return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."
 
 
-def _with_known_part(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
+def _known_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
     """Return the path of the first key in an unknown section that another project uses, else the path of the
     section."""
-    inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _meant(path) else []
-    return next((one for one in inside if advice(one[-1]) or _meant(one)), path)
+    inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _intended_path(path) else []
+    return next((one for one in inside if advice(one[-1]) or _intended_path(one)), path)
 
 
-def _meant_of_number(path: tuple[str, ...]) -> str | None:
+def _intended_path_of_number(path: tuple[str, ...]) -> str | None:
     section = _section(path[:-1])
     names = section.model_fields.items() if section is not None else ()
     tables = [name for name, field in names if get_origin(field.annotation) is dict]
     return next((".".join((*path[:-1], name, path[-1])) for name in tables), None)
 
 
-def _meant(path: tuple[str, ...]) -> str | None:
+def _intended_path(path: tuple[str, ...]) -> str | None:
     """Return the path of the intended key: a spelling in this section, the same name in another section, another
     project's name of a key, or the nearest name in this section."""
     here, name = path[:-1], path[-1]
     sections = [here, (), *((section,) for section in fields())]
     mistyped = [(*here, one) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
     same = [(*section, name) for section in sections if name in fields(section)]
-    ours = equivalent(name)
-    renamed = [(*section, ours) for section in sections if ours in fields(section)]
+    own_name = equivalent(name)
+    renamed = [(*section, own_name) for section in sections if own_name in fields(section)]
     close = [(*here, one) for one in [suggest(name, fields(here))] if one]
     return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

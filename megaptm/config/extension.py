@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from megaptm.config.check import broken_rules
-from megaptm.config.learning_rate import decay_end, peak_of, rate_of
+from megaptm.config.check import config_errors
+from megaptm.config.learning_rate import decay_end, learning_rate_at, peak_learning_rate
 from megaptm.config.schema import Config
 
 SCHEDULE_KEYS = ("train.steps", "optimizer.decay_steps", "optimizer.restarts")
@@ -45,34 +45,34 @@ class ScheduleChoice:
         return f"{self.key}={value}".replace(" ", "")
 
 
-def rate_jump(begun: Config, config: Config, step: int) -> RateJump | None:
+def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
     """Return the jump of the rate after `step` steps; None if both configs give one rate, or no step is left."""
-    if step >= config.train.steps:
+    if step >= new.train.steps:
         return None
-    before, after = rate_of(begun, step), rate_of(config, step)
+    before, after = learning_rate_at(old, step), learning_rate_at(new, step)
     return None if math.isclose(before, after, rel_tol=1e-9) else RateJump(step, before, after)
 
 
-def schedule_choices(begun: Config, config: Config, step: int) -> list[ScheduleChoice]:
+def schedule_choices(old: Config, new: Config, step: int) -> list[ScheduleChoice]:
     """Return the ways to continue after `step` steps with the length of `config`, the one without a jump first."""
-    return [choice for choice in _choices(begun, config, step) if not any(broken_rules(_with(config, choice)))]
+    return [choice for choice in _choices(old, new, step) if not any(config_errors(_with(new, choice)))]
 
 
-def _choices(begun: Config, config: Config, step: int) -> Iterator[ScheduleChoice]:
-    steps, restarts = config.train.steps, begun.optimizer.restarts
-    config = _with(config, ScheduleChoice("optimizer.restarts", restarts, "as before"))
-    keep = ScheduleChoice("optimizer.decay_steps", decay_end(begun, step), "fall as before")
-    last = rate_of(_with(config, keep), steps - 1)
-    if steps <= begun.train.steps:
+def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
+    steps, restarts = new.train.steps, old.optimizer.restarts
+    new = _with(new, ScheduleChoice("optimizer.restarts", restarts, "as before"))
+    keep = ScheduleChoice("optimizer.decay_steps", decay_end(old, step), "fall as before")
+    last = learning_rate_at(_with(new, keep), steps - 1)
+    if steps <= old.train.steps:
         yield keep
     elif last > 0.0:  # training at a rate of zero has no effect
-        yield replace(keep, effect=f"fall as before, and stay at {last:.3g} to the end")
-    whole = ScheduleChoice("optimizer.decay_steps", None, "fall until the end")
-    spread = replace(whole, value=decay_end(_with(config, whole), step))
-    first = rate_of(_with(config, spread), step)
-    yield replace(spread, effect=f"spread the fall over all {steps:,} steps, which continues at {first:.3g}")
+        yield replace(keep, effect=f"decay as before, then stay at {last:.3g} until the end")
+    to_the_end = ScheduleChoice("optimizer.decay_steps", None, "decay until the end")
+    spread = replace(to_the_end, value=decay_end(_with(new, to_the_end), step))
+    first = learning_rate_at(_with(new, spread), step)
+    yield replace(spread, effect=f"spread the decay over all {steps:,} steps, continuing at {first:.3g}")
     past = [one for one in restarts if one < step]
-    effect = f"rise to {peak_of(config):.3g} and fall again in the steps that are left"
+    effect = f"rise to {peak_learning_rate(new):.3g} and decay again in the remaining steps"
     yield ScheduleChoice("optimizer.restarts", (*past, step), effect)
 
 

@@ -8,7 +8,7 @@ from megaptm.config.model import resolve_model
 from megaptm.config.schema import Config, OptimizerConfig
 
 
-def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
+def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> float:
     """Return the rate of step `step` (0, 1, ...) of a run.
 
     `rose`: number of steps after which a validation loss first exceeded the one before it, used by `halving`.
@@ -18,15 +18,15 @@ def rate_of(config: Config, step: int, *, rose: int | None = None) -> float:
     """
     if config.optimizer.counts == "steps":
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
-    batches, whole = config.batch_schedule, config.train.batch
+    batches, full_batch = config.batch_schedule, config.train.batch
     return learning_rate(
-        batches.trained(step) / whole,
+        batches.trained(step) / full_batch,
         config.optimizer,
-        steps=batches.trained(config.train.steps) / whole,
-        restarts=counted_restarts(config),
-        size=batches.size(step) / whole,
+        steps=batches.trained(config.train.steps) / full_batch,
+        restarts=schedule_restarts(config),
+        size=batches.size(step) / full_batch,
         width=_width(config),
-        rose=None if rose is None else batches.trained(rose) / whole,
+        rose=None if rose is None else batches.trained(rose) / full_batch,
     )
 
 
@@ -39,10 +39,10 @@ def decay_end(config: Config, step: int) -> int:
         position, steps = (
             config.batch_schedule.trained(count) / config.train.batch for count in (step, config.train.steps)
         )
-    return round(_since_restart(position, steps, counted_restarts(config))[1])
+    return round(_since_restart(position, steps, schedule_restarts(config))[1])
 
 
-def counted_restarts(config: Config) -> tuple[float, ...]:
+def schedule_restarts(config: Config) -> tuple[float, ...]:
     """Return the restarts in the unit of the rate. In the config they are steps of the run, like stages of an
     objective."""
     restarts = config.optimizer.restarts
@@ -51,7 +51,7 @@ def counted_restarts(config: Config) -> tuple[float, ...]:
     return tuple(config.batch_schedule.trained(one) / config.train.batch for one in restarts)
 
 
-def peak_of(config: Config) -> float:
+def peak_learning_rate(config: Config) -> float:
     """Return the maximum rate of a run."""
     return _peak(config.optimizer, _width(config))
 
@@ -102,9 +102,9 @@ def learning_rate(
 
 def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
     """Return the step since the last restart, and the number of steps from there to the next one or the end."""
-    begun = max((one for one in restarts if one <= step), default=0)
-    ended = min((one for one in restarts if one > step), default=steps)
-    return step - begun, min(ended, steps) - begun
+    last_restart = max((one for one in restarts if one <= step), default=0)
+    next_restart = min((one for one in restarts if one > step), default=steps)
+    return step - last_restart, min(next_restart, steps) - last_restart
 
 
 def _peak(optimizer: OptimizerConfig, width: int | None) -> float:

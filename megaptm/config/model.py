@@ -14,34 +14,34 @@ from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import CBOW
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatistics, Size, change
 
-SHAPE = tuple(Shape.model_fields)
-OF_TABLES = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE)
+SHAPE_KEYS = tuple(Shape.model_fields)
+WORD_VECTOR_KEYS = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE_KEYS)
 """Keys of a config's model that only word vectors have."""
-CLUSTERS = ("cutoffs", "division")
+CLUSTER_KEYS = ("cutoffs", "division")
 """Keys of the vocabulary's clusters."""
-OF_CHARACTERS = ("filters", "highway", "character_width")
+CHARACTER_KEYS = ("filters", "highway", "character_width")
 """Keys of the character layers."""
-LOSSES = ("z_loss", "label_smoothing", "negatives")
+LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
 """Keys of a token's loss."""
-SHARING = ("share", "groups", "cycle")
-OF_BLOCKS = (*SHARING, "attention_dropout", *PATTERN_NUMBERS)
+SHARING_KEYS = ("share", "groups", "cycle")
+BLOCK_KEYS = (*SHARING_KEYS, "attention_dropout", *PATTERN_NUMBERS)
 
 
-def _numbers(shape: Shape, table: Size | None) -> dict[str, Any]:
+def _shape_values(shape: Shape, table: Size | None) -> dict[str, Any]:
     """Return the shape of a stack: the config's values, or else those of the table."""
-    given = {name: getattr(shape, name) for name in SHAPE}
-    return {name: getattr(table, name) if value is None and table else value for name, value in given.items()}
+    configured = {name: getattr(shape, name) for name in SHAPE_KEYS}
+    return {name: getattr(table, name) if value is None and table else value for name, value in configured.items()}
 
 
-def _of_stack(model: ModelConfig, own: Size) -> dict[str, Any]:
+def _stack_values(model: ModelConfig, own: Size) -> dict[str, Any]:
     """Return the shape of a stack with its own row in the table. Its context is its own: positions of images and text
     differ."""
-    return _numbers(model, own) | {"context": own.context}
+    return _shape_values(model, own) | {"context": own.context}
 
 
-def _read(said: dict[str, Any], block: Block) -> dict[str, Any]:
+def _used_values(values: dict[str, Any], block: Block) -> dict[str, Any]:
     """Return the values that a block uses."""
-    return {name: one for name, one in said.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
+    return {name: one for name, one in values.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
@@ -64,8 +64,8 @@ def resolve_model(config: Config) -> ModelSpec:
     """Return the model of a config, with its changes. Raises `UserError` for word vectors."""
     if isinstance(find_family(config.model.family), WordFamily):
         raise UserError(
-            f"{config.model.family} is a table of words and no stack of layers: train it, export it with `megaptm "
-            "export words`, and ask `megaptm evaluate` and `megaptm.load_words` for neighbors."
+            f"{config.model.family} is a word-vector family, which has no layers: train it, export it with "
+            "`megaptm export words`, and use `megaptm evaluate` and `megaptm.load_words` for neighbors."
         )
     return model_spec(config.model, config.built_objective.losses)
 
@@ -73,9 +73,9 @@ def resolve_model(config: Config) -> ModelSpec:
 def word_spec(model: ModelConfig, family: WordFamily) -> WordSpec:
     """Return the word vectors that a section `model` describes."""
     table = family.sizes.get(model.size, next(iter(family.sizes.values())))
-    said = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
+    configured = {name: value for name in family.numbers if (value := getattr(model, name)) is not None}
     vocabulary = family.vocabulary if model.vocabulary is None else model.vocabulary
-    return WordSpec(family=family, size=replace(table, **said), vocabulary=vocabulary)
+    return WordSpec(family=family, size=replace(table, **configured), vocabulary=vocabulary)
 
 
 def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
@@ -83,23 +83,24 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     family = find_family(model.family)
     assert isinstance(family, Family)
     # Each loss of the objective needs a head, even if the paper has none.
-    if more := [loss for loss in losses if loss not in family.heads]:
-        family = change(family, heads=(*family.heads, *more))
-    said = {name: value for name in OF_BLOCKS if (value := getattr(model, name)) is not None}
-    if said:
+    if missing_heads := [loss for loss in losses if loss not in family.heads]:
+        family = change(family, heads=(*family.heads, *missing_heads))
+    block_values = {name: value for name in BLOCK_KEYS if (value := getattr(model, name)) is not None}
+    if block_values:
         family = change(
-            family, stacks={name: change(block, **_read(said, block)) for name, block in family.stacks.items()}
+            family,
+            stacks={name: change(block, **_used_values(block_values, block)) for name, block in family.stacks.items()},
         )
     if model.tasks is not None:
         family = change(family, tasks=model.tasks)
     if model.init_std is not None:
         family = change(family, init_std=model.init_std)
-    losses_said = {name: value for name in LOSSES if (value := getattr(model, name)) is not None}
-    if losses_said:
-        family = change(family, **losses_said)
+    loss_values = {name: value for name in LOSS_KEYS if (value := getattr(model, name)) is not None}
+    if loss_values:
+        family = change(family, **loss_values)
     table = family.sizes.get(model.size)
-    shape = _numbers(model, table)
-    stacks = {} if table is None else {name: _of_stack(model, own) for name, own in table.stacks.items()}
+    shape = _shape_values(model, table)
+    stacks = {} if table is None else {name: _stack_values(model, own) for name, own in table.stacks.items()}
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape | {"context": None}) | own.model_dump(exclude_none=True)
     # The context of the model applies to all stacks without their own.
@@ -112,7 +113,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         axial = table.axial
     by_frequency: dict[str, Any] = {
         name: getattr(table or Size(layers=1, width=1, heads=1, ffn=1), name) if value is None else value
-        for name in (*CLUSTERS, *OF_CHARACTERS)
+        for name in (*CLUSTER_KEYS, *CHARACTER_KEYS)
         for value in [getattr(model, name)]
     }
     spec = ModelSpec(
@@ -138,30 +139,34 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     return spec.with_pixels(PixelStatistics(model.pixel_mean or spec.pixels.mean, model.pixel_std or spec.pixels.std))
 
 
-def resolved(config: Config) -> Config:
+def with_resolved_model(config: Config) -> Config:
     """Return the config with all sizes of the model filled in, so that a later change of a table does not affect the
     run."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
-        written = {name: getattr(spec.size, name) for name in spec.family.numbers}
-        written |= {"vocabulary": spec.vocabulary}
-        return config.model_copy(update={"model": config.model.model_copy(update=written)})
-    shape = {name: getattr(spec.size, name) for name in (*SHAPE, "embedding", *CLUSTERS)}
+        model_values = {name: getattr(spec.size, name) for name in spec.family.numbers}
+        model_values |= {"vocabulary": spec.vocabulary}
+        return config.model_copy(update={"model": config.model.model_copy(update=model_values)})
+    shape = {name: getattr(spec.size, name) for name in (*SHAPE_KEYS, "embedding", *CLUSTER_KEYS)}
     if any(block.position == "axial" for block in spec.family.stacks.values()):
         shape["axial"] = spec.axial
-    stacks = {stack: Shape(**{name: getattr(size, name) for name in SHAPE}) for stack, size in spec.size.stacks.items()}
-    rest = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
-    rest |= {name: getattr(spec.family, name) for name in LOSSES if name != "negatives" or spec.family.negatives}
-    rest |= {name: getattr(spec.size, name) for name in OF_CHARACTERS if spec.family.reads_characters}
+    stacks = {
+        stack: Shape(**{name: getattr(size, name) for name in SHAPE_KEYS}) for stack, size in spec.size.stacks.items()
+    }
+    other_values = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
+    other_values |= {
+        name: getattr(spec.family, name) for name in LOSS_KEYS if name != "negatives" or spec.family.negatives
+    }
+    other_values |= {name: getattr(spec.size, name) for name in CHARACTER_KEYS if spec.family.reads_characters}
     if spec.family.reads_images:
-        rest |= {"patch": spec.size.patch, "pixel_mean": spec.pixels.mean, "pixel_std": spec.pixels.std}
-    rest |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
-    rest |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
-    rest |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
+        other_values |= {"patch": spec.size.patch, "pixel_mean": spec.pixels.mean, "pixel_std": spec.pixels.std}
+    other_values |= {"detector": spec.size.detector} if spec.family.reads_regions else {}
+    other_values |= {"init_std": spec.family.init_std} if spec.family.reads_init_std else {}
+    other_values |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()
-    for name in OF_BLOCKS:
-        values = {getattr(block, name) for block in blocks if name in _read(dict.fromkeys(OF_BLOCKS), block)}
-        rest |= {name: values.pop()} if len(values) == 1 else {}
-    model = config.model.model_copy(update={**shape, "stacks": stacks, **rest})
+    for name in BLOCK_KEYS:
+        values = {getattr(block, name) for block in blocks if name in _used_values(dict.fromkeys(BLOCK_KEYS), block)}
+        other_values |= {name: values.pop()} if len(values) == 1 else {}
+    model = config.model.model_copy(update={**shape, "stacks": stacks, **other_values})
     return config.model_copy(update={"model": model})

@@ -18,13 +18,16 @@ class OnResume(StrEnum):
     """May change in a config whose `train.after` is the `train.steps` of the phase before."""
 
 
-EXPLAINED = {
+RULE_MEANINGS = {
     OnResume.YES: "any value.",
-    OnResume.NO: "the value that the run was begun with. Another value needs another run folder (`run=FOLDER`).",
+    OnResume.NO: "the value at the start of the run. Another value needs another run folder (`run=FOLDER`).",
     OnResume.MOVED: "another path of the same content, which is compared by a hash.",
-    OnResume.LATER: "a value that changes nothing for the steps that are done: other shares and weights of an "
-    "`objective` from a later step on, more entries of `train.skip` (the run goes back to a checkpoint before them), "
-    "another schedule for a run of another length ([longer runs](configs.md#a-longer-run)).",
+    OnResume.LATER: (
+        "a value that does not affect the steps that are done: other shares and weights of an "
+        "`objective` from a later step on, more entries of `train.skip` (the run returns to a "
+        "checkpoint before them), another schedule for a run of another length ([longer "
+        "runs](configs.md#a-longer-run))."
+    ),
     OnResume.NEXT_PHASE: "another value in a config whose `train.after` is the `train.steps` of the phase before.",
 }
 """Explanation of each rule in the column."""

@@ -13,25 +13,25 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from megaptm.config.check import broken_model_rules, broken_rules
+from megaptm.config.check import config_errors, model_errors
 from megaptm.config.device_layouts import choose, device_mismatch, with_all_devices
 from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import error_messages
-from megaptm.config.model import model_spec, resolved
+from megaptm.config.model import model_spec, with_resolved_model
 from megaptm.config.schedule import with_limited_warmup
-from megaptm.config.schema import Config, DeviceLayout, ModelConfig, Section
+from megaptm.config.schema import Config, DeviceLayout, ModelSection
 from megaptm.config.shipped import find_config, find_shipped
 from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
 from megaptm.errors import UserError
-from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, modules_named
+from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, named_modules
 from megaptm.spec import ModelSpec
 
-MOST_TOLD = 20
+MAX_MESSAGES = 20
 """Maximum number of mistakes reported for one config."""
 # Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
 # layouts belong to one model. An override of a key inside one changes only that key.
-WHOLE = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
-GIVEN = "the given config"
+REPLACED_KEYS = frozenset({"data.mix", "data.size_limits", "layouts", "objective", "distill.model"})
+PYTHON_CONFIG = "the given config"
 """Location of a Python config in error messages."""
 
 
@@ -60,32 +60,32 @@ class UncheckedConfig:
 
         The user wrote it, so modules that it names may be imported.
         """
-        found = find_config(Path(path))
-        return cls._of_layers(found, _extended(found, ()), overrides)
+        config_path = find_config(Path(path))
+        return cls._of_layers(config_path, _extended(config_path, ()), overrides)
 
     @classmethod
     def read_run(cls, path: Path, overrides: Sequence[str] = ()) -> UncheckedConfig:
         """Read the config in a run's folder, which is untrusted: a module that it names is imported only if the user
         allows it (`plugins.allow_code`)."""
         layers = _extended(path, ())
-        NAMED_BY_RUNS.update(dict.fromkeys(modules_named([layer.values for layer in layers]), str(path)))
+        NAMED_BY_RUNS.update(dict.fromkeys(named_modules([layer.values for layer in layers]), str(path)))
         return cls._of_layers(path, layers, overrides, written_by_user=False)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
         """Use a mapping instead of a file. Its `extends` is a path relative to the working directory, or a shipped
         config's name."""
-        layer = read_mapping(values, GIVEN)
-        parent = _parent(layer, GIVEN)
+        layer = read_mapping(values, PYTHON_CONFIG)
+        parent = _parent(layer, PYTHON_CONFIG)
         above = [] if parent is None else _extended(find_config(Path(parent)), ())
-        return cls._of_layers(Path(GIVEN), (*above, layer), overrides)
+        return cls._of_layers(Path(PYTHON_CONFIG), (*above, layer), overrides)
 
     @classmethod
     def _of_layers(
         cls, path: Path, layers: Sequence[ConfigLayer], overrides: Sequence[str], *, written_by_user: bool = True
     ) -> UncheckedConfig:
         typed = tuple(read_override(text) for text in overrides)
-        NAMED_BY_USER.update(modules_named([layer.values for layer in (*(layers if written_by_user else ()), *typed)]))
+        NAMED_BY_USER.update(named_modules([layer.values for layer in (*(layers if written_by_user else ()), *typed)]))
         return cls(path, (*((layer,) for layer in layers), typed))
 
     def plus(self, override: str) -> UncheckedConfig:
@@ -131,9 +131,9 @@ class UncheckedConfig:
         unfit = list(device_mismatch(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)
-        mistakes += [*broken_rules(config), *unfit]
+        mistakes += [*config_errors(config), *unfit]
         if not mistakes:
-            config = resolved(config)
+            config = with_resolved_model(config)
             config = config if config.distill is None else with_resolved_teacher(config)
         return Draft(config, tuple(mistakes))
 
@@ -146,10 +146,10 @@ class UncheckedConfig:
 
     def load(self) -> Config:
         """Return the checked config with all model sizes filled in. Mistakes raise `UserError`."""
-        found = self.draft()
-        if found.config is None or found.mistakes:
-            raise _complaint(found.mistakes)
-        return found.config
+        draft = self.draft()
+        if draft.config is None or draft.mistakes:
+            raise _joined_error(draft.mistakes)
+        return draft.config
 
 
 def _with_teacher(config: Config) -> Config:
@@ -158,9 +158,9 @@ def _with_teacher(config: Config) -> Config:
         return config
     folders = (config.distill.teacher, *([config.distill.cached] if config.distill.cached else []))
     configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
-    if (of_run := next((path for path in configs if path.is_file()), None)) is None:
+    if (config_path := next((path for path in configs if path.is_file()), None)) is None:
         return config
-    model = load_run(of_run).model.model_dump(mode="json", exclude_none=True)
+    model = load_run(config_path).model.model_dump(mode="json", exclude_none=True)
     return config.model_copy(update={"distill": config.distill.model_copy(update={"model": model})})
 
 
@@ -183,27 +183,23 @@ def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     return UncheckedConfig.read(path, overrides).draft()
 
 
-class _ModelOnly(Section):
-    model: ModelConfig
-
-
 def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
     """Return the checked model of the keys in a section `model`. Error messages start with `where`."""
     try:
-        model = _ModelOnly.model_validate({"model": read_mapping(values, where).values}).model
+        model = ModelSection.model_validate({"model": read_mapping(values, where).values}).model
     except ValidationError as error:
-        raise _complaint(error_messages(error, origins={}, source=where)) from None
-    if mistakes := [*broken_model_rules(model)]:
-        raise _complaint(mistakes)
+        raise _joined_error(error_messages(error, origins={}, source=where)) from None
+    if mistakes := [*model_errors(model)]:
+        raise _joined_error(mistakes)
     return model_spec(model)
 
 
-def _complaint(mistakes: Sequence[str]) -> UserError:
+def _joined_error(mistakes: Sequence[str]) -> UserError:
     """Return an error with all mistakes, one per line, so that they can be fixed together."""
     if len(mistakes) == 1:
         return UserError(mistakes[0])
-    more = [f"and {len(mistakes) - MOST_TOLD:,} more."] if len(mistakes) > MOST_TOLD else []
-    return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MOST_TOLD], *more)
+    more = [f"and {len(mistakes) - MAX_MESSAGES:,} more."] if len(mistakes) > MAX_MESSAGES else []
+    return UserError(f"{len(mistakes):,} mistakes in the config:", *mistakes[:MAX_MESSAGES], *more)
 
 
 def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str, Any]:
@@ -221,23 +217,24 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 
 def dump(config: Config) -> str:
     """Return the config as YAML, from which `load` gives an equal config."""
-    content = _said(config, config.model_dump(mode="json"))
+    content = _written_values(config, config.model_dump(mode="json"))
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 
 
-def _said(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
+def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a section. Absent values are omitted, unless null differs from the default."""
-    found: dict[str, Any] = {}
+    values_to_write: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(own := getattr(section, name), BaseModel):
-            found[name] = _said(own, value)
+            values_to_write[name] = _written_values(own, value)
         elif isinstance(own, dict):
-            found[name] = {
-                key: _said(own[key], one) if isinstance(own.get(key), BaseModel) else one for key, one in value.items()
+            values_to_write[name] = {
+                key: _written_values(own[key], one) if isinstance(own.get(key), BaseModel) else one
+                for key, one in value.items()
             }
         elif value is not None or type(section).model_fields[name].default is not None:
-            found[name] = value
-    return found
+            values_to_write[name] = value
+    return values_to_write
 
 
 def _extended(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
@@ -266,8 +263,10 @@ def _parent(layer: ConfigLayer, where: str) -> str | None:
 
 def _merged(base: Any, change: Any, above: tuple[str, ...] = (), *, key: tuple[str, ...] = ()) -> Any:
     """Merge `change` into `base`, section by section; `key` is the key that an override sets."""
-    whole = any(".".join(above[:depth]) in WHOLE for depth in range(1, len(above) + 1)) and len(above) >= len(key)
-    if not isinstance(base, dict) or not isinstance(change, dict) or whole:
+    replaces = any(".".join(above[:depth]) in REPLACED_KEYS for depth in range(1, len(above) + 1)) and len(
+        above
+    ) >= len(key)
+    if not isinstance(base, dict) or not isinstance(change, dict) or replaces:
         return change
     below = {name: _merged(base.get(name), value, (*above, str(name)), key=key) for name, value in change.items()}
     return {**base, **below}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megaptm.config.on_resume import EXPLAINED, OnResume, on_resume
+from megaptm.config.on_resume import RULE_MEANINGS, OnResume, on_resume
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
 from megaptm.suggest import equivalent
@@ -55,29 +55,29 @@ class ConfigSection:
 
 def config_sections() -> list[ConfigSection]:
     """Return all sections, top-level keys first."""
-    top, *others = _sections(Config.model_json_schema(), "")
-    of_devices, *_ = _sections(DeviceLayout.model_json_schema(), "")
-    return [ConfigSection("", top.meaning, (*top.keys, *of_devices.keys)), *others]
+    top, *subsections = _sections(Config.model_json_schema(), "")
+    device_keys, *_ = _sections(DeviceLayout.model_json_schema(), "")
+    return [ConfigSection("", top.meaning, (*top.keys, *device_keys.keys)), *subsections]
 
 
 def find_sections(name: str | None) -> list[ConfigSection]:
     """Return all sections; the sections of a name with their subsections; or keys, by path, name, or another library's
     name (`learning_rate`)."""
-    every = config_sections()
+    all_sections = config_sections()
     if name is None:
-        return every
-    if found := [one for one in every if one.name == name or one.name.startswith(f"{name}.")]:
-        return found
-    keys = {key.path: (one, key) for one in every for key in one.keys}
+        return all_sections
+    if matches := [one for one in all_sections if one.name == name or one.name.startswith(f"{name}.")]:
+        return matches
+    keys = {key.path: (one, key) for one in all_sections for key in one.keys}
     if name in keys:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
-    called = {name, equivalent(name)}
-    of_name = {one: tuple(key for key in one.keys if key.name in called) for one in every}
-    if any(of_name.values()):
-        return [ConfigSection(one.name, one.meaning, some) for one, some in of_name.items() if some]
-    known = [*(one.name for one in every if one.name), *keys]
-    sections = ", ".join(one.name for one in every if one.name)
+    names = {name, equivalent(name)}
+    matching_keys = {one: tuple(key for key in one.keys if key.name in names) for one in all_sections}
+    if any(matching_keys.values()):
+        return [ConfigSection(one.name, one.meaning, some) for one, some in matching_keys.items() if some]
+    known = [*(one.name for one in all_sections if one.name), *keys]
+    sections = ", ".join(one.name for one in all_sections if one.name)
     raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
 
 
@@ -98,7 +98,7 @@ The column `on resume` says what a run that has saved a checkpoint may be contin
 
 def as_markdown(sections: list[ConfigSection]) -> str:
     """Return a table for each section."""
-    lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in EXPLAINED.items()))]
+    lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in RULE_MEANINGS.items()))]
     for section in sections:
         lines += [
             f"## {section.name or 'At the top'}",
@@ -115,22 +115,22 @@ def as_markdown(sections: list[ConfigSection]) -> str:
     return "\n".join(lines)
 
 
-def _sections(schema: dict[str, Any], name: str, named: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
+def _sections(schema: dict[str, Any], name: str, definitions: dict[str, Any] | None = None) -> Iterator[ConfigSection]:
     """Yield the section of a pydantic JSON schema, then its subsections."""
-    named = schema.get("$defs", {}) if named is None else named
-    keys, below = [], []
+    definitions = schema.get("$defs", {}) if definitions is None else definitions
+    keys, subsections = [], []
     for key, field in schema["properties"].items():
         path = f"{name}.{key}" if name else key
         for one in field.get("anyOf", [field]):
             if "$ref" in one:
-                below.append((one["$ref"], path))
+                subsections.append((one["$ref"], path))
             elif "$ref" in _values(one) and path != "layouts":  # the keys of `layouts` are those of `layout`
-                below.append((_values(one)["$ref"], f"{path}.NAME"))
+                subsections.append((_values(one)["$ref"], f"{path}.NAME"))
         if "$ref" not in field:
             keys.append(_key(name, key, field, is_required=key in schema.get("required", ())))
     yield ConfigSection(name, _joined(schema.get("description", "")), tuple(keys))
-    for reference, path in below:
-        yield from _sections(named[reference.rpartition("/")[2]], path, named)
+    for reference, path in subsections:
+        yield from _sections(definitions[reference.rpartition("/")[2]], path, definitions)
 
 
 def _values(field: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +143,10 @@ def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -
     default = field.get("default")
     kinds = [one for one in field.get("anyOf", [field]) if one.get("type") != "null" or default is not None]
     if default is None:
-        said = "required" if is_required and name not in FILLED_IN else "absent"
+        shown = "required" if is_required and name not in FILLED_IN else "absent"
     else:
-        said = default if isinstance(default, str) else json.dumps(default)
-    return ConfigKey(section, name, " or ".join(map(_type, kinds)), said, _joined(field.get("description", "")))
+        shown = default if isinstance(default, str) else json.dumps(default)
+    return ConfigKey(section, name, " or ".join(map(_type, kinds)), shown, _joined(field.get("description", "")))
 
 
 def _type(field: dict[str, Any]) -> str:

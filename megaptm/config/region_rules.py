@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.config.schema import Config, ModelConfig
+from megaptm.config.schema import Config
 from megaptm.objectives import BaseObjective
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.regions import RegionObjective
 from megaptm.objectives.unified import TextBeforeRegions
 from megaptm.spec import ModelSpec
 
-OF_TABLES = ("embedding", "cutoffs")
-"""Keys of tables whose width differs from the residual stream, with which regions cannot be combined."""
 
-
-def region_shape(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
-    """Yield errors of unused and missing keys."""
-    family = spec.family
-    for key in OF_TABLES:
-        if getattr(model, key):
-            yield f"model.{key} means nothing to {family.name}, which reads regions of images; remove it."
+def region_shape(spec: ModelSpec) -> Iterator[str]:
+    """Yield an error if the detector is not described."""
     if spec.size.detector is None:
-        yield (
-            f"model.size custom of {family.name} needs model.detector, the numbers of a region's features and the "
-            "classes of its detector."
-        )
+        yield f"model.size custom of {spec.family.name} needs model.detector, its numbers of features and classes."
 
 
 def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
@@ -39,24 +29,25 @@ def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
         if isinstance(task, TextBeforeRegions):
             if task.features != features:
                 yield (
-                    f"{where} has places for regions of {task.features} features, and model.detector says {features}: "
-                    "give its option `features` this, or change that."
+                    f"{where} reads regions of {task.features} features, and model.detector has {features}: set "
+                    f"its option `features` to {features}, or change model.detector."
                 )
         elif (task.features, task.classes) != spec.size.detector:
             yield (
-                f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector "
-                f"says {features} and {classes}: give its options `features` and `classes` these, or change that."
+                f"{where} reads regions of {task.features} features and {task.classes} classes, and "
+                f"model.detector has {features} and {classes}: set its options `features` and `classes`, or "
+                "change model.detector."
             )
         if task.regions >= config.data.sequence:
             yield (
-                f"{where} has places for {task.regions} regions (`regions`), and data.sequence "
-                f"({config.data.sequence}) leaves none for a text: make it longer."
+                f"{where} has {task.regions} image regions (`regions`), and data.sequence "
+                f"({config.data.sequence}) leaves no position for text: raise it."
             )
     if len({task.regions for task in parts.values()}) > 1:
-        told = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
-        yield f"objective: tasks have places for different numbers of regions ({told}): give `regions` one value."
+        numbers = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
+        yield (f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value.")
 
 
 def _parts(objective: BaseObjective) -> dict[str, RegionObjective | TextBeforeRegions]:
-    found = {task.label or objective.name: task.objective for task in tasks_of(objective)}
-    return {label: task for label, task in found.items() if isinstance(task, RegionObjective | TextBeforeRegions)}
+    objectives = {task.label or objective.name: task.objective for task in tasks_of(objective)}
+    return {label: task for label, task in objectives.items() if isinstance(task, RegionObjective | TextBeforeRegions)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.config.learning_rate import peak_of, rate_of
+from megaptm.config.learning_rate import learning_rate_at, peak_learning_rate
 from megaptm.config.schema import Config
 from megaptm.objectives.composed import StepValue, by_step, tasks_of
 
-HIGH = 0.5
+HIGH_FINAL_RATE = 0.5
 """Minimum rate at the end, as a share of the peak, for a warning."""
 
 
@@ -24,37 +24,37 @@ def tasks_without_samples(config: Config) -> Iterator[str]:
             yield f"objective.{task.label} has a share of 0 at every step: give it one above 0, or remove the task."
         elif first > steps:
             yield (
-                f"objective.{task.label} begins at step {first:,}, and train.steps is {steps:,}: raise train.steps "
-                "(train.stop_at ends a run sooner), let the task begin sooner, or remove it."
+                f"objective.{task.label} starts at step {first:,}, and train.steps is {steps:,}: raise "
+                "train.steps (train.stop_at ends a run sooner), start the task sooner, or remove it."
             )
 
 
 def with_limited_warmup(config: Config) -> Config:
     """Return the config with `optimizer.warmup_steps` cut to `optimizer.warmup_share` of the run."""
-    limit = _longest_warmup(config)
+    limit = _max_warmup(config)
     if limit is None or config.optimizer.warmup_steps <= limit:
         return config
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": limit})})
 
 
-def with_begun_warmup(config: Config, begun: Config) -> Config:
+def with_initial_warmup(config: Config, initial: Config) -> Config:
     """Return the config that continues a run, with the run's initial warm-up.
 
     `optimizer.warmup_share` limits the warm-up by the length of the run, which may change.
     """
-    warmup = begun.optimizer.warmup_steps
-    is_cut = any(one.optimizer.warmup_steps == _longest_warmup(one) for one in (config, begun))
-    if not is_cut or config.optimizer.warmup_share != begun.optimizer.warmup_share:
+    warmup = initial.optimizer.warmup_steps
+    is_cut = any(one.optimizer.warmup_steps == _max_warmup(one) for one in (config, initial))
+    if not is_cut or config.optimizer.warmup_share != initial.optimizer.warmup_share:
         return config
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup})})
 
 
-def _longest_warmup(config: Config) -> int | None:
+def _max_warmup(config: Config) -> int | None:
     share = config.optimizer.warmup_share
-    return None if share is None else max(1, int(share * _counted_steps(config)))
+    return None if share is None else max(1, int(share * _schedule_length(config)))
 
 
-def _counted_steps(config: Config) -> int:
+def _schedule_length(config: Config) -> int:
     """Return the length of the run in the unit of the optimizer's steps."""
     if config.optimizer.counts == "steps":
         return config.train.steps
@@ -71,63 +71,64 @@ def config_warnings(config: Config) -> Iterator[str]:
 def _rate(config: Config) -> Iterator[str]:
     """Yield warnings about the learning rate."""
     optimizer, last = config.optimizer, config.train.steps - 1
-    steps = _counted_steps(config)
-    if optimizer.warmup_steps and optimizer.warmup_steps == _longest_warmup(config):
+    steps = _schedule_length(config)
+    if optimizer.warmup_steps and optimizer.warmup_steps == _max_warmup(config):
         yield (
-            f"the warm-up is cut to {optimizer.warmup_steps:,} of {steps:,} steps by optimizer.warmup_share "
-            f"({optimizer.warmup_share:g}); set it to null to keep warmup_steps."
+            f"the warm-up is limited to {optimizer.warmup_steps:,} of {steps:,} steps by "
+            f"optimizer.warmup_share ({optimizer.warmup_share:g}); set it to null to keep warmup_steps."
         )
     if optimizer.warmup_steps >= steps:
         yield (
-            f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) are not over when the run ends (train.steps "
-            f"{steps:,}): its rate never reaches its peak."
+            f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) is not less than the length of the run "
+            f"(train.steps {steps:,}): the rate never reaches its peak."
         )
     elif optimizer.stable_steps >= steps:
         yield (
-            f"optimizer.stable_steps ({optimizer.stable_steps:,}) are not over when the run ends (train.steps "
-            f"{steps:,}): its rate never falls."
+            f"optimizer.stable_steps ({optimizer.stable_steps:,}) is not less than the length of the run "
+            f"(train.steps {steps:,}): the rate never falls."
         )
     if late := [one for one in optimizer.restarts if one >= config.train.steps]:
         yield (
-            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps {last + 1:,}): raise "
-            "train.steps, or leave that step out."
+            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps "
+            f"{last + 1:,}): raise train.steps, or remove that step."
         )
     end = optimizer.decay_steps
     if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # without an end
         return
     # The first of two phases of a run ends before its decay; a rate that hardly decays is probably a mistake.
-    if end > steps and (left := rate_of(config, last) / peak_of(config)) > HIGH:
+    if end > steps and (left := learning_rate_at(config, last) / peak_learning_rate(config)) > HIGH_FINAL_RATE:
         yield (
-            f"optimizer.decay_steps ({end:,}) lie far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
-            "optimizer.lr when the run ends; leave decay_steps out to decay to the last step."
+            f"optimizer.decay_steps ({end:,}) is far beyond train.steps ({steps:,}): the rate is still "
+            f"{left:.0%} of optimizer.lr at the end of the run; remove decay_steps to decay until the last "
+            "step."
         )
     # A final phase at the minimum rate is common: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165,
     # B).
     elif (optimizer.final == 0.0 and end < steps) or end < steps // 2:
         rate = f"{optimizer.final:.0%} of optimizer.lr" if optimizer.final else "zero"
         yield (
-            f"optimizer.decay_steps ({end:,}) end long before train.steps ({steps:,}): the last {steps - end:,} steps "
-            f"have a rate of {rate}; raise decay_steps, optimizer.final, or leave decay_steps out."
+            f"optimizer.decay_steps ({end:,}) is far below train.steps ({steps:,}): the last {steps - end:,} "
+            f"steps have a rate of {rate}; raise decay_steps or optimizer.final, or remove decay_steps."
         )
 
 
 def _stages(config: Config) -> Iterator[str]:
     """Yield warnings about changes of shares and weights after the end of the run."""
     objective, steps = config.built_objective, config.train.steps
-    for (what, name), value in by_step(objective).items():
+    for (kind, name), value in by_step(objective).items():
         later = _next_change(value, steps)
         if later is None:
             continue
-        if what == "share" and not any(share for _, share in value.until(steps)):
+        if kind == "share" and not any(share for _, share in value.until(steps)):
             yield (
-                f"objective.{name} begins at step {later:,}, where train.steps ends: only a phase after this one "
+                f"objective.{name} starts at step {later:,}, the end of the run: only a following phase "
                 f"(train.after={later}) has samples of it."
             )
         else:
-            whose = f"objective.{name}.share" if what == "share" else f"objective: the weight of {name}"
+            subject = f"objective.{name}.share" if kind == "share" else f"objective: the weight of {name}"
             yield (
-                f"{whose} changes at step {later:,}, which the run does not reach (train.steps {steps:,}): raise "
-                "train.steps, let it change sooner, or leave that step out."
+                f"{subject} changes at step {later:,}, which the run does not reach (train.steps {steps:,}): "
+                "raise train.steps, let it change sooner, or remove that step."
             )
 
 
@@ -146,8 +147,8 @@ def _ramp(config: Config) -> Iterator[str]:
         step = next(step for step in train.ramp.steps if step >= train.steps)
         why = f"train.ramp.steps has {train.ramp.steps[step]:,} from step {step:,} on"
     else:
-        why = f"train.ramp.samples ({train.ramp.samples:,}) are more than it reads"
+        why = f"train.ramp.samples ({train.ramp.samples:,}) is more than the run reads"
     yield (
-        f"the batch has {last:,} rows when the run ends (train.steps {train.steps:,}), not the {train.batch:,} of "
-        f"train.batch: {why}; raise train.steps, or let it grow sooner."
+        f"the batch has {last:,} sequences at the end of the run (train.steps {train.steps:,}), not the "
+        f"{train.batch:,} of train.batch: {why}; raise train.steps, or let the batch grow sooner."
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Strict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.config.sections.base import Count, Section
 from megaptm.config.sections.data import DataConfig
@@ -34,6 +35,7 @@ __all__ = [
     "DistillConfig",
     "Layout",
     "ModelConfig",
+    "ModelSection",
     "OptimizerConfig",
     "RampConfig",
     "Section",
@@ -185,7 +187,7 @@ def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
 
-def _with_borders(values: dict[str, Any]) -> dict[str, Any]:
+def _with_document_mask(values: dict[str, Any]) -> dict[str, Any]:
     """Fill in an absent data.document_mask: false if sequences continue, since the recurrence cache spans documents."""
     data = values.get("data")
     if not isinstance(data, dict) or "document_mask" in data:
@@ -194,6 +196,12 @@ def _with_borders(values: dict[str, Any]) -> dict[str, Any]:
         if objective_of(values["objective"]).unit == "lane":
             return {**values, "data": {**data, "document_mask": False}}
     return values
+
+
+class ModelSection(Section):
+    """Section `model` alone, for errors that name its keys."""
+
+    model: ModelConfig
 
 
 class Config(Section):
@@ -217,31 +225,36 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _what_is_absent(cls, values: Any) -> Any:
-        return _with_borders(_with_objective(values)) if isinstance(values, dict) else values
+    def _fill_in_absent(cls, values: Any) -> Any:
+        return _with_document_mask(_with_objective(values)) if isinstance(values, dict) else values
 
     @field_validator("objective", mode="before")
     @classmethod
-    def _one_kind_or_the_other(cls, said: Any) -> Any:
+    def _is_name_or_mapping(cls, value: Any) -> Any:
         """Raise one error for an invalid type, instead of one per type of the field."""
-        if not isinstance(said, (str, dict)) or not all(isinstance(label, str) for label in said):
+        if not isinstance(value, (str, dict)) or not all(isinstance(label, str) for label in value):
             raise PydanticCustomError("objective", "a name, or a mapping of tasks to their options")
-        return said
+        return value
 
     @field_validator("objective")
     @classmethod
-    def _steps_are_numbers(cls, said: Any) -> Any:
+    def _convert_steps(cls, value: Any) -> Any:
         """Convert steps to numbers, because a saved config has the keys of JSON, which are strings."""
-        if not isinstance(said, dict):
-            return said
+        if not isinstance(value, dict):
+            return value
         return {
-            label: _with_steps(options) if isinstance(options, dict) else options for label, options in said.items()
+            label: _with_steps(options) if isinstance(options, dict) else options for label, options in value.items()
         }
 
     @property
     def built_objective(self) -> BaseObjective:
         """Objective built from `objective`."""
         return objective_of(self.objective)
+
+    @property
+    def batch_spec(self) -> BatchSpec:
+        """Fields of the objective's batches."""
+        return self.built_objective.batch(self.data.sequence, self.data.document_mask)
 
     @property
     def microbatches(self) -> int:

@@ -36,5 +36,5 @@ def find_shipped(path: Path, name: str) -> Path:
 
 def config_names() -> list[str]:
     """Return the names of configs and recipes: `gpt3/175b` ..."""
-    found = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
-    return sorted(path.with_suffix("").as_posix() for path in found if path.parent.name not in ("", "machines"))
+    paths = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
+    return sorted(path.with_suffix("").as_posix() for path in paths if path.parent.name not in ("", "machines"))

@@ -15,15 +15,15 @@ Use = Literal["generate", "fill", "guess"]
 def uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
     """Return the uses of a model trained with such prompts, the usual one first. Without any, it only gives vectors."""
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
-    found: list[Use] = []
+    result: list[Use] = []
     if "lm" in family.heads:
-        speaker = family.stacks[spec.readings("lm")[0].stack]
-        if speaker.cross is not None:
-            found.append("fill")
-        elif speaker.causal:
+        decoder = family.stacks[spec.readings("lm")[0].stack]
+        if decoder.cross is not None:
+            result.append("fill")
+        elif decoder.causal:
             # A decoder-only model trained on joined sequences (`EncoderDecoder.joined`) may know gaps only.
-            found += ["generate"] if "text" in prompts or not holes else []
-            found += ["fill"] if holes else []
+            result += ["generate"] if "text" in prompts or not holes else []
+            result += ["fill"] if holes else []
     if "mlm" in family.heads and {*family.prefixes.values()} == {""}:
-        found.append("guess")
-    return (*found,)
+        result.append("guess")
+    return (*result,)

@@ -8,10 +8,10 @@ from megaptm.config.schema import Config, Layout, ModelConfig, OptimizerConfig
 from megaptm.families import WORDS, find_family
 from megaptm.families.words import LANES, WordFamily
 
-OF_ALL = ("family", "size", "vocabulary")
+COMMON_KEYS = ("family", "size", "vocabulary")
 """Keys of `model` that all of them use."""
-ALONE = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
-OF_RATE = (
+OTHER_PARALLELISM_KEYS = ("tensor", "pipeline", "virtual", "sequence_parallel", "distributed_optimizer", "recompute")
+SCHEDULE_KEYS = (
     "name",
     "lr",
     "warmup_steps",
@@ -24,11 +24,11 @@ OF_RATE = (
     "counts",
 )
 """Keys of `optimizer` that all of them use."""
-OF_ADAPTIVE = ("name", "lr", "initial_accumulator")
+ADAGRAD_KEYS = ("name", "lr", "initial_accumulator")
 """Keys of `optimizer` for Adagrad, whose learning rates decrease by themselves."""
-OF_NETWORK = (*OF_RATE, "weight_decay", "weight_decay_on", "clip")
+NETWORK_KEYS = (*SCHEDULE_KEYS, "weight_decay", "weight_decay_on", "clip")
 """Keys of `optimizer` for a neural network."""
-OF_TEXT = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after", "skip")}
+TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after", "skip")}
 """Keys of reading text, which do not apply to objectives that count all pairs first."""
 
 
@@ -40,8 +40,8 @@ def word_rules(config: Config) -> Iterator[str]:
     yield from _pairs(config)
     if config.train.precision != "fp32":
         yield (
-            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose numbers are "
-            "moved where they are kept: set it."
+            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose tables "
+            "are updated in place; set it."
         )
 
 
@@ -50,68 +50,74 @@ def word_shape(model: ModelConfig) -> Iterator[str]:
     family = find_family(model.family)
     assert isinstance(family, WordFamily)
     for key, value in model:
-        if key in (*OF_ALL, *family.numbers) or value in (None, {}):
+        if key in (*COMMON_KEYS, *family.numbers) or value in (None, {}):
             continue
         readers = [name for name, other in WORDS.items() if key in other.numbers]
         if readers:
-            yield f"model.{key} means nothing to {model.family}: remove it, or use {' or '.join(readers)}."
+            yield f"model.{key} is not used by {model.family}: remove it, or use {' or '.join(readers)}."
         else:
-            yield f"model.{key} means nothing to {model.family}, which has no layers; remove it."
+            yield f"model.{key} is not used by {model.family}, which has no layers; remove it."
     if family.model == "next-word" and model.hidden == 0 and model.direct is False:
-        yield f"model.hidden (0) and model.direct (false) leave {family.name} nothing to say a word from: give one."
+        yield (
+            f"model.hidden (0) and model.direct (false) leave {family.name} no path from its words to the "
+            "output: set one."
+        )
     if family.model == "ranking" and model.hidden == 0:
-        yield f"model.hidden (0) must be 1 or more for {family.name}, whose window has nothing else to be read by."
+        yield f"model.hidden (0) must be 1 or more for {family.name}: hidden units read its window."
     if "ngrams" in family.numbers and model.ngrams is not None and model.ngrams[0] > model.ngrams[1]:
-        yield f"model.ngrams ({model.ngrams[0]}, {model.ngrams[1]}) must be the shorter and then the longer."
+        yield f"model.ngrams ({model.ngrams[0]}, {model.ngrams[1]}) must be the minimum and then the maximum."
 
 
 def _layout(config: Config) -> Iterator[str]:
     layout, family = config.layout, config.model.family
     usual, network = Layout(), _family(config).network
-    why = "which each data rank has whole" if network else "whose tables data ranks divide among them"
-    for key in ALONE:
+    why = "which each data rank holds in full" if network else "whose tables are divided among data ranks"
+    for key in OTHER_PARALLELISM_KEYS:
         if getattr(layout, key) != getattr(usual, key):
-            yield f"layout.{key} ({getattr(layout, key)}) means nothing to {family}, {why}: use layout.data alone."
+            yield f"layout.{key} ({getattr(layout, key)}) is not used by {family}, {why}: use only layout.data."
     if layout.microbatch != 1:
         yield (
-            f"layout.microbatch ({layout.microbatch}) must be 1 for {family}, which learns row by row: make rows "
-            "longer with data.sequence."
+            f"layout.microbatch ({layout.microbatch}) must be 1 for {family}, which trains on one sequence at "
+            "a time: raise data.sequence instead."
         )
     if layout.data > LANES and not network:
-        yield f"layout.data ({layout.data}) must not exceed {LANES} for {family}: its tables are divided by {LANES}."
+        yield (
+            f"layout.data ({layout.data}) must not exceed {LANES} for {family}: its tables are divided into "
+            f"{LANES} parts."
+        )
 
 
 def _pairs(config: Config) -> Iterator[str]:
     if config.built_objective.unit != "pairs":
         return
     family = config.model.family
-    for section, keys in OF_TEXT.items():
+    for section, keys in TEXT_KEYS.items():
         for key in keys:
             if getattr(getattr(config, section), key):
-                yield f"{section}.{key} means nothing to {family}, which reads pairs that were counted; remove it."
+                yield f"{section}.{key} is not used by {family}, which reads counted pairs; remove it."
     if not config.data.document_mask:
-        yield f"data.document_mask must be true for {family}, which counts pairs within a document: leave it out."
+        yield f"data.document_mask must be true for {family}, which counts pairs within a document: remove it."
 
 
 def _optimizer(config: Config) -> Iterator[str]:
     optimizer, family = config.optimizer, _family(config)
     pairs = family.model == "pairs"
     known: tuple[str, ...]
-    rule, known, why = "sgd", OF_RATE, "whose vectors move by the gradient alone"
+    rule, known, why = "sgd", SCHEDULE_KEYS, "whose vectors are updated by the gradient alone"
     if pairs:
-        rule, known, why = "adagrad", OF_ADAPTIVE, "each of whose numbers has a rate of its own"
+        rule, known, why = "adagrad", ADAGRAD_KEYS, "whose elements have a learning rate each"
     elif family.network:
-        known, why = OF_NETWORK, "which moves by the gradient alone"
+        known, why = NETWORK_KEYS, "which is updated by the gradient alone"
     if optimizer.name != rule:
-        yield f"optimizer.name ({optimizer.name}) must be {rule} for {family.name}, as it was published: set it."
+        yield f"optimizer.name ({optimizer.name}) must be {rule} for {family.name}, as published: set it."
     usual = OptimizerConfig(lr=1.0)
     for key in OptimizerConfig.model_fields:
         if key not in known and getattr(optimizer, key) != getattr(usual, key):
-            yield f"optimizer.{key} means nothing to {family.name}, {why}; remove it."
+            yield f"optimizer.{key} is not used by {family.name}, {why}; remove it."
     if pairs and not optimizer.initial_accumulator:
         yield (
-            f"optimizer.initial_accumulator (0.0) must be above 0 for {family.name}, which divides by its root: set "
-            "it to 1, as published."
+            f"optimizer.initial_accumulator (0.0) must be above 0 for {family.name}, which divides by its "
+            "square root: set it to 1, as published."
         )
 
 

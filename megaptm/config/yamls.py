@@ -37,9 +37,9 @@ class YamlLoader(yaml.SafeLoader):
 YamlLoader.yaml_constructors = {
     tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag != "tag:yaml.org,2002:binary"
 }
-READ_ANEW = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
+REPLACED_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
 YamlLoader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in READ_ANEW]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in REPLACED_TAGS]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 YamlLoader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(true|false)$"), list("tf"))
@@ -55,15 +55,15 @@ YamlLoader.add_implicit_resolver(
 )
 
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Maximum bytes of a file; reading this many takes ten seconds."""
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Maximum values of a file. An alias counts as all values that it expands to."""
-DEEPEST = 32
+MAX_DEPTH = 32
 """Maximum depth of nested sections."""
-TOO_DEEP = f"sections within sections, more than {DEEPEST} deep; a config has a few."
+TOO_DEEP = f"sections are nested more than {MAX_DEPTH} deep; a config has a few levels."
 # NUL, and surrogates, which `"\ud800"` creates.
-NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+INVALID_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
 
 class YamlDumper(yaml.SafeDumper):
@@ -92,8 +92,8 @@ def read_file(path: Path) -> ConfigLayer:
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
     if not os.path.isfile(path):  # a pipe would block, and a device may have no end
         raise UserError(f"{path}: no such config file; give the path of a YAML file, or a name such as gpt2/tiny.")
-    if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} has more than {MOST_BYTES:,} bytes; give the path of a YAML file.")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path} has more than {MAX_BYTES:,} bytes; give the path of a YAML file.")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -108,20 +108,20 @@ def read_file(path: Path) -> ConfigLayer:
 
 def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
     """Convert a Python mapping as if it were read from a file. Error messages start with `where`."""
-    parsed, lines = _parse(_as_yaml(values, where), where=where)
+    parsed, lines = _parse(_to_yaml(values, where), where=where)
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
 def override_of(key: str, value: Any) -> str:
     """Return an override as typed: `a.b=value`."""
-    return f"{key}={_as_yaml(value, key)}"
+    return f"{key}={_to_yaml(value, key)}"
 
 
-def _as_yaml(value: Any, where: str) -> str:
+def _to_yaml(value: Any, where: str) -> str:
     try:
         return json.dumps(value, default=os.fspath, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {in_brief(error)}: give what YAML can hold.") from None
+        raise UserError(f"{where}: {in_brief(error)}: use values that YAML can represent.") from None
 
 
 def read_override(text: str) -> ConfigLayer:
@@ -187,16 +187,16 @@ class _Lines:
     def note(self, node: yaml.Node, keys: tuple[str, ...] = (), inside: tuple[yaml.Node, ...] = ()) -> None:
         line = node.start_mark.line + 1
         self._seen += 1
-        if self._seen > MOST_VALUES:
-            raise UserError(f"{self.where}: its aliases stand for more than {MOST_VALUES:,} values; write them out.")
+        if self._seen > MAX_VALUES:
+            raise UserError(f"{self.where}: its aliases expand to more than {MAX_VALUES:,} values; write them out.")
         if any(node is outer for outer in inside):
             raise UserError(f"{self.where}:{line}: {'.'.join(keys) or 'it'} contains itself; remove the alias.")
-        if len(inside) > DEEPEST:
+        if len(inside) > MAX_DEPTH:
             raise UserError(f"{self.where}:{line}: {TOO_DEEP}")
-        if isinstance(node, yaml.ScalarNode) and (bad := NO_TEXT.search(node.value)):
+        if isinstance(node, yaml.ScalarNode) and (match := INVALID_CHARACTER.search(node.value)):
             raise UserError(
-                f"{self.where}:{line}: {'.'.join(keys) or 'it'} has the character U+{ord(bad[0]):04X}, which no name "
-                "can have; remove it."
+                f"{self.where}:{line}: {'.'.join(keys) or 'it'} has the character U+{ord(match[0]):04X}, which is "
+                "not allowed; remove it."
             )
         if isinstance(node, yaml.SequenceNode):
             for value in node.value:
@@ -205,15 +205,15 @@ class _Lines:
             self._note_keys(node, keys, inside)
 
     def _note_keys(self, node: yaml.MappingNode, keys: tuple[str, ...], inside: tuple[yaml.Node, ...]) -> None:
-        seen = set()
+        names = set()
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise UserError(f"{self.where}:{line}: a key is a word, not a list or a mapping.")
+                raise UserError(f"{self.where}:{line}: a key must be a string, not a list or a mapping.")
             path = (*keys, key.value)
             self.note(key, path)
-            if key.value in seen:
-                raise UserError(f"{self.where}:{line}: {'.'.join(path)} is written twice; keep one.")
-            seen.add(key.value)
+            if key.value in names:
+                raise UserError(f"{self.where}:{line}: {'.'.join(path)} is set twice; keep one.")
+            names.add(key.value)
             self.found[".".join(path)] = line
             self.note(value, path, (*inside, node))

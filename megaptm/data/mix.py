@@ -18,7 +18,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import Task
 from megaptm.objectives.objective import BaseObjective, Sample, SampleContext, has_plugin
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import is_ours, plugin_error
+from megaptm.plugins import is_builtin, plugin_error
 
 BLOCK = 100_000
 """Samples per block. Each corpus has exactly its share of each block, so weights are rounded to multiples of 1 /
@@ -181,7 +181,7 @@ class Mix:
         except (Exception, SystemExit) as error:
             if type(error) is UserError and task.blobs:  # files are decoded only here
                 raise UserError(f"sample {number:,}, of {source.name}: {error}") from None
-            if is_ours(type(error)) or not has_plugin(task):
+            if is_builtin(type(error)) or not has_plugin(task):
                 raise
             raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
         if task is self.objective:

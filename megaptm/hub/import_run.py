@@ -33,7 +33,7 @@ from megaptm.models import build_model, initial_value
 from megaptm.objectives import objective_of
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.written import tasks_of
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
@@ -184,7 +184,7 @@ def write_run(
             save_file(dict(model.unused), unfinished / UNUSED)
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count(model.spec), fresh=model.fresh))
+            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), fresh=model.fresh))
     return config
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from megaptm.bricks.head import ROWS_PROJECTED
-from megaptm.config import Config, distillation_of, dump, resolve_model
+from megaptm.config import Config, dump, resolve_distillation, resolve_model
 from megaptm.data.loader import as_tensors, stacked, validation_steps
 from megaptm.data.mix import Mix
 from megaptm.data.teacher_logits import (
@@ -140,7 +140,7 @@ def _manifest(
     config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
 ) -> TeacherLogitsManifest:
     """Return the manifest to write, without files."""
-    distillation, train = distillation_of(config), config.train
+    distillation, train = resolve_distillation(config), config.train
     assert distillation is not None
     head = distillation.head_of(resolve_model(config))
     if head is None or not distillation.asks("logits"):

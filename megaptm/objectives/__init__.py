@@ -10,7 +10,7 @@ from megaptm.objectives.objective import BaseObjective, Objective, SampleObjecti
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import in_words, is_plugin, load_plugin
+from megaptm.plugins import describe_error, is_plugin, load_plugin
 from megaptm.suggest import suggest
 
 __all__ = [
@@ -43,7 +43,7 @@ def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
         except UserError as error:
             raise UserError(f"objective: `{said}`: {error}") from None
         except Exception as error:  # abstract class, options without default, or a bug
-            raise UserError(f"objective: `{said}` cannot be made ({in_words(error)}): mend it.") from None
+            raise UserError(f"objective: `{said}` cannot be made ({describe_error(error)}): mend it.") from None
     if not isinstance(found, BaseObjective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found

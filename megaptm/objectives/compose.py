@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, must_be, nearest, told_value, without_space
+from megaptm.errors import UserError, must_be, nearest, shown_value, without_space
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import BaseObjective, SampleObjective
 from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
-from megaptm.plugins import in_words, is_ours, is_plugin, load_plugin
+from megaptm.plugins import describe_error, is_builtin, is_plugin, load_plugin
 from megaptm.suggest import suggest
 
 BY_STEP = ("share", "weight")
@@ -186,7 +186,7 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         if not names:
             return kind()
         kept = {key: defaults[key] for key in names if key in defaults and defaults[key] != usual[key]}
-        if not is_ours(kind):  # its options may be of types that YAML lacks
+        if not is_builtin(kind):  # its options may be of types that YAML lacks
             return _adapter(kind).validate_python(kept | own)
         # Strict JSON accepts a list for a tuple, and converts nothing else.
         return _adapter(kind).validate_json(json.dumps(kept | own, default=repr), strict=True)
@@ -196,12 +196,14 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
             raise UserError(f"objective.{label}: {details['ctx']['error']}") from None
         where = ".".join(map(str, ("objective", label, *details["loc"])))
         if details["type"] == "missing":
-            raise UserError(f"{where} is missing from {told_value(details['input'])}: add it.") from None
+            raise UserError(f"{where} is missing from {shown_value(details['input'])}: add it.") from None
         raise UserError(f"{where} {must_be(details)}") from None
     except UserError:
         raise
     except Exception as error:  # custom class: abstract, with options that no config can express, or with a bug
-        raise UserError(f"objective.{label}.task: `{name}` cannot be made ({in_words(error)}): mend it.") from None
+        raise UserError(
+            f"objective.{label}.task: `{name}` cannot be made ({describe_error(error)}): mend it."
+        ) from None
 
 
 @cache

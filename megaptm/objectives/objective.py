@@ -18,7 +18,7 @@ from pydantic import Field
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plugins import is_ours, is_plugin, plugin_error
+from megaptm.plugins import is_builtin, is_plugin, plugin_error
 
 Sample = dict[str, np.ndarray]
 
@@ -344,7 +344,7 @@ def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
     try:
         said: object = objective.weights(step)
     except Exception as error:
-        if is_ours(type(error)) or not has_plugin(objective):
+        if is_builtin(type(error)) or not has_plugin(objective):
             raise
         raise plugin_error(whose, error) from error
     if not isinstance(said, Mapping):
@@ -361,7 +361,7 @@ def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
 
 def has_plugin(objective: BaseObjective) -> bool:
     """Whether samples are made by user code: the class, or an option that names a function."""
-    return not is_ours(type(objective)) or any(
+    return not is_builtin(type(objective)) or any(
         has_plugin(value) if isinstance(value, BaseObjective) else isinstance(value, str) and is_plugin(value)
         for value in vars(objective).values()
     )

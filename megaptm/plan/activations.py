@@ -20,7 +20,7 @@ from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
 
-def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
+def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recompute: str | None = None) -> float:
     """Return the bytes that one layer of a stack saves for one micro-batch on one rank.
 
     `block`: the block of this layer; None: of the first layer. A reversible layer saves only its hash buckets.
@@ -37,9 +37,13 @@ def layer(work: Workload, stack: str, block: Block | None = None, *, recompute: 
 
 
 def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
-    tokens, element, masks = work.layout.microbatch * work.lengths[stack], work.element, 1 if work.spec.dropout else 0
+    tokens, element, mask_bytes = (
+        work.layout.microbatch * work.lengths[stack],
+        work.element,
+        1 if work.spec.dropout else 0,
+    )
     # Input and output of the norm (the latter is the next linear layer's input), and the dropout mask.
-    saved = tokens * work.spec.size_of(stack).width * (2 * element + masks) / work.slice
+    saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.slice
     keys = block.cross if sub.name == "cross" and block.cross else stack
     of_brick = sub.brick.saved_bytes(element, dropout=bool(work.spec.dropout))
     key_tokens = work.layout.microbatch * work.lengths[keys]
@@ -79,34 +83,36 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
     return rows * query_positions * size.heads * 4 / layout.tensor + shared
 
 
-def chunk(work: Workload, here: ModelChunk) -> float:
+def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
     """Return the bytes of one micro-batch in one chunk: its layers, score bias and embedding dropout mask."""
     total = 0.0
     rows, spec, element = work.layout.microbatch, work.spec, work.element
-    for name, layers in here.layers.items():
+    for name, layers in model_chunk.layers.items():
         block = work.spec.family.stacks[name]
         total += sum(
-            number * layer(work, name, kind) for kind, number in runs(block, spec.size_of(name), layers).items()
+            number * layer_bytes(work, name, kind) for kind, number in runs(block, spec.size_of(name), layers).items()
         )
         if layers and block.score_bias:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
     if work.spec.dropout:
-        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in here.begins)
+        embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.begins)
         total += embedded / work.slice
     if spec.family.reads_images:  # pixels, for the weight gradient of the patch projection
-        patches = rows * sum(work.lengths[name] - 1 for name in here.begins if spec.family.reads_patches(name))
+        patches = rows * sum(work.lengths[name] - 1 for name in model_chunk.begins if spec.family.reads_patches(name))
         total += patches * patch_map(spec).inputs * element
-    if here.begins and work.regions:
+    if model_chunk.begins and work.regions:
         total += rows * work.regions * region_bytes(spec, element)
     # The final norm saves its input; its output belongs to the head.
-    total += sum(rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in here.finals)
+    total += sum(
+        rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in model_chunk.finals
+    )
     # Reversible stacks save their output: two float32 streams.
-    reversible = (name for name, layers in here.layers.items() if layers and spec.family.stacks[name].reversible)
+    reversible = (name for name, layers in model_chunk.layers.items() if layers and spec.family.stacks[name].reversible)
     total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.slice for name in reversible)
     return total
 
 
-def in_flight(work: Workload, stage: int) -> int:
+def count_passes_in_flight(work: Workload, stage: int) -> int:
     """Return the largest number of forward passes whose activations a stage holds at once.
 
     1F1B: the first stage is `pipeline` micro-batches ahead, the last stage one. Interleaved (arXiv:2104.04473, section
@@ -120,35 +126,35 @@ def in_flight(work: Workload, stage: int) -> int:
     return min(ahead, layout.virtual * work.microbatches)
 
 
-def stage(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
+def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
     """Return the peak activation bytes of all micro-batches of a stage."""
-    passes, sizes = in_flight(work, number), [chunk(work, one) for one in chunks]
-    rounds, rest = divmod(passes, len(chunks) * work.layout.pipeline)
+    passes, sizes = count_passes_in_flight(work, number), [chunk_bytes(work, one) for one in chunks]
+    rounds, remainder = divmod(passes, len(chunks) * work.layout.pipeline)
     total = rounds * work.layout.pipeline * sum(sizes)
     for size in sizes:  # micro-batches enter chunks in groups of `pipeline`, first chunk first
-        total += min(rest, work.layout.pipeline) * size
-        rest -= min(rest, work.layout.pipeline)
+        total += min(remainder, work.layout.pipeline) * size
+        remainder -= min(remainder, work.layout.pipeline)
     return total
 
 
-def given(work: Workload) -> float:
+def input_bytes(work: Workload) -> float:
     """Return the bytes of a step's samples, which each stage receives before its first pass: uint8 pixels and region
     features. Tokens are negligible."""
     spec = work.spec
-    a_row = work.regions * given_bytes(spec) if work.regions else 0
+    sample_bytes = work.regions * given_bytes(spec) if work.regions else 0
     if spec.family.reads_images:
         patches = sum(length - 1 for name, length in work.lengths.items() if spec.family.reads_patches(name))
-        a_row += patches * patch_map(spec).inputs
-    return float(work.own * a_row)
+        sample_bytes += patches * patch_map(spec).inputs
+    return float(work.own * sample_bytes)
 
 
-def logits(work: Workload) -> float:
+def logits_bytes(work: Workload) -> float:
     """Return the peak bytes of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
-    known = {head: _loss(work, head) for head in work.heads.values()}
-    if not known:  # output and gradient of the final norm
+    losses = {head: _loss(work, head) for head in work.heads.values()}
+    if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
         return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element
-    projecting = [bytes_ for head, bytes_ in known.items() if head.projects] or [*known.values()][-1:]
+    projecting = [bytes_ for head, bytes_ in losses.items() if head.projects] or [*losses.values()][-1:]
     return sum(one.saved for one in projecting) + max(one.transient for one in projecting)
 
 
@@ -158,12 +164,12 @@ def _loss(work: Workload, head: HeadBrick) -> LossBytes:
     return head.loss_bytes(positions, work.element, tensor=work.layout.tensor, chunked=chunked)
 
 
-def compared(work: Workload) -> float:
+def comparison_bytes(work: Workload) -> float:
     """Return the bytes of the largest contrastive comparison, between the two passes (`parallel.contrast`)."""
     return max((float(head.compare_bytes(work.own, work.batch)) for head in work.comparing), default=0.0)
 
 
-def workspace(work: Workload, largest: int) -> float:
+def workspace_bytes(work: Workload, largest: int) -> float:
     """Return temporary bytes of a backward pass: gradients of activations, of one weight, and a recomputed layer."""
     spec, element = work.spec, work.element
     longest = max(work.lengths, key=lambda name: work.lengths[name])
@@ -171,20 +177,20 @@ def workspace(work: Workload, largest: int) -> float:
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
     inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "recurrent")]
-    up = max(one.outputs for brick in inner for one in brick.maps.values() if one.split != "rows")
-    gradients = tokens * element * (2 * up / work.layout.tensor + 2 * size.width)
-    again = 0.0
+    outputs = max(one.outputs for brick in inner for one in brick.maps.values() if one.split != "rows")
+    gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
+    recomputed = 0.0
     if spec.family.stacks[longest].reversible:
         # The feed-forward runs in pieces; both streams and their gradients are float32.
-        fed = min(1.0, ROWS_FED / tokens)
-        gradients = tokens * 4 * 2 * 2 * size.width / work.slice + fed * gradients
-        again = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
+        share = min(1.0, ROWS_FED / tokens)
+        gradients = tokens * 4 * 2 * 2 * size.width / work.slice + share * gradients
+        recomputed = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
     elif work.recompute == "full":
-        again = max(layer(work, longest, kind, recompute="none") for kind in blocks)
-    return gradients + largest * element + again
+        recomputed = max(layer_bytes(work, longest, kind, recompute="none") for kind in blocks)
+    return gradients + largest * element + recomputed
 
 
-def buffers(work: Workload) -> float:
+def buffer_bytes(work: Workload) -> float:
     """Return the bytes of pipeline messages, and of the gathered input of a sequence-parallel layer."""
     stream = work.layout.microbatch * work.stream * work.spec.width * work.element
     between = work.layout.microbatch * work.between * work.spec.width * work.element

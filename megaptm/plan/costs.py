@@ -17,7 +17,7 @@ from megaptm.bricks import Brick, HeadBrick, ModelChunk, SubLayer, memory_width,
 from megaptm.bricks.adaptive import projections
 from megaptm.bricks.regions import region_maps
 from megaptm.plan.machine import Machine
-from megaptm.plan.network import collective
+from megaptm.plan.network import collective_seconds
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block
 
@@ -70,14 +70,14 @@ class Passes:
         return self.forward.total + self.backward.total + self.again.total
 
 
-def product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
+def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the seconds of [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
     traffic = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
 
 
-def stage(
+def time_stage(
     machine: Machine, work: Workload, chunks: list[ModelChunk], layers: dict[tuple[str, Block], Passes] | None = None
 ) -> Passes:
     """Return the seconds of one micro-batch in all chunks of a stage.
@@ -90,17 +90,17 @@ def stage(
         for name, span in chunk.layers.items():
             for kind, number in runs(work.spec.family.stacks[name], work.spec.size_of(name), span).items():
                 if (name, kind) not in layers:
-                    layers[name, kind] = layer(machine, work, name, kind)
+                    layers[name, kind] = time_layer(machine, work, name, kind)
                 total += layers[name, kind] * number
         if chunk.begins:
-            total += embedding(machine, work, chunk.begins)
+            total += time_embedding(machine, work, chunk.begins)
         for one in work.heads.values():
             if one.name in chunk.heads:
-                total += head(machine, work, one)
+                total += time_head(machine, work, one)
     return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
 
 
-def layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
+def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
     """Return the seconds of one layer of a stack for one micro-batch. `block`: block of that layer; None: the first
     layer's."""
     block = work.spec.family.stacks[stack].at(0) if block is None else block
@@ -135,7 +135,7 @@ def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: 
         inputs = one.inputs / tensor if one.split == "rows" else one.inputs
         outputs = one.outputs / tensor if one.split == "columns" else one.outputs
         times = work.lengths[stack] if one.sequential else 1
-        forward += times * product(machine, work, tokens / times, inputs, outputs)
+        forward += times * time_product(machine, work, tokens / times, inputs, outputs)
     # The gradients of input and weight have as many operations each; their operands are the same three matrices.
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
 
@@ -148,9 +148,9 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     if work.software.attention == "materialized":
         drops = brick.block.attention_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
-    own = work.lengths[queries]
-    whole = not (work.masked or brick.masked(own) or brick.tiled(own))
-    causal = brick.block.causal and queries == keys and whole
+    query_positions = work.lengths[queries]
+    is_unmasked = not (work.masked or brick.masked(query_positions) or brick.tiled(query_positions))
+    causal = brick.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
     # The first fused kernels had half the rate of their successors (arXiv:2307.08691, abstract).
@@ -167,9 +167,9 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
     # Softmax, and dropout with its mask, read and write the scores; the product with values reads them.
     dropped = (2 * element + 1) if drops else 0
     # Separate scaling and masking read and write twice more; in the backward pass only scaling does.
-    apart = 0 if work.software.fused_softmax else 2 * element
-    forward = pairs * (element + 2 * apart + 2 * element + dropped + element) / machine.bandwidth
-    backward = pairs * (element + dropped + 3 * element + apart + 3 * element) / machine.bandwidth
+    separate = 0 if work.software.fused_softmax else 2 * element
+    forward = pairs * (element + 2 * separate + 2 * element + dropped + element) / machine.bandwidth
+    backward = pairs * (element + dropped + 3 * element + separate + 3 * element) / machine.bandwidth
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     return Passes(
         OperationTime(attention=products + forward + 4 * kernel),
@@ -216,7 +216,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
         return Passes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element
-    one = collective(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
+    one = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
     beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
     forward, backward, hidden = 2 * one * sublayers, 2 * one * sublayers, 0.0
     if overlap == "pieces":
@@ -230,7 +230,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
 
-def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
+def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
     """Return the seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
     # A gradient-disentangled table has a second table.
@@ -238,37 +238,41 @@ def embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes
     positions = sum(work.lengths[name] * (2 if name in twice else 1) for name in stacks)
     size = work.layout.microbatch * positions * work.spec.width * work.element
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
-    summed = collective(machine, size, ranks=work.layout.tensor, stride=1) * (1 if work.layout.sequence_parallel else 2)
-    found = Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
-    return found + _regions(machine, work) if work.regions else found
+    summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (
+        1 if work.layout.sequence_parallel else 2
+    )
+    passes = Passes(OperationTime(memory=seconds, tensor=summed), OperationTime(memory=2 * seconds))
+    return passes + _regions(machine, work) if work.regions else passes
 
 
 def _regions(machine: Machine, work: Workload) -> Passes:
     """Return the seconds of the projections of region features and boxes. Boxes get no gradient."""
-    places = work.layout.microbatch * work.regions
-    features, box, *_ = (product(machine, work, places, one.inputs, one.outputs) for one in region_maps(work.spec))
+    positions = work.layout.microbatch * work.regions
+    features, box, *_ = (
+        time_product(machine, work, positions, one.inputs, one.outputs) for one in region_maps(work.spec)
+    )
     return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
 
 
-def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
+def time_head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     """Return the seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     spec, tensor, rows = work.spec, work.layout.tensor, work.layout.microbatch
     length = work.lengths[brick.stack]
     positions = brick.positions_read(length, work.num_predicted)
-    taken = rows * brick.mapped(positions)
-    maps = sum(product(machine, work, taken, one.inputs, one.outputs) for one in brick.maps.values())
+    mapped_positions = rows * brick.mapped(positions)
+    maps = sum(time_product(machine, work, mapped_positions, one.inputs, one.outputs) for one in brick.maps.values())
     if not brick.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
     if spec.size.cutoffs:  # every tensor rank holds the full clusters
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = maps + sum(product(machine, work, rows * positions, *one) for one in brick.projections)
+        forward = maps + sum(time_product(machine, work, rows * positions, *one) for one in brick.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
-        forward = maps + product(machine, work, rows * positions, brick.table_width, vocabulary)
+        forward = maps + time_product(machine, work, rows * positions, brick.table_width, vocabulary)
     passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * brick.width * work.element
-    gathered = collective(machine, stream, ranks=tensor, stride=1)
+    gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)
     # Float32 copy, maximum, exponentials, their sum, division; backward: the gradient and its copy.
     return Passes(
         OperationTime(products=forward, memory=30 * passes, tensor=gathered),
@@ -276,7 +280,7 @@ def head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     )
 
 
-def comparison(machine: Machine, work: Workload) -> OperationTime:
+def time_comparison(machine: Machine, work: Workload) -> OperationTime:
     """Return the seconds of a step's contrastive losses, in float32: each data rank compares its samples with all
     samples, forward and backward."""
     rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul

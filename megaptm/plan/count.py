@@ -16,7 +16,7 @@ from megaptm.families.words import WordSpec
 from megaptm.spec import ModelSpec
 
 
-def count(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
+def count_parameters(spec: ModelSpec | WordSpec, *, with_heads: bool = False) -> int:
     """Return the number of parameters, shared ones once, vocabulary padding excluded.
 
     As in papers: embeddings, stacks, BERT's pooler and an untied output table. `with_heads` adds pre-training parts:
@@ -50,9 +50,11 @@ def step_flops(
     table, once per pass, are not counted. `num_predicted`: target positions per sequence for heads that read only
     these; None: all. `regions`: image regions per sequence.
     """
-    multiply_adds, of_past, hashing = 0, 0, 0
-    of_pixels = sum(patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name))
-    of_features, of_boxes = region_products(spec) if spec.family.reads_regions else (0, 0)
+    multiply_adds, past_products, hashing = 0, 0, 0
+    pixel_products = sum(
+        patch_products(spec, length) for name, length in lengths.items() if spec.family.reads_patches(name)
+    )
+    feature_products, box_products = region_products(spec) if spec.family.reads_regions else (0, 0)
     for name, block in spec.family.stacks.items():
         memory = lengths[block.cross] if block.cross else 0
         size = spec.size_of(name)
@@ -62,16 +64,16 @@ def step_flops(
                 maps = [one for one in sub.brick.maps.values() if not (one.of_distances or one.of_marked)]
                 products = sum((keys if one.of_memory else own) * one.weights for one in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
-                of_past += layers * sub.brick.past_products
+                past_products += layers * sub.brick.past_products
                 hashing += layers * sub.brick.hashing(own)
     multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
     if spec.family.reads_characters:
         multiply_adds += sum(lengths.values()) * word_products(spec)
     if spec.size.cutoffs:  # every position is projected on each cluster
         multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
-    multiply_adds += regions * of_features
+    multiply_adds += regions * feature_products
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))
     # Keys and values of the recurrence cache, patches and boxes have weight gradients but no input gradients. Hashes
     # have no gradients.
-    return 2 * rows * (3 * multiply_adds + 2 * (of_past + of_pixels + regions * of_boxes) + hashing)
+    return 2 * rows * (3 * multiply_adds + 2 * (past_products + pixel_products + regions * box_products) + hashing)

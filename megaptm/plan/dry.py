@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from megaptm.errors import UserError
-from megaptm.plan.stages import parameters, stages
+from megaptm.plan.stages import count_rank_parameters, stage_chunks
 from megaptm.plan.workload import Workload
 
 
@@ -64,20 +64,20 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
     try:
         chosen = [int(word) for word in ranks.split(",")]
     except ValueError:
-        raise UserError(f"--ranks {ranks}: write numbers with commas between, for instance --ranks 0,8.") from None
-    if wrong := [rank for rank in chosen if not 0 <= rank < world]:
+        raise UserError(f"--ranks {ranks}: write numbers separated by commas, for instance --ranks 0,8.") from None
+    if invalid_ranks := [rank for rank in chosen if not 0 <= rank < world]:
         raise UserError(
-            f"--ranks {ranks}: rank {wrong[0]} is not one of the {world:,} of this layout (0 to {world - 1})."
+            f"--ranks {ranks}: rank {invalid_ranks[0]} is not one of the {world:,} of this layout (0 to {world - 1})."
         )
     return chosen
 
 
-def compare(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
+def compare_with_plan(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
     """Compare built ranks with the formulas."""
-    chunks = stages(work)
-    counted = [parameters(work, chunks[one.stage]) for one in found]
+    chunks = stage_chunks(work)
+    counted = [count_rank_parameters(work, chunks[one.stage]) for one in found]
     by_stage = {one.stage: one.flops for one in found}
-    whole = None
+    counted_flops = None
     if len(by_stage) == work.layout.pipeline:
-        whole = sum(by_stage.values()) * work.layout.tensor * work.layout.data * work.microbatches
-    return DryRunReport(found, [one.trained + one.frozen for one in counted], whole, work.flops)
+        counted_flops = sum(by_stage.values()) * work.layout.tensor * work.layout.data * work.microbatches
+    return DryRunReport(found, [one.trained + one.frozen for one in counted], counted_flops, work.flops)

@@ -8,9 +8,9 @@ from megaptm.config import Config, Layout, resolve_model
 from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
-from megaptm.plan.memory import fullest, memory
+from megaptm.plan.memory import estimate_memory, fullest_stage
 from megaptm.plan.search import divisors
-from megaptm.plan.workload import workload_of
+from megaptm.plan.workload import make_workload
 
 
 def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
@@ -25,26 +25,26 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
 def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
     """Yield layouts for which there are enough devices, nearest first."""
     layout, spec = config.layout, resolve_model(config)
-    copy = layout.tensor * layout.pipeline
-    for data in range(min(layout.data, room(layout.tensor) // copy), 0, -1):
+    model_ranks = layout.tensor * layout.pipeline
+    for data in range(min(layout.data, room(layout.tensor) // model_ranks), 0, -1):
         yield layout.model_copy(update={"data": data})
-    others = [
-        _of(layout, tensor=tensor, pipeline=pipeline, data=data)
+    other_layouts = [
+        _with_sizes(layout, tensor=tensor, pipeline=pipeline, data=data)
         for tensor in divisors(spec.size.heads, most=room(1))
         for pipeline in divisors(spec.layers, most=room(tensor) // tensor)
         for data in divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
     ]
-    yield from sorted(others, key=lambda one: (-one.processes, _distance(one, layout)))
+    yield from sorted(other_layouts, key=lambda one: (-one.processes, _distance(one, layout)))
 
 
-def _of(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
-    same = pipeline == layout.pipeline
+def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
+    same_pipeline = pipeline == layout.pipeline
     return layout.model_copy(
         update={
             "tensor": tensor,
             "pipeline": pipeline,
             "data": data,
-            "virtual": layout.virtual if same else 1,
+            "virtual": layout.virtual if same_pipeline else 1,
             "sequence_parallel": layout.sequence_parallel and tensor > 1,
         }
     )
@@ -65,5 +65,5 @@ def _legal(config: Config, layout: Layout) -> bool:
 def _fits(config: Config, layout: Layout, machine: Machine | None) -> bool:
     if machine is None:
         return True
-    needed = memory(workload_of(config.model_copy(update={"layout": layout})))
-    return needed[fullest(needed)].total <= machine.usable_bytes
+    needed = estimate_memory(make_workload(config.model_copy(update={"layout": layout})))
+    return needed[fullest_stage(needed)].total <= machine.usable_bytes

@@ -28,7 +28,7 @@ class Failures:
     best_goodput: float
 
 
-def failures(
+def estimate_failures(
     machine: Machine, saving: Saving, *, nodes: int, step_seconds: float, seconds: float, every: int
 ) -> Failures:
     """Return the costs of checkpoints and failures for a run whose steps take `seconds`."""

@@ -14,7 +14,7 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
     """
     if isinstance(spec := resolve(config), WordSpec):
         return []
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    batch = config.batch_spec
     here = ComputeDevice(device, deterministic=config.train.deterministic)
     works = works_of(spec, batch, config.train.precision)
     return [(work.name, choose(work, here, config.train.attention_kernel)) for work in works]

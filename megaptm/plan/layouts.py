@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from megaptm.config import UncheckedConfig, load
 from megaptm.families import CATALOGUE
 from megaptm.plan.machine import FOLDER, load_machine
-from megaptm.plan.plan import Plan, plan
+from megaptm.plan.plan import Plan, make_plan
 
 MACHINE = "a100-80g"
 HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a step", "MFU", "days")
 
 
-def rows() -> Iterator[tuple[str, Plan]]:
+def shipped_plans() -> Iterator[tuple[str, Plan]]:
     """Yield name and plan of each config, smallest model of a family first."""
     machine = load_machine(MACHINE)
     for family in CATALOGUE:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
-        for path in sorted(paths, key=lambda path: (plan(load(path), machine).parameters, path.stem)):
+        for path in sorted(paths, key=lambda path: (make_plan(load(path), machine).parameters, path.stem)):
             for devices in UncheckedConfig.read(path).offered_devices:
-                yield f"{family}/{path.stem}", plan(load(path, [f"devices={devices}"]), machine)
+                yield f"{family}/{path.stem}", make_plan(load(path, [f"devices={devices}"]), machine)
 
 
 def markdown() -> str:
     """Return the table of docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
-    return "\n".join([*lines, *(_line(name, made) for name, made in rows())])
+    return "\n".join([*lines, *(_line(name, made) for name, made in shipped_plans())])
 
 
 def _line(name: str, made: Plan) -> str:
@@ -34,7 +34,7 @@ def _line(name: str, made: Plan) -> str:
     stages = f"{layout.pipeline} x {layout.virtual}" if layout.virtual > 1 else str(layout.pipeline)
     cells = (
         *(name, f"{layout.processes:,}", layout.data, layout.tensor, stages, layout.microbatch),
-        *(f"{made.memory[made.fullest].total / 2**30:.1f}", f"{made.step.seconds:.3g}", f"{made.step.mfu:.0%}"),
+        *(f"{made.memory[made.fullest_stage].total / 2**30:.1f}", f"{made.step.seconds:.3g}", f"{made.step.mfu:.0%}"),
         f"{made.days:,.0f}" if made.days >= 10 else f"{made.days:.2g}",
     )
     return f"| {' | '.join(map(str, cells))} |"

@@ -115,8 +115,8 @@ def load_machine(name: str) -> Machine:
         raise UserError(_sentence(error, layer.origins, str(path))) from None
     if machine.reserved_gib >= machine.memory_gib:
         raise UserError(
-            f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than memory_gib "
-            f"({machine.memory_gib:g}): it is the part of a device's memory that no job gets."
+            f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than "
+            f"memory_gib ({machine.memory_gib:g}): it is the part of a device's memory that no job can use."
         )
     return machine
 

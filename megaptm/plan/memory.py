@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 from megaptm.bricks import ModelChunk, past_width
 from megaptm.plan import activations, teacher
-from megaptm.plan.optimizer import Remembered
-from megaptm.plan.stages import CountedStage, counted_stages
+from megaptm.plan.optimizer import StateSize
+from megaptm.plan.stages import CountedStage, count_stages
 from megaptm.plan.workload import Workload
 
 
@@ -24,9 +24,9 @@ class Memory:
     workspace: float
     """Temporary memory of a layer's backward pass, beyond that of the logits."""
     buffers: float
-    compared: float = 0.0
+    comparison: float = 0.0
     """Temporary memory of a contrastive comparison, beyond that of the pass after it."""
-    remembered: float = 0.0
+    recurrence_cache: float = 0.0
     """Recurrence cache: current and next one in training, and the one of validation."""
     teacher: float = 0.0
     """Weights of a teacher, and its compared outputs."""
@@ -39,29 +39,29 @@ class Memory:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
+def estimate_memory(work: Workload, stages: Sequence[CountedStage] | None = None) -> list[Memory]:
     """Return the memory of each stage's ranks. `stages`: counted stages, if already computed."""
-    stages = counted_stages(work) if stages is None else stages
-    return [_rank(work, number, stage) for number, stage in enumerate(stages)]
+    stages = count_stages(work) if stages is None else stages
+    return [_rank_memory(work, number, stage) for number, stage in enumerate(stages)]
 
 
-def fullest(stages: list[Memory]) -> int:
+def fullest_stage(stages: list[Memory]) -> int:
     """Return the stage with the largest memory."""
     return max(range(len(stages)), key=lambda stage: stages[stage].total)
 
 
-def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
+def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
     chunks, counted = stage.chunks, stage.parameters
-    weights, gradients, optimizer = states(work, counted.trained, counted.frozen, stage.remembered)
-    logits = activations.logits(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
-    buffers = activations.buffers(work) + activations.given(work)
-    workspace = activations.workspace(work, counted.largest)
+    weights, gradients, optimizer = state_bytes(work, counted.trained, counted.frozen, stage.state)
+    logits = activations.logits_bytes(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
+    buffers = activations.buffer_bytes(work) + activations.input_bytes(work)
+    workspace = activations.workspace_bytes(work, counted.largest)
     # Backward passes of layers start after the loss has freed its memory.
     workspace = max(0.0, workspace - logits)
-    saved = activations.stage(work, number, chunks)
-    compared = activations.compared(work) if any(chunk.last for chunk in chunks) else 0.0
+    saved = activations.stage_bytes(work, number, chunks)
+    comparison = activations.comparison_bytes(work) if any(chunk.last for chunk in chunks) else 0.0
     if work.features_pass:  # between the two passes nothing else is allocated
-        compared = max(0.0, compared - saved - logits - workspace - buffers)
+        comparison = max(0.0, comparison - saved - logits - workspace - buffers)
     return Memory(
         weights=weights,
         gradients=gradients,
@@ -70,13 +70,13 @@ def _rank(work: Workload, number: int, stage: CountedStage) -> Memory:
         logits=logits,
         workspace=workspace,
         buffers=buffers,
-        compared=compared,
-        remembered=3.0 * remembered(work, chunks),
-        teacher=teacher.memory(work),
+        comparison=comparison,
+        recurrence_cache=3.0 * cache_bytes(work, chunks),
+        teacher=teacher.teacher_bytes(work),
     )
 
 
-def remembered(work: Workload, chunks: Sequence[ModelChunk]) -> float:
+def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     """Return the bytes of the recurrence cache of some chunks, per tensor rank (`parallel.memory.RowMemory`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     numbers = sum(
@@ -87,8 +87,8 @@ def remembered(work: Workload, chunks: Sequence[ModelChunk]) -> float:
     return float(work.own * numbers * work.element)
 
 
-def states(
-    work: Workload, trained: int, frozen: int = 0, known: Remembered | None = None
+def state_bytes(
+    work: Workload, trained: int, frozen: int = 0, known: StateSize | None = None
 ) -> tuple[float, float, float]:
     """Return the bytes of weights, gradients and optimizer state for `trained` parameters of a rank.
 
@@ -96,7 +96,7 @@ def states(
     The optimizer has the state of its rule (`known`; None: two moments) and float32 copies of other weights. The
     distributed optimizer splits only these over data ranks.
     """
-    known = Remembered(2 * trained) if known is None else known
+    known = StateSize(2 * trained) if known is None else known
     copies = 0 if work.precision == "fp32" else trained
     weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors

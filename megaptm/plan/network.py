@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from megaptm.plan.machine import Machine
 
-START = 8.4
+START_MICROSECONDS = 8.4
 """Microseconds to start a collective: NCCL's value for the simple protocol (src/graph/tuning.cc)."""
 
 
@@ -17,7 +17,7 @@ def neighbors_inside(machine: Machine, *, ranks: int, stride: int) -> int:
     return max(1, min(ranks, machine.devices // stride))
 
 
-def collective(machine: Machine, size: float, *, ranks: int, stride: int) -> float:
+def collective_seconds(machine: Machine, size: float, *, ranks: int, stride: int) -> float:
     """Return the seconds of an all-gather or reduce-scatter of `size` bytes in total; an all-reduce is two of them.
 
     In a ring each rank passes (ranks - 1) / ranks of the bytes on. A ring enters and leaves each node once. NCCL builds
@@ -39,13 +39,13 @@ def _latency(machine: Machine, ranks: int, inside: int) -> float:
     """Return the seconds of the smallest message around a ring, hop by hop, as NCCL estimates it
     (src/graph/tuning.cc)."""
     if ranks == inside:
-        return (START + (ranks - 1) * machine.inside.microseconds) * 1e-6
+        return (START_MICROSECONDS + (ranks - 1) * machine.inside.microseconds) * 1e-6
     nodes = ranks // inside
     hops = (nodes - 1) * machine.between.microseconds + (ranks - nodes) * machine.inside.microseconds
-    return (START + hops) * 1e-6
+    return (START_MICROSECONDS + hops) * 1e-6
 
 
-def message(machine: Machine, size: float, *, stride: int, ranks: int) -> float:
+def message_seconds(machine: Machine, size: float, *, stride: int, ranks: int) -> float:
     """Return the seconds to send `size` bytes to the rank `stride` ahead, in a job of `ranks` processes."""
     link = machine.inside if stride * 2 <= machine.devices or ranks <= machine.devices else machine.between
     return size / (link.gigabytes_per_second * link.efficiency * 1e9) + link.microseconds * 1e-6

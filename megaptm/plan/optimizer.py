@@ -17,7 +17,7 @@ from megaptm.spec import ModelSpec
 
 
 @dataclass(frozen=True)
-class Remembered:
+class StateSize:
     """Number of state elements of the weights that a rank trains."""
 
     elements: int
@@ -30,7 +30,7 @@ class Remembered:
         return self.elements + self.factors
 
 
-def remembered(
+def count_state(
     optimizer: OptimizerConfig | None,
     spec: ModelSpec,
     local: Sequence[ModelChunk],
@@ -38,25 +38,25 @@ def remembered(
     heads: Sequence[str] | None = None,
     *,
     tensor: int = 1,
-) -> Remembered:
+) -> StateSize:
     """Return the state size of `trained` weights of these chunks on one of T ranks, with these heads or all.
 
     Without an `optimizer`: two moments per weight.
     """
     if optimizer is None or optimizer.name in ("adamw", "lamb"):
-        return Remembered(2 * trained)
+        return StateSize(2 * trained)
     if optimizer.name == "adagrad":
-        return Remembered(trained)
-    mean = trained if optimizer.momentum else 0
+        return StateSize(trained)
+    momentum = trained if optimizer.momentum else 0
     if optimizer.name == "sgd":
-        return Remembered(mean)
-    least, squares, factors = optimizer.adafactor.factor_from, trained, 0
-    for matrix in _matrices(spec, local, heads) if least is not None else ():
-        if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (least or 0):
+        return StateSize(momentum)
+    min_size, squares, factors = optimizer.adafactor.factor_from, trained, 0
+    for matrix in _matrices(spec, local, heads) if min_size is not None else ():
+        if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (min_size or 0):
             rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)
             columns = matrix.inputs // (tensor if matrix.split == "rows" else 1)
             squares, factors = squares - rows * columns, factors + rows + matrix.matrices * columns
-    return Remembered(mean + squares, factors)
+    return StateSize(momentum + squares, factors)
 
 
 def checkpoint_bytes(config: Config, parameters: int) -> int:
@@ -68,36 +68,36 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
         size.layers * size.remembered * past_width(block, size)
         for size, block in zip(sizes, spec.family.stacks.values(), strict=True)
     )
-    return 4 * (rows + parameters + remembered(config.optimizer, spec, chunks(spec, 1), parameters).total)
+    return 4 * (rows + parameters + count_state(config.optimizer, spec, chunks(spec, 1), parameters).total)
 
 
 def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[Map]:
     """Yield the weights with two axes in these chunks; `outputs` is their number of rows."""
     tokens = Map(spec.token_width, spec.padded_vocabulary, False, "columns")
     for chunk in local:
-        yield from _of_layers(spec, chunk)
-        here = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
-        if spec.size.cutoffs and (chunk.begins or any(head.projects for head in here.values())):
+        yield from _layer_matrices(spec, chunk)
+        local_heads = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
+        if spec.size.cutoffs and (chunk.begins or any(head.projects for head in local_heads.values())):
             yield from (Map(one.width, one.rows, False) for one in clusters(spec))
             yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
-            if any(head.projects for head in here.values()):
+            if any(head.projects for head in local_heads.values()):
                 yield Map(spec.size.table_width, len(spec.size.cutoffs), False)
         elif chunk.begins and spec.family.has_tokens:
             yield tokens
             yield from (tokens for name in chunk.begins if name in spec.family.gradient_disentangled)
-        elif spec.family.tied and any(head.projects for head in here.values()):
+        elif spec.family.tied and any(head.projects for head in local_heads.values()):
             yield tokens
         if chunk.begins:
             yield from input_maps(spec, chunk.begins)
-        elif any(head.regresses for head in here.values()):
+        elif any(head.regresses for head in local_heads.values()):
             yield feature_map(spec)
-        for head in (head for name, head in here.items() if trained is None or name in trained):
+        for head in (head for name, head in local_heads.items() if trained is None or name in trained):
             yield from head.maps.values()
             if head.rows > 1:
                 yield Map(head.rows, spec.padded_vocabulary, False, "columns")
 
 
-def _of_layers(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
+def _layer_matrices(spec: ModelSpec, chunk: ModelChunk) -> Iterator[Map]:
     """Yield the weights of a chunk's layers. Shared weights count once."""
     for name, layers in chunk.layers.items():
         block, size = spec.family.stacks[name], spec.size_of(name)

@@ -7,14 +7,14 @@ from math import ceil
 from typing import Any
 
 from megaptm.config import Config
-from megaptm.plan.count import count
-from megaptm.plan.failures import DAY, Failures, failures
+from megaptm.plan.count import count_parameters
+from megaptm.plan.failures import DAY, Failures, estimate_failures
 from megaptm.plan.machine import Machine
-from megaptm.plan.memory import Memory, fullest, memory
-from megaptm.plan.saving import Saving, saving
-from megaptm.plan.step import StepTime, step
-from megaptm.plan.teacher import flops as teacher_flops
-from megaptm.plan.workload import Workload, workload_of
+from megaptm.plan.memory import Memory, estimate_memory, fullest_stage
+from megaptm.plan.saving import Saving, estimate_saving
+from megaptm.plan.step import StepTime, estimate_step
+from megaptm.plan.teacher import teacher_flops
+from megaptm.plan.workload import Workload, make_workload
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Plan:
     failures: Failures
 
     @property
-    def fullest(self) -> int:
+    def fullest_stage(self) -> int:
         """Stage with the most memory."""
-        return fullest(self.memory)
+        return fullest_stage(self.memory)
 
     @property
     def fits(self) -> bool:
         """Whether the fullest rank fits in the machine's usable memory."""
-        return self.memory[self.fullest].total <= self.machine.usable_bytes
+        return self.memory[self.fullest_stage].total <= self.machine.usable_bytes
 
     @property
     def days(self) -> float:
@@ -86,7 +86,7 @@ class Plan:
             "fits": self.fits,
             "memory": {
                 "usable_bytes": self.machine.usable_bytes,
-                "fullest_stage": self.fullest,
+                "fullest_stage": self.fullest_stage,
                 "stages": [{**one.parts(), "total": one.total} for one in self.memory],
             },
             "step": {
@@ -120,32 +120,32 @@ class Plan:
         }
 
 
-def plan(config: Config, machine: Machine) -> Plan:
+def make_plan(config: Config, machine: Machine) -> Plan:
     """Return the plan of a checked config, on as many of these machines as its layout needs."""
-    work = workload_of(config)
-    timed = step(machine, work)
+    work = make_workload(config)
+    timed = estimate_step(machine, work)
     nodes = ceil(work.layout.processes / machine.devices)
-    parameters = count(work.spec, with_heads=True)
+    parameters = count_parameters(work.spec, with_heads=True)
     train, batches = config.train, config.batch_schedule
     seconds = sum(
-        number * (timed if size == work.batch else step(machine, replace(work, batch=size))).seconds
+        number * (timed if size == work.batch else estimate_step(machine, replace(work, batch=size))).seconds
         for size, number in batches.sizes(train.after, train.steps).items()
     )
-    saved = saving(config, machine, parameters)
+    saved = estimate_saving(config, machine, parameters)
     return Plan(
         title=f"{config.model.family}/{config.model.size}",
         machine=machine,
         work=work,
         nodes=nodes,
         parameters=parameters,
-        memory=memory(work),
+        memory=estimate_memory(work),
         step=timed,
         steps=train.steps - train.after,
         samples=batches.trained(train.steps) - batches.trained(train.after),
         seconds=seconds,
         every=config.checkpoint.every,
         saving=saved,
-        failures=failures(
+        failures=estimate_failures(
             machine, saved, nodes=nodes, step_seconds=timed.seconds, seconds=seconds, every=config.checkpoint.every
         ),
     )

@@ -30,7 +30,7 @@ class Saving:
         return max(self.stall, self.seconds - interval)
 
 
-def saving(config: Config, machine: Machine, parameters: int) -> Saving:
+def estimate_saving(config: Config, machine: Machine, parameters: int) -> Saving:
     """Return the cost of a checkpoint of `parameters`, written by all nodes at once."""
     size, processes = float(checkpoint_bytes(config, parameters)), config.layout.processes
     nodes = ceil(processes / machine.devices)

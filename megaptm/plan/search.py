@@ -10,12 +10,12 @@ from megaptm.config import Config, Layout
 from megaptm.config.check import check
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
-from megaptm.plan.memory import fullest, memory
-from megaptm.plan.stages import CountedStage, counted_stages
-from megaptm.plan.step import StepTime, step
-from megaptm.plan.workload import Workload, workload_of
+from megaptm.plan.memory import estimate_memory, fullest_stage
+from megaptm.plan.stages import CountedStage, count_stages
+from megaptm.plan.step import StepTime, estimate_step
+from megaptm.plan.workload import Workload, make_workload
 
-FULL = 0.95
+MAX_MEMORY_SHARE = 0.95
 """Share of a device's memory that a search may fill; the formulas of activations have errors of a few percent."""
 
 
@@ -42,63 +42,63 @@ class Search:
     """Reason of a rejection -> number of rejected layouts."""
 
 
-def search(config: Config, machine: Machine, devices: int) -> Search:
+def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
     """Return all layouts of `config` on exactly `devices` devices."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     refused = Counter[str]()
-    base = workload_of(config)
+    base = make_workload(config)
     known: dict[tuple[int, int, int], list[CountedStage]] = {}  # independent of micro-batch and recomputation
     for layout in _layouts(config, machine, devices):
         try:
             check(config.model_copy(update={"layout": layout}))
         except UserError as error:
-            refused[_kind(str(error))] += 1
+            refused[_reason(str(error))] += 1
             continue
         work = replace(base, layout=layout, recompute=layout.recompute)
-        cut = (layout.tensor, layout.pipeline, layout.virtual)
-        if cut not in known:
-            known[cut] = counted_stages(work)
-        one = _candidate(machine, work, known[cut])
-        (fitting if one.bytes <= FULL * machine.usable_bytes else too_large).append(one)
+        split = (layout.tensor, layout.pipeline, layout.virtual)
+        if split not in known:
+            known[split] = count_stages(work)
+        candidate = _candidate(machine, work, known[split])
+        (fitting if candidate.bytes <= MAX_MEMORY_SHARE * machine.usable_bytes else too_large).append(candidate)
     fitting.sort(key=lambda one: one.step.seconds)
     too_large.sort(key=lambda one: one.bytes)
     return Search(fitting, too_large, refused)
 
 
-def best(found: Search, config: Config, machine: Machine, devices: int) -> Candidate:
+def fastest_layout(result: Search, config: Config, machine: Machine, devices: int) -> Candidate:
     """Return the fastest layout that fits. Raise UserError with the nearest one if none does."""
-    if found.fitting:
-        return found.fitting[0]
+    if result.fitting:
+        return result.fitting[0]
     where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"
-    if not found.too_large:
-        reasons = "; ".join(f"{reason} ({number})" for reason, number in found.refused.most_common(2))
+    if not result.too_large:
+        reasons = "; ".join(f"{reason} ({number})" for reason, number in result.refused.most_common(2))
         raise UserError(f"{where}: no layout is possible: {reasons}; change --nodes or train.batch.")
-    least, room = found.too_large[0].bytes / 2**30, FULL * machine.usable_bytes / 2**30
+    smallest, room = result.too_large[0].bytes / 2**30, MAX_MEMORY_SHARE * machine.usable_bytes / 2**30
     raise UserError(
-        f"{where}: no layout fits: the smallest needs {least:.1f} GiB of a device's {room:.1f}; "
+        f"{where}: no layout fits: the smallest needs {smallest:.1f} GiB of a device's {room:.1f}; "
         "use more nodes (--nodes) or larger devices (--machine)."
     )
 
 
 def _candidate(machine: Machine, work: Workload, stages: list[CountedStage]) -> Candidate:
-    needed = memory(work, stages)
-    stage = fullest(needed)
-    return Candidate(work.layout, step(machine, work, stages), needed[stage].total, stage)
+    needed = estimate_memory(work, stages)
+    stage = fullest_stage(needed)
+    return Candidate(work.layout, estimate_step(machine, work, stages), needed[stage].total, stage)
 
 
 def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]:
     """Yield sensible combinations: tensor ranks within a node, a distributed optimizer if there are data ranks."""
-    work = workload_of(config)
+    work = make_workload(config)
     layers = work.spec.layers
     for tensor in divisors(min(machine.devices, devices)):
         for pipeline in divisors(layers):
             if devices % (tensor * pipeline):
                 continue
             data = devices // (tensor * pipeline)
-            rows = config.train.batch // data  # `check` rejects batches that data ranks do not divide
+            samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
-                for microbatch in [one for one in divisors(rows) if one <= 64] or [1]:
+                for microbatch in [one for one in divisors(samples) if one <= 64] or [1]:
                     for recompute in ("none", "full"):
                         yield Layout(
                             data=data,
@@ -107,12 +107,12 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
                             virtual=virtual,
                             microbatch=microbatch,
                             recompute=recompute,  # type: ignore[arg-type]
-                            sequence_parallel=_can_slice(work, tensor),
+                            sequence_parallel=_can_split_sequences(work, tensor),
                             distributed_optimizer=data > 1,
                         )
 
 
-def _can_slice(work: Workload, tensor: int) -> bool:
+def _can_split_sequences(work: Workload, tensor: int) -> bool:
     return tensor > 1 and not any(length % tensor for length in work.lengths.values())
 
 
@@ -121,7 +121,7 @@ def divisors(number: int, *, most: int | None = None) -> list[int]:
     return [one for one in range(1, min(number, number if most is None else most) + 1) if number % one == 0]
 
 
-def _kind(sentence: str) -> str:
+def _reason(sentence: str) -> str:
     """Return the broken rule without its numbers, so that equal reasons are counted together."""
     for words, kind in (
         ("attention heads", "tensor ranks do not divide the attention heads"),

@@ -9,12 +9,12 @@ from rich.text import Text
 
 from megaptm.config import Layout
 from megaptm.console import Console
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.plan.dry import DryRunReport
 from megaptm.plan.plan import Plan
 from megaptm.plan.saving import Saving
 from megaptm.plan.search import Candidate, Search
-from megaptm.plan.teacher import flops as teacher_flops
+from megaptm.plan.teacher import teacher_flops
 
 GIB = 2**30
 COLORS = (
@@ -35,28 +35,29 @@ def show(plan: Plan, console: Console) -> None:
     )
     if work.distillation is not None:
         console.print(
-            f"taught by {work.distillation.teacher.name}: {count(work.distillation.teacher, with_heads=True):,} "
-            f"parameters, {teacher_flops(work):.3g} FLOPs a step besides"
+            f"teacher {work.distillation.teacher.name}: "
+            f"{count_parameters(work.distillation.teacher, with_heads=True):,} parameters, "
+            f"{teacher_flops(work):.3g} more FLOPs a step"
         )
-    console.print(f"{layout_words(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
+    console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
     _memory(plan, console)
     _step(plan, console)
     _run(plan, console)
 
 
-def layout_words(layout: Layout) -> str:
+def format_layout(layout: Layout) -> str:
     """Return `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`"""
     words = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     words += f", micro-batch {layout.microbatch}"
     words += ", sequence parallel" if layout.sequence_parallel else ""
     words += ", distributed optimizer" if layout.distributed_optimizer else ""
-    return words + (", layers computed again" if layout.recompute == "full" else "")
+    return words + (", full recomputation" if layout.recompute == "full" else "")
 
 
 def _memory(plan: Plan, console: Console) -> None:
     usable = plan.machine.usable_bytes
-    stages = {0: "first", plan.fullest: "fullest", len(plan.memory) - 1: "last"}
+    stages = {0: "first", plan.fullest_stage: "fullest", len(plan.memory) - 1: "last"}
     if len(plan.memory) == 1:
         stages = {0: "every rank"}
     table = Table(title="Memory of a rank, GiB", title_justify="left", box=None, pad_edge=False)
@@ -67,12 +68,12 @@ def _memory(plan: Plan, console: Console) -> None:
         table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")
     console.print(table)
-    fullest = plan.memory[plan.fullest]
-    console.print(bar(fullest.parts(), whole=max(usable, fullest.total)))
+    fullest = plan.memory[plan.fullest_stage]
+    console.print(bar(fullest.parts(), total=max(usable, fullest.total)))
     verdict = "fits" if plan.fits else "DOES NOT FIT"
     console.print(
         Text(
-            f"{verdict}: {fullest.total / GIB:.1f} of {usable / GIB:.1f} GiB that {plan.machine.name} has to give "
+            f"{verdict}: {fullest.total / GIB:.1f} of {usable / GIB:.1f} usable GiB of {plan.machine.name} "
             f"({fullest.total / usable:.0%})\n",
             style="green" if plan.fits else "bold red",
         )
@@ -81,7 +82,7 @@ def _memory(plan: Plan, console: Console) -> None:
 
 def parts_of_memory(plan: Plan) -> list[str]:
     """Return the parts of memory to show. Rare parts are left out if this model does not have them."""
-    rare = {"compared", "remembered", "teacher"}
+    rare = {"comparison", "recurrence_cache", "teacher"}
     return [
         part for part in plan.memory[0].parts() if part not in rare or any(getattr(one, part) for one in plan.memory)
     ]
@@ -95,24 +96,24 @@ def _step(plan: Plan, console: Console) -> None:
     table.add_column(justify="right")
     for part, seconds in step.parts().items():
         if seconds:
-            table.add_row(PARTS[part], seconds_words(seconds), f"{seconds / step.seconds:.1%}")
-    table.add_row("a step", seconds_words(step.seconds), "", style="bold")
+            table.add_row(PARTS[part], format_seconds(seconds), f"{seconds / step.seconds:.1%}")
+    table.add_row("a step", format_seconds(step.seconds), "", style="bold")
     console.print(table)
-    console.print(bar(step.parts(), whole=step.seconds))
+    console.print(bar(step.parts(), total=step.seconds))
     console.print(
-        f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak for the model's operations (MFU), "
-        f"{step.hfu:.1%} with those done again (HFU)\n"
+        f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), "
+        f"{step.hfu:.1%} including recomputation (HFU)\n"
     )
 
 
 PARTS = {
     "products": "matrix products",
     "attention": "attention",
-    "memory": "between products",
+    "memory": "memory-bound operations",
     "tensor": "tensor communication",
-    "recompute": "computed again",
+    "recompute": "recomputation",
     "bubble": "pipeline bubble",
-    "pipeline": "pipeline messages",
+    "pipeline": "pipeline communication",
     "data": "data communication",
     "optimizer": "optimizer",
 }
@@ -122,10 +123,14 @@ def _run(plan: Plan, console: Console) -> None:
     saving, failures = plan.saving, plan.failures
     rows = {
         "steps": f"{plan.steps:,}, {plan.tokens:,} tokens",
-        "time": f"{_days(plan.days)} of steps, {_days(plan.days_with_failures)} with saving and failures",
+        "time": (
+            f"{format_days(plan.days)} of steps, {format_days(plan.days_with_failures)} with checkpoints and failures"
+        ),
         "device hours": f"{plan.device_hours:,.0f}",
-        "checkpoint": f"{saving.bytes / 1e9:,.1f} GB in {seconds_words(saving.seconds)}{_beside(saving)}, "
-        f"every {plan.every:,} steps; least is lost at every {failures.best_interval_steps:,}",
+        "checkpoint": (
+            f"{saving.bytes / 1e9:,.1f} GB in {format_seconds(saving.seconds)}{_saving_note(saving)}, "
+            f"every {plan.every:,} steps; best every {failures.best_interval_steps:,}"
+        ),
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
     }
@@ -135,46 +140,47 @@ def _run(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
-def _beside(saving: Saving) -> str:
+def _saving_note(saving: Saving) -> str:
     if not saving.host_bytes:
         return ""
     return (
-        f" (steps wait for {seconds_words(saving.stall)}, and {saving.host_bytes / GIB:,.1f} GiB of each host hold it)"
+        f"(training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host "
+        "memory on each node)"
     )
 
 
-def bar(parts: Mapping[str, float], *, whole: float) -> Text:
+def bar(parts: Mapping[str, float], *, total: float) -> Text:
     """Return a line of colored blocks with a legend; the length of each part is its share of the total."""
     line, legend = Text(), Text()
     for (name, value), color in zip(parts.items(), COLORS, strict=False):
-        blocks = round(value / whole * WIDTH)
+        blocks = round(value / total * WIDTH)
         line.append("█" * blocks, style=color)
         if blocks:
             legend.append("  █ ", style=color).append(name)
-    rest = WIDTH - len(line.plain)
-    return Text("\n").join([line.append("·" * max(rest, 0), style="bright_black"), legend])
+    padding = WIDTH - len(line.plain)
+    return Text("\n").join([line.append("·" * max(padding, 0), style="bright_black"), legend])
 
 
-def show_search(found: Search, console: Console, *, usable: float) -> None:
+def show_search(result: Search, console: Console, *, usable: float) -> None:
     """Print the fastest layouts that fit, the smallest faster ones that do not fit, and reasons of rejections."""
-    tried = len(found.fitting) + len(found.too_large)
-    console.print(f"{tried:,} legal layouts, {len(found.fitting):,} fit; the fastest:", highlight=False)
-    console.print(_candidates(found.fitting[:10]))
-    best = found.fitting[0].step.seconds if found.fitting else float("inf")
-    faster = sorted((one for one in found.too_large if one.step.seconds < best), key=lambda one: one.bytes)[:3]
+    num_legal = len(result.fitting) + len(result.too_large)
+    console.print(f"{num_legal:,} legal layouts, {len(result.fitting):,} fit; the fastest:", highlight=False)
+    console.print(_candidates(result.fitting[:10]))
+    best = result.fitting[0].step.seconds if result.fitting else float("inf")
+    faster = sorted((one for one in result.too_large if one.step.seconds < best), key=lambda one: one.bytes)[:3]
     if faster:
-        console.print(f"\nFaster ones that need too much of the {usable / GIB:.1f} GiB there are:", highlight=False)
+        console.print(f"\nFaster layouts that need more than the usable {usable / GIB:.1f} GiB:", highlight=False)
         console.print(_candidates(faster))
-    if found.refused:
-        console.print("\nRefused:")
-        for reason, number in found.refused.most_common(6):
+    if result.refused:
+        console.print("\nRejected:")
+        for reason, number in result.refused.most_common(6):
             console.print(f"  {number:,}  {reason}", highlight=False)
     console.print()
 
 
 def show_dry(dry: DryRunReport, console: Console) -> None:
     """Print the counts of built ranks beside the planned ones."""
-    table = Table(title="\nBuilt without memory", title_justify="left", box=None, pad_edge=False)
+    table = Table(title="\nDry run", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
         table.add_column(name, justify="right")
     for one, planned in zip(dry.found, dry.planned, strict=True):
@@ -183,8 +189,7 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
     if dry.counted_flops is not None:
         more = dry.counted_flops - dry.flops
         console.print(
-            f"A step: {dry.counted_flops:,} FLOPs counted, {dry.flops:,} planned "
-            f"({more:+,}: rows that pad the vocabulary)"
+            f"A step: {dry.counted_flops:,} FLOPs counted, {dry.flops:,} planned ({more:+,}: vocabulary padding)"
         )
     console.print(Text("agrees" if dry.agrees else "DIFFERS", style="green" if dry.agrees else "bold red"))
 
@@ -199,7 +204,7 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
             *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
             str(layout.microbatch),
             "full" if layout.recompute == "full" else "-",
-            seconds_words(one.step.seconds),
+            format_seconds(one.step.seconds),
             f"{one.step.mfu:.1%}",
             f"{one.step.bubble / one.step.seconds:.1%}",
             f"{one.bytes / GIB:.1f}",
@@ -207,12 +212,12 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
     return table
 
 
-def seconds_words(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """Return `18.05 s`, `292 ms`."""
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.3g} ms"
 
 
-def _days(days: float) -> str:
+def format_days(days: float) -> str:
     for unit, length in (("days", 1.0), ("hours", 24.0), ("minutes", 1440.0)):
         if days * length >= 1:
             return f"{days * length:,.1f} {unit}"

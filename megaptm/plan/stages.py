@@ -10,7 +10,7 @@ from megaptm.bricks import ModelChunk, chunks, layer_parameters, memory_width
 from megaptm.bricks.adaptive import clusters, token_parameters
 from megaptm.bricks.layer import embedding_tables, final_norm, kinds, mask_decoder_table, sublayers
 from megaptm.bricks.regions import feature_map
-from megaptm.plan.optimizer import Remembered, remembered
+from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
 from megaptm.spec import ModelSpec
 
@@ -32,10 +32,10 @@ class CountedStage:
 
     chunks: list[ModelChunk]
     parameters: Parameters
-    remembered: Remembered
+    state: StateSize
 
 
-def stages(work: Workload) -> list[list[ModelChunk]]:
+def stage_chunks(work: Workload) -> list[list[ModelChunk]]:
     """Return the chunks of each stage: chunk c of stage p is chunk c * pipeline + p of the model
     (`parallel.stage.build_stages`)."""
     layout = work.layout
@@ -43,18 +43,18 @@ def stages(work: Workload) -> list[list[ModelChunk]]:
     return [[cut[c * layout.pipeline + p] for c in range(layout.virtual)] for p in range(layout.pipeline)]
 
 
-def counted_stages(work: Workload) -> list[CountedStage]:
+def count_stages(work: Workload) -> list[CountedStage]:
     """Return the stages with their parameters and optimizer state per rank."""
-    return [_counted(work, local) for local in stages(work)]
+    return [_count_stage(work, local) for local in stage_chunks(work)]
 
 
-def _counted(work: Workload, local: list[ModelChunk]) -> CountedStage:
-    count = parameters(work, local)
-    known = remembered(work.optimizer, work.spec, local, count.trained, work.trained_heads, tensor=work.layout.tensor)
+def _count_stage(work: Workload, local: list[ModelChunk]) -> CountedStage:
+    count = count_rank_parameters(work, local)
+    known = count_state(work.optimizer, work.spec, local, count.trained, work.trained_heads, tensor=work.layout.tensor)
     return CountedStage(local, count, known)
 
 
-def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
+def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
     """Return the parameters of one tensor rank of a stage with these chunks."""
     spec, tensor = work.spec, work.layout.tensor
     trained, frozen, tables, largest = 0, 0, 0, 0
@@ -62,24 +62,24 @@ def parameters(work: Workload, local: list[ModelChunk]) -> Parameters:
         for name, layers in chunk.layers.items():
             block = spec.family.stacks[name]
             size, memory = spec.size_of(name), memory_width(spec, name)
-            counted = layer_parameters(block, size, layers, memory)
-            trained += counted.divided // tensor + counted.whole + mask_decoder_table(spec, name, layers)
+            layer_counts = layer_parameters(block, size, layers, memory)
+            trained += layer_counts.divided // tensor + layer_counts.whole + mask_decoder_table(spec, name, layers)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
             largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
-        here = {name: head for name, head in work.heads.items() if name in chunk.heads}
-        projects = any(head.projects for head in here.values())
+        local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
+        projects = any(head.projects for head in local_heads.values())
         if chunk.begins:
             differences = sum(name in spec.family.gradient_disentangled for name in chunk.begins)
             tokens = token_table_parameters(spec, tensor, embeds=True)
             trained += (1 + differences) * tokens + embedding_tables(spec, chunk.begins)
         elif spec.family.tied and projects:
             trained += token_table_parameters(spec, tensor, embeds=False)
-        if not chunk.begins and any(head.regresses for head in here.values()):
+        if not chunk.begins and any(head.regresses for head in local_heads.values()):
             trained += feature_map(spec).weights
         if chunk.begins or projects:
             tables = max((one.rows * one.width for one in clusters(spec)), default=table_size(spec) // tensor)
-        for name, head in here.items():
+        for name, head in local_heads.items():
             if work.trained_heads is None or name in work.trained_heads:
                 trained += head.rank_parameters(tensor)
             else:

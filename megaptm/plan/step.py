@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from megaptm.plan import costs, teacher
 from megaptm.plan.costs import Passes
 from megaptm.plan.machine import Machine
-from megaptm.plan.network import collective, message
-from megaptm.plan.stages import CountedStage, counted_stages, table_size
+from megaptm.plan.network import collective_seconds, message_seconds
+from megaptm.plan.stages import CountedStage, count_stages, table_size
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, change
 
@@ -58,17 +58,22 @@ class StepTime:
         return self.hardware_flops / (self.seconds * self.devices * self.peak)
 
 
-def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
-    """Return the time of a step of `work` on enough of these machines. `stages`: result of `counted_stages`, if
+def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None = None) -> StepTime:
+    """Return the time of a step of `work` on enough of these machines. `stages`: result of `count_stages`, if
     known."""
     layout = work.layout
-    stages = counted_stages(work) if stages is None else stages
+    stages = count_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block], Passes] = {}
-    passes = [costs.stage(machine, work, stage.chunks, layers) for stage in stages]
+    passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
     totals = [one.total for one in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
-    mine = passes[slowest] * work.microbatches
-    compute = mine.forward + mine.backward + costs.comparison(machine, work) + teacher.seconds(machine, work)
+    slowest_passes = passes[slowest] * work.microbatches
+    compute = (
+        slowest_passes.forward
+        + slowest_passes.backward
+        + costs.time_comparison(machine, work)
+        + teacher.teacher_seconds(machine, work)
+    )
     # The slowest stage waits until the first micro-batch reaches it, and the others end after its last one.
     bubble = (sum(totals) - totals[slowest]) / layout.virtual
     return StepTime(
@@ -76,14 +81,14 @@ def step(machine: Machine, work: Workload, stages: Sequence[CountedStage] | None
         attention=compute.attention,
         memory=compute.memory,
         tensor=compute.tensor,
-        recompute=mine.again.total,
+        recompute=slowest_passes.again.total,
         bubble=bubble,
-        pipeline=_messages(machine, work),
-        data=max(_data(machine, work, stage, one) for stage, one in zip(stages, passes, strict=True))
-        + _features(machine, work),
-        optimizer=max(_optimizer(machine, work, stage) for stage in stages),
+        pipeline=_message_seconds(machine, work),
+        data=max(_data_seconds(machine, work, stage, one) for stage, one in zip(stages, passes, strict=True))
+        + _feature_seconds(machine, work),
+        optimizer=max(_optimizer_seconds(machine, work, stage) for stage in stages),
         flops=work.flops,
-        hardware_flops=work.flops + recomputed_flops(work) + teacher.flops(work),
+        hardware_flops=work.flops + recomputed_flops(work) + teacher.teacher_flops(work),
         devices=layout.processes,
         peak=machine.peak(work.precision),
     )
@@ -104,25 +109,25 @@ def recomputed_flops(work: Workload) -> float:
     return features + 4.0 * work.batch * sum(pairs[name] * size.heads * size.key_width for name, size in sizes.items())
 
 
-def _messages(machine: Machine, work: Workload) -> float:
+def _message_seconds(machine: Machine, work: Workload) -> float:
     """Return the seconds of messages: each chunk receives and sends each micro-batch, forward and backward."""
     layout = work.layout
     if layout.pipeline == 1:
         return 0.0
     sliced = layout.tensor if work.software.sliced_boundaries else work.slice
     size = layout.microbatch * work.between * work.spec.width * work.element / sliced
-    one = message(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
+    seconds = message_seconds(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
     exposed = machine.efficiency.beside if work.software.boundary_overlap else 1.0
-    return 2 * layout.virtual * work.microbatches * one * exposed
+    return 2 * layout.virtual * work.microbatches * seconds * exposed
 
 
-def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
+def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes: Passes) -> float:
     """Return the seconds of gradients over data ranks, and of the tied table's gradient over its stages."""
     layout, software = work.layout, work.software
     chunks, counted = stage.chunks, stage.parameters
 
     def over_data_ranks(size: float) -> float:
-        return collective(machine, size, ranks=layout.data, stride=layout.tensor)
+        return collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor)
 
     weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
     beside = machine.efficiency.beside
@@ -136,35 +141,35 @@ def _data(machine: Machine, work: Workload, stage: CountedStage, passes: Passes)
     if software.gradient_overlap:
         # Overlaps with backward passes; the features pass has no gradients.
         features = passes.forward.total if work.features_pass else 0.0
-        before = uncovered(before, rounds * (passes.backward.total + passes.again.total - features), beside)
+        before = exposed_seconds(before, rounds * (passes.backward.total + passes.again.total - features), beside)
     if software.parameter_overlap:
-        after = uncovered(after, rounds * passes.forward.total, beside)
+        after = exposed_seconds(after, rounds * passes.forward.total, beside)
     tied = 0.0
     if layout.pipeline > 1 and work.spec.family.tied and any(chunk.begins or chunk.last for chunk in chunks):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
-        tied = 2 * collective(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
+        tied = 2 * collective_seconds(machine, size, ranks=2, stride=max(1, layout.processes // layout.pipeline))
     return before + after + tied
 
 
-def _features(machine: Machine, work: Workload) -> float:
+def _feature_seconds(machine: Machine, work: Workload) -> float:
     """Return the seconds to gather float32 features of all samples over data ranks, and to scatter their gradient, for
     contrastive losses."""
     layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.comparing]
-    return sum(2 * collective(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
+    return sum(2 * collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
-def uncovered(communication: float, products: float, beside: float) -> float:
+def exposed_seconds(communication: float, products: float, beside: float) -> float:
     """Return the seconds that communication adds to products with which it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + beside * hidden
 
 
-def _optimizer(machine: Machine, work: Workload, stage: CountedStage) -> float:
+def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) -> float:
     """Return the seconds of norm, clipping and update rule: bytes read and written."""
     trained = stage.parameters.trained
-    rule = 4 * (3 + 2 * stage.remembered.total / max(1, trained))
-    mine = trained / (work.layout.data if work.layout.distributed_optimizer else 1)
+    rule = 4 * (3 + 2 * stage.state.total / max(1, trained))
+    updated = trained / (work.layout.data if work.layout.distributed_optimizer else 1)
     # The norm reads a gradient; clipping reads and writes it. The rule reads it, and reads and writes weights and state
     # (Adam reads four values and writes three). The copy to the model's format reads and writes one value. All
     # gradients are set to zero. Rules that look at full tensors read them once or twice more, which is neglected.
-    return (mine * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth
+    return (updated * (4 + 8 + rule + 6) + trained * 4) / machine.bandwidth

@@ -9,8 +9,8 @@ from typing import Literal
 
 from megaptm.bricks import HeadBrick
 from megaptm.bricks import heads as heads_of
-from megaptm.config import Config, Layout, OptimizerConfig, distillation_of, resolve
-from megaptm.config.objective_fit import row_lengths
+from megaptm.config import Config, Layout, OptimizerConfig, resolve, resolve_distillation
+from megaptm.config.objective_fit import sequence_lengths
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.plan.count import step_flops
@@ -108,20 +108,21 @@ class Workload:
         )
 
 
-def workload_of(config: Config) -> Workload:
+def make_workload(config: Config) -> Workload:
     """Return the workload of a training config, as megaptm runs it."""
     spec = resolve(config)
     if isinstance(spec, WordSpec):
         raise UserError(
-            f"{config.model.family} has no stack of layers to plan for: it is {spec.parameters:,} parameters, "
-            f"{spec.bytes:,} bytes {'on each data rank' if spec.family.network else 'that data ranks divide'}; how "
-            "fast they are learned is shown by a few steps of `megaptm train`."
+            f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in "
+            f"{spec.bytes:,} bytes, "
+            f"{'on each data rank' if spec.family.network else 'divided among data ranks'}; measure its speed "
+            "with a few steps of `megaptm train`."
         )
     objective = config.built_objective
-    batch = objective.batch(config.data.sequence, config.data.document_mask)
+    batch = config.batch_spec
     return Workload(
         spec=spec,
-        lengths=row_lengths(batch, spec.family),
+        lengths=sequence_lengths(batch, spec.family),
         layout=config.layout,
         batch=config.train.batch,
         precision=config.train.precision,
@@ -131,7 +132,7 @@ def workload_of(config: Config) -> Workload:
         regions=batch.regions,
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
-        distillation=None if config.distill is None else distillation_of(config),
+        distillation=None if config.distill is None else resolve_distillation(config),
         software=replace(
             MEGAPTM,
             gradient_overlap=config.communication.overlap_grad_reduce,

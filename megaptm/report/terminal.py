@@ -16,7 +16,7 @@ from megaptm.config.uses import uses
 from megaptm.errors import printable
 from megaptm.families import RECURRENT
 from megaptm.families.words import WordSpec
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import Tokenizer
 
@@ -30,7 +30,7 @@ def title(config: Config) -> str:
     """Return two lines: the model, its layout, and the run's folder."""
     processes = config.layout.processes
     return printable(
-        f"{config.model.family}/{config.model.size}, {count(resolve(config)):,} parameters, "
+        f"{config.model.family}/{config.model.size}, {count_parameters(resolve(config)):,} parameters, "
         f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
         f"layout {layout_title(config.layout.model_dump())}\nrun folder {typed_path(config.run)}"
     )

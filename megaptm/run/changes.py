@@ -12,7 +12,7 @@ from typing import Any
 from megaptm.checkpoint.committed import newest_state
 from megaptm.config import Config
 from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume, keys_with, on_resume
 from megaptm.data import Corpus
 from megaptm.errors import UserError
@@ -100,7 +100,7 @@ def compare(begun: Config, config: Config) -> Resumption:
 
 def _schedule_event(begun: Config, config: Config, done: int) -> ScheduleEvent:
     before, after = (dict(zip(SCHEDULE_KEYS, _schedule(one), strict=True)) for one in (begun, config))
-    rates = rate_of(begun, done), rate_of(config, done)
+    rates = learning_rate_at(begun, done), learning_rate_at(config, done)
     return ScheduleEvent(step=done, before=before, after=after, rate_before=rates[0], rate_after=rates[1])
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
-from megaptm.config.schedule import with_begun_warmup
+from megaptm.config.schedule import with_initial_warmup
 from megaptm.errors import NO_PLACE, UserError, why_no_place
 from megaptm.objectives.compose import with_files
 from megaptm.resilience.attempt import Attempt
@@ -159,7 +159,7 @@ def absolute_paths(config: Config) -> Config:
         wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     config = config.model_copy(update=wanted)
     if config.optimizer.warmup_share is not None and (begun := _begun(Path(config.run))) is not None:
-        config = with_begun_warmup(config, begun)
+        config = with_initial_warmup(config, begun)
     return config
 
 

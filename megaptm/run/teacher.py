@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from megaptm.config import Config, distillation_of, resolve_model
+from megaptm.config import Config, resolve_distillation, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved
@@ -27,7 +27,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     another tokenizer than the corpora."""
     if config.distill is None:
         return
-    distillation = distillation_of(config)
+    distillation = resolve_distillation(config)
     run = teacher_run(config)
     if needs_weights(config):
         student = Path(config.run)
@@ -71,7 +71,7 @@ def prefix_of(spec: ModelSpec, head: str) -> str:
 
 def places_of(config: Config, spec: ModelSpec, head: str) -> int:
     """Return the number of positions in a sequence of that stream, as the run's objective makes it."""
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    batch = config.batch_spec
     return batch.streams[prefix_of(spec, head)]
 
 

@@ -20,7 +20,7 @@ from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.parallel.background import Background, together
 from megaptm.parallel.collectives import all_gather_object, broadcast_object
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import (
     AbandonedCheckpointEvent,
     CheckpointEvent,
@@ -116,7 +116,9 @@ class Checkpointer:
         if self.events:
             layout, processes = self.config.layout.model_dump(), self.rank_env.world
             if checkpoint is None:
-                self.events.write(StartEvent(parameters=count(self.spec), layout=layout, processes=processes))
+                self.events.write(
+                    StartEvent(parameters=count_parameters(self.spec), layout=layout, processes=processes)
+                )
             else:
                 step, folder = checkpoint.step, checkpoint.folder.name
                 seconds = round(time.monotonic() - begun, 3)

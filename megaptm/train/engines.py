@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from megaptm.config import Config, distillation_of
+from megaptm.config import Config, resolve_distillation
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives import weights_at
@@ -56,11 +56,11 @@ def build_engine(
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
-        marks=config.built_objective.batch(config.data.sequence, config.data.document_mask).marks,
+        marks=config.batch_spec.marks,
         attention_kernel=config.train.attention_kernel,
         initial_by_name=_vectors(config, corpora),
         filled=False,
-        distillation=None if config.distill is None else distillation_of(config),
+        distillation=None if config.distill is None else resolve_distillation(config),
         teacher=_teacher(config, place),
         initial_from=_initial_from(config, place),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Config
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data.loader import LostWorkerError
 from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
@@ -68,7 +68,7 @@ def train(run: Training, *, start: int) -> int:
     if mistake := _first_mistake(unreadable):
         raise mistake
     for step in range(start, config.steps):
-        rate = rate_of(run.config, step, rose=run.checkpointer.held_out.rose)
+        rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
         assert given is not None
         batches, weights = given
         if weights != run.engine.losses:

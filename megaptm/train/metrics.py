@@ -14,7 +14,7 @@ from megaptm.errors import printable
 from megaptm.families.words import WordSpec
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import by_step
-from megaptm.plan.count import count, step_flops
+from megaptm.plan.count import count_parameters, step_flops
 from megaptm.report.terminal import clock
 from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeighingEvent, seconds_since_launch
 from megaptm.run.changes import flat
@@ -79,7 +79,7 @@ class StepReport:
             run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled
         )
         self.tracker.log_status("RUNNING")
-        self.tracker.log_params(flat(config.model_dump()) | {"parameters": count(spec)})
+        self.tracker.log_params(flat(config.model_dump()) | {"parameters": count_parameters(spec)})
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_row: int | None = None
         if isinstance(spec, WordSpec):  # the operations of a word depend on its sampled window

@@ -22,7 +22,7 @@ class PairSamples:
 
     @property
     def batch(self) -> BatchSpec:
-        return self.config.built_objective.batch(self.config.data.sequence, self.config.data.document_mask)
+        return self.config.batch_spec
 
     def cursors(self, number: int) -> dict[str, int]:
         return {"pairs": number}

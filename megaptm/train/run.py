@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from megaptm.config import Config, load, resolve
-from megaptm.config.objective_fit import row_lengths
+from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, storage_errors_as_user_errors
 from megaptm.plan.kernels import attention_kernels
@@ -99,8 +99,8 @@ def _work(
         tell(f"{attention}: {choice.kernel}, {choice.why}")
     engine = build_engine(config, spec, corpora, place, timeout_minutes=minutes)
     if isinstance(spec, ModelSpec):
-        batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
-        refuse_other_patterns(spec, row_lengths(batch, spec.family))
+        batch = config.batch_spec
+        refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)

@@ -29,7 +29,7 @@ def test_no_run_that_was_published_is_planned_to_need_more_than_its_device_has()
     assert len(RAN) > 200
     for source, row in RAN:
         machine = load_machine(source.machine)
-        needed = source.memory(work_of_row(row, source.engine)) / 2**30
+        needed = source.estimate_memory(work_of_row(row, source.engine)) / 2**30
         assert needed < machine.memory_gib, row.name
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config, load, resolve_model
-from megaptm.config.model import resolved
+from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.spec import change
@@ -53,7 +53,7 @@ def test_layers_share_what_a_config_says():
 def test_attention_has_the_dropout_that_a_config_says():
     for said, rate in ((None, 0.1), ("true", 0.1), ("false", 0.0), ("0.3", 0.3), ("0.0", 0.0)):
         words = [] if said is None else [f"model.attention_dropout={said}"]
-        written = resolved(load(CONFIGS / "bert" / "base.yaml", words))
+        written = with_resolved_model(load(CONFIGS / "bert" / "base.yaml", words))
         spec = resolve_model(written)
         assert (spec.dropout, spec.family.last_block.attention_rate(spec.dropout)) == (0.1, rate)
     with pytest.raises(UserError, match="attention_dropout"):
@@ -61,7 +61,7 @@ def test_attention_has_the_dropout_that_a_config_says():
 
 
 def test_a_later_change_of_what_a_family_shares_changes_no_config_that_was_written(monkeypatch):
-    written = resolved(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
+    written = with_resolved_model(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
     assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)
     albert = CATALOGUE["albert"]
     apart = change(albert, stacks={"encoder": change(albert.last_block, share=(), groups=3, cycle=4)})
@@ -407,7 +407,7 @@ def test_relative_positions_set_no_limit_to_the_sequence():
 
 def test_a_stack_may_have_numbers_of_its_own():
     config = load(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 4}"])
-    spec = resolve_model(resolved(config))
+    spec = resolve_model(with_resolved_model(config))
     assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 2), (4, 4)]
     assert spec.size_of("decoder").width == spec.size.width
 

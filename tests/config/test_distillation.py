@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import distillation_of, dump, load
+from megaptm.config import dump, load, resolve_distillation
 from megaptm.errors import UserError
 from megaptm.families import TINYBERT
 
@@ -22,12 +22,12 @@ def student(*words: str, teacher: dict[str, object] = TEACHER, family: str = "ti
 def test_tinybert_hears_the_layers_of_the_papers_mapping() -> None:
     """g(m) = 3m and 2m of twelve (arXiv:1909.10351, 4.2), counted from 1; layers here are counted from 0."""
     for size, group in (("4x312", 3), ("6x768", 2)):
-        found = distillation_of(load(CONFIGS / f"tinybert/{size}.yaml"))
+        found = resolve_distillation(load(CONFIGS / f"tinybert/{size}.yaml"))
         assert found is not None
         mapping = tuple(group * m - 1 for m in range(1, TINYBERT.sizes[size].layers + 1))
         assert found.layers == {"encoder": mapping}
         # And nobody need say so.
-        usual = distillation_of(load(CONFIGS / f"tinybert/{size}.yaml", ["distill.layers=[]"]))
+        usual = resolve_distillation(load(CONFIGS / f"tinybert/{size}.yaml", ["distill.layers=[]"]))
         assert usual == found
         assert found.weigh({"mlm": 1.0}) == {
             "mlm": 0.0,
@@ -37,7 +37,7 @@ def test_tinybert_hears_the_layers_of_the_papers_mapping() -> None:
 
 def test_distilbert_weighs_three_losses_and_begins_as_a_slice() -> None:
     """The released code's 5, 2 and 1, at temperature 2; layers 0, 2, 4, 7, 9 and 11."""
-    found = distillation_of(load(CONFIGS / "distilbert/base.yaml"))
+    found = resolve_distillation(load(CONFIGS / "distilbert/base.yaml"))
     assert found is not None
     assert found.weigh({"mlm": 1.0}) == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
     written = load(CONFIGS / "distilbert/base.yaml").distill
@@ -51,7 +51,7 @@ def test_a_teacher_is_what_its_run_says(tmp_path: Path) -> None:
     config = load(CONFIGS / "bert/tiny.yaml", ["model.vocabulary=300"])
     (tmp_path / "config.yaml").write_text(dump(config))
     words = [f"distill={{teacher: {tmp_path}, hidden: 1}}", "model.width=64", "model.vocabulary=300"]
-    found = distillation_of(load(CONFIGS / "bert/tiny.yaml", words))
+    found = resolve_distillation(load(CONFIGS / "bert/tiny.yaml", words))
     assert found is not None
     assert (found.teacher.size.layers, found.teacher.vocabulary) == (2, 300)
 

@@ -12,7 +12,7 @@ from transformers import get_scheduler
 from transformers.optimization import get_wsd_schedule
 
 from megaptm.config import OptimizerConfig, load
-from megaptm.config.learning_rate import learning_rate, peak_of, rate_of
+from megaptm.config.learning_rate import learning_rate, learning_rate_at, peak_learning_rate
 from megaptm.config.read import UncheckedConfig
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import UserError
@@ -94,7 +94,7 @@ def test_noam_is_the_transformers_formula():
 def test_a_run_takes_the_width_of_its_model():
     words = ["optimizer.decay=noam", "optimizer.lr=1.0", "optimizer.warmup_steps=4000", "model.width=512"]
     config = load(ROOT / "configs/gpt2/small.yaml", [*words, "model.heads=8"])
-    assert rate_of(config, 3999) == peak_of(config) == pytest.approx((512 * 4000) ** -0.5)
+    assert learning_rate_at(config, 3999) == peak_learning_rate(config) == pytest.approx((512 * 4000) ** -0.5)
 
 
 def test_halving_begins_when_the_held_out_loss_rises_and_goes_on_by_epochs():
@@ -152,7 +152,7 @@ def test_after_a_restart_the_rate_is_that_of_a_run_that_begins(decay):
 def test_restarts_are_steps_of_the_run_where_the_batch_ramps_and_the_rise_is_of_whole_batches():
     keys = ["optimizer.restarts=[60]", "optimizer.warmup_steps=20", "train.steps=200", "train.batch=32"]
     config = load(ROOT / "configs/bert/tiny.yaml", [*keys, "train.ramp={steps: {0: 16, 100: 32}}"])
-    found = [rate_of(config, step) / peak_of(config) for step in range(200)]
+    found = [learning_rate_at(config, step) / peak_learning_rate(config) for step in range(200)]
     assert found[:60:39] == pytest.approx([0.025, 1.0])
     # Until step 100 a step is half a batch.
     assert found[60:101:39] == pytest.approx([0.025, 1.0])

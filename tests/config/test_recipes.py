@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import Config, load, resolve, resolve_model
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.read import UncheckedConfig
 from megaptm.config.schema import AdafactorConfig
 from megaptm.errors import UserError
@@ -104,7 +104,7 @@ def test_palm_has_the_papers_optimizer():
     assert optimizer.adafactor == AdafactorConfig(factor_from=None, update_clip=None)
     assert (optimizer.weight_decay, optimizer.weight_decay_times) == (1.0, "lr-squared")
     for step in (1, 10_000, 40_000, 255_000):
-        assert rate_of(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
+        assert learning_rate_at(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_t5_has_the_papers_batch_and_steps(name, sequence, batch, steps):
     assert (optimizer.name, optimizer.momentum, optimizer.adafactor) == ("adafactor", 0.0, AdafactorConfig())
     assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)
     for step in (1, 10_000, 40_000, steps):
-        assert rate_of(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
+        assert learning_rate_at(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_the_transformer_has_the_papers_recipe(size, width, dropout, steps):
     assert (optimizer.name, optimizer.betas, optimizer.eps) == ("adamw", (0.9, 0.98), 1e-9)
     assert (optimizer.weight_decay, optimizer.clip) == (0.0, None)
     for step in (1, 4000, 50_000):
-        assert rate_of(found, step - 1) == pytest.approx(width**-0.5 * min(step**-0.5, step * 4000**-1.5))
+        assert learning_rate_at(found, step - 1) == pytest.approx(width**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 
 @pytest.mark.parametrize(("size", "rate", "warmup"), [("base", 6e-4, 24_000), ("large", 4e-4, 30_000)])
@@ -488,7 +488,7 @@ def test_reformer_has_the_released_recipe():
     ]
     assert (found.optimizer.betas, found.optimizer.eps, found.optimizer.weight_decay) == ((0.9, 0.98), 1e-9, 0.0)
     for step in (2_000, 50_000):
-        assert rate_of(found, step - 1) == pytest.approx((1024 * step) ** -0.5)
+        assert learning_rate_at(found, step - 1) == pytest.approx((1024 * step) ** -0.5)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from megaptm.inference.image_text import class_vectors, retrieval
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models import build_model, fill, image_text, initial_value
 from megaptm.models.image_text import LARGEST
-from megaptm.plan.count import count, step_flops
+from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
@@ -49,14 +49,14 @@ HEAD = "image-text"
     [("b-32", 151_277_313), ("b-16", 149_620_737), ("l-14", 427_616_513), ("l-14-336", 427_944_193)],
 )
 def test_the_formula_gives_the_published_count(size, number):
-    assert count(published(CLIP, size)) == number
+    assert count_parameters(published(CLIP, size)) == number
 
 
 def test_the_formula_counts_what_is_built():
     model = clip_model()
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * model.spec.token_width
-    assert count(model.spec, with_heads=True) == built
+    assert count_parameters(model.spec, with_heads=True) == built
 
 
 def test_operations_equal_those_that_torch_counts():

@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families.cove import COVE
 from megaptm.hub.mt_lstm import to_mt_lstm
 from megaptm.models import build_model, fill
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.words.text_file import with_vectors
 from tests.models.recurrent import VOCABULARY, tiny_cove
@@ -60,7 +60,7 @@ def test_the_encoder_has_as_many_parameters_as_the_published_one():
         model = build_model(spec)
     assert sum(parameter.numel() for parameter in model.encoder.parameters()) == 3_609_600
     padding = (spec.padded_vocabulary - spec.vocabulary) * 2 * 300 + spec.padded_vocabulary - spec.vocabulary
-    assert count(spec) == sum(parameter.numel() for parameter in model.parameters()) - padding
+    assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters()) - padding
 
 
 def encoded_and_by_torch():

@@ -10,7 +10,7 @@ import torch
 
 from megaptm.config import load, resolve_model
 from megaptm.config.check import check
-from megaptm.config.model import resolved
+from megaptm.config.model import with_resolved_model
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
@@ -19,7 +19,7 @@ from megaptm.models import build_model, fill
 from megaptm.models.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.objectives.spelling import spelled
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import change, published
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.models.recurrent import VOCABULARY, elmo_batch, tiny_elmo
@@ -29,7 +29,7 @@ HEAD = "bidirectional-lm"
 
 @pytest.mark.parametrize(("size", "number"), [("small", 13_593_312), ("medium", 28_027_744), ("original", 93_600_864)])
 def test_the_formula_gives_the_published_count(size, number):
-    assert count(published(ELMO, size)) == number
+    assert count_parameters(published(ELMO, size)) == number
 
 
 def model_of(**options):
@@ -46,7 +46,7 @@ def test_the_formula_counts_what_is_built():
     model = model_of()
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * (model.spec.size.width + 1)
-    assert count(model.spec, with_heads=True) == built
+    assert count_parameters(model.spec, with_heads=True) == built
 
 
 def test_a_direction_sees_what_it_has_read_and_nothing_else():
@@ -272,7 +272,7 @@ def test_what_it_cannot_honor_is_refused(more, sentence):
 @pytest.mark.parametrize("name", ["elmo/tiny", "elmo/original", "cove/tiny", "cove/base"])
 def test_what_a_run_writes_down_is_a_config_of_the_same_model(name):
     found = load(f"configs/{name}.yaml", ["model.vocabulary=9000"])
-    written = resolved(found)
+    written = with_resolved_model(found)
     check(written)
     assert resolve_model(written) == resolve_model(found)
 

@@ -19,7 +19,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete
 from megaptm.models import Model, build_model
 from megaptm.models.cross_modal import TEMPERATURE
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change, published
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
@@ -37,7 +37,7 @@ def test_the_formula_gives_what_roberta_has_and_a_reader_of_regions(size: str, n
     width = spec.width
     regions = (2048 + 1) * width + (5 + 1) * width + 2 * width
     roberta = {"base": 124_055_040, "large": 354_310_144}[size]
-    assert count(spec) == roberta - width + regions == number
+    assert count_parameters(spec) == roberta - width + regions == number
 
 
 def test_the_formula_counts_what_is_built() -> None:
@@ -45,7 +45,9 @@ def test_the_formula_counts_what_is_built() -> None:
     with torch.device("meta"):
         model = build_model(spec)
     padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
-    assert count(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+    assert (
+        count_parameters(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+    )
 
 
 def differences() -> tuple[float, float]:
@@ -189,7 +191,7 @@ def test_what_is_hidden_or_padding_is_not_seen() -> None:
 def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
     for size in ("base", "large"):
         config = load(CONFIGS / f"{size}.yaml")
-        assert count(resolve_model(config)) == count(published(UNIMO, size))
+        assert count_parameters(resolve_model(config)) == count_parameters(published(UNIMO, size))
         assert config.optimizer.lr == 5e-5
         shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
         of_text = shares["spans"] + shares["fragments"]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED, MASKED_REGION
 from megaptm.config import load, resolve_model
-from megaptm.config.model import resolved
+from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families.uniter import UNITER
 from megaptm.hub.counterparts.bert import MASKED, encoder
@@ -25,7 +25,7 @@ from megaptm.hub.import_run import complete
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, Size, change, published
 from tests.models.regions import ALL, CLASSES, FEATURES, REGIONS, TEXT, tiny_uniter, uniter_batch, uniter_model
 from tests.models.test_parts import equals_the_whole
@@ -82,7 +82,7 @@ def test_it_begins_as_its_bert() -> None:
 
 @pytest.mark.parametrize(("size", "number"), [("base", 109_898_752), ("large", 335_695_872)])
 def test_the_formula_gives_the_published_count(size, number):
-    assert count(published(UNITER, size)) == number
+    assert count_parameters(published(UNITER, size)) == number
 
 
 def test_the_formula_counts_what_is_built():
@@ -90,7 +90,9 @@ def test_the_formula_counts_what_is_built():
     with torch.device("meta"):
         model = build_model(spec)
     padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
-    assert count(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+    assert (
+        count_parameters(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
+    )
 
 
 @cache
@@ -337,7 +339,7 @@ def test_rows_of_nothing_hidden_begin_at_zero():
 def test_recipes_are_those_of_the_released_configs(size):
     config = load(CONFIGS / f"{size}.yaml")
     spec, told = resolve_model(config), config.optimizer
-    assert count(spec) == count(published(UNITER, size))
+    assert count_parameters(spec) == count_parameters(published(UNITER, size))
     assert (told.lr, told.betas, told.weight_decay, told.clip) == (5e-5, (0.9, 0.98), 0.01, 5.0)
     assert (told.warmup_steps, told.decay, config.train.steps) == (10_000, "linear", 200_000)
     assert config.built_objective.losses == {"itm": 1.0, "wra": 0.1, "mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0}
@@ -354,15 +356,15 @@ def test_the_tiny_config_is_of_one_data_rank_or_two(ranks):
 
 def test_a_config_keeps_what_weights_begin_with():
     config = load(CONFIGS / "tiny.yaml")
-    assert resolved(config).model.init_std == resolve_model(config).family.init_std == 0.1
-    assert resolved(load(CONFIGS / "base.yaml")).model.init_std == 0.02
+    assert with_resolved_model(config).model.init_std == resolve_model(config).family.init_std == 0.1
+    assert with_resolved_model(load(CONFIGS / "base.yaml")).model.init_std == 0.02
 
 
 def test_a_config_keeps_the_detectors_numbers():
     config = load(CONFIGS / "tiny.yaml")
-    assert resolved(config).model.detector == (24, 17)
+    assert with_resolved_model(config).model.detector == (24, 17)
     assert resolve_model(config).size.detector == (24, 17)
-    assert resolved(load(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
+    assert with_resolved_model(load(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
 
 
 @pytest.mark.parametrize(

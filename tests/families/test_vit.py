@@ -26,7 +26,7 @@ from megaptm.errors import UserError
 from megaptm.families.vit import VIT
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models import Model, build_model, fill
-from megaptm.plan.count import count, step_flops
+from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
@@ -46,8 +46,8 @@ CONFIGS = Path(__file__).parents[2] / "configs/vit"
 )
 def test_the_formula_gives_the_published_count(size, number):
     spec = published(VIT, size)
-    assert count(spec) == number
-    assert count(spec, with_heads=True) == number + spec.vocabulary * (spec.width + 1)
+    assert count_parameters(spec) == number
+    assert count_parameters(spec, with_heads=True) == number + spec.vocabulary * (spec.width + 1)
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -55,7 +55,7 @@ def test_the_formula_counts_what_is_built(both):
     model = vit_model(both=both)
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * (model.spec.width + 1)
-    assert count(model.spec, with_heads=True) == built
+    assert count_parameters(model.spec, with_heads=True) == built
 
 
 def test_operations_equal_those_that_torch_counts():

@@ -270,7 +270,7 @@ def spoil_config(folder: Path, draw: Random) -> bool:
 def read_config(folder: Path) -> Any:
     """As `megaptm train` does before the first process."""
     from megaptm.config import dump, resolve_model
-    from megaptm.plan.count import count
+    from megaptm.plan.count import count_parameters
     from megaptm.run.changes import flat
     from megaptm.run.corpora import check_corpora
     from megaptm.run.folder import absolute_paths
@@ -279,7 +279,7 @@ def read_config(folder: Path) -> Any:
     for path in folder.glob("*.yaml"):
         config = absolute_paths(read(path, []))
         flat(config.model_dump())
-        count(resolve_model(config))
+        count_parameters(resolve_model(config))
         dump(config)
         check_corpora(config)
 

@@ -152,14 +152,14 @@ def spoil_yaml(folder: Path, draw: Random) -> bool:
 
 def read_config(folder: Path) -> Any:
     from megaptm.config import draft, dump, load, resolve_model
-    from megaptm.plan.count import count
+    from megaptm.plan.count import count_parameters
     from megaptm.run.changes import flat
     from megaptm.run.folder import absolute_paths
 
     draft(folder / "it.yaml")
     config = absolute_paths(load(folder / "it.yaml"))
     flat(config.model_dump())
-    count(resolve_model(config))
+    count_parameters(resolve_model(config))
     dump(config)
 
 
@@ -185,10 +185,10 @@ def recipe_commands(folder: Path) -> list[Command]:
 def read_machine(folder: Path) -> Any:
     from megaptm.config import load
     from megaptm.plan.machine import load_machine
-    from megaptm.plan.plan import plan
+    from megaptm.plan.plan import make_plan
 
     machine = load_machine(str(folder / "it.yaml"))
-    plan(load("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).numbers()
+    make_plan(load("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).numbers()
 
 
 def machine_commands(folder: Path) -> list[Command]:

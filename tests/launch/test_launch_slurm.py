@@ -11,7 +11,7 @@ from megaptm.check.timing import jobs_needed
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
-from megaptm.plan.plan import plan
+from megaptm.plan.plan import make_plan
 from megaptm.run.folder import read_config
 from megaptm.run.submission import check_submitted, submitted_config, write_submission
 from tests import ROOT
@@ -47,7 +47,7 @@ def test_the_nodes_follow_from_the_layout(launch):
 
 def test_the_number_of_jobs_follows_from_the_plan():
     """Not exactly one a day: starting and saving take their part of each."""
-    made = plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
+    made = make_plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
     days = made.days_with_failures
     assert days < jobs_needed(made, 24 * 3600.0, warning=900.0) < 1.1 * days
     assert jobs_needed(made, 12 * 3600.0, warning=900.0) > 2 * days

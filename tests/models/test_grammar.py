@@ -10,7 +10,7 @@ import torch
 from megaptm.bricks import Brick, SavedBytes, chunks, register
 from megaptm.errors import UserError
 from megaptm.models import build_model, fill
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change
 from tests.models.grammar import VARIANTS, variant
 from tests.models.test_parts import equals_the_whole
@@ -30,7 +30,7 @@ def test_the_formula_counts_what_is_built(name: str) -> None:
     spec = spec_of(name)
     parameters = dict(build_model(spec).named_parameters())
     padding = sum(parameters[table][spec.vocabulary :].numel() for table in TABLES if table in parameters)
-    assert sum(map(torch.numel, parameters.values())) - padding == count(spec, with_heads=True)
+    assert sum(map(torch.numel, parameters.values())) - padding == count_parameters(spec, with_heads=True)
 
 
 @pytest.mark.parametrize("num_parts", [2, 4])

@@ -15,7 +15,7 @@ import yaml
 from megaptm.families import CATALOGUE, FAMILIES, WORDS
 from megaptm.families.words import WordFamily, WordSpec
 from megaptm.hub.counterparts import models_of
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.spec import Family, published
 from tests import ROOT
 from tests.drills.conftest import RECORD as SECONDS
@@ -86,7 +86,7 @@ def _word_row(family: WordFamily) -> str:
 
 
 def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) -> str:
-    sizes = ", ".join(f"{size} {count(published(family, size)):,}" for size in family.sizes)
+    sizes = ", ".join(f"{size} {count_parameters(published(family, size)):,}" for size in family.sizes)
     layouts = sum(name == family.name for name, _ in CASES)
     difference = ", ".join(
         f"{what} {seen[what]}" for what in ("logits", "losses", "vectors", "gradients") if what in seen

@@ -13,7 +13,7 @@ from megaptm.bricks.heads import MaskedHeadBrick
 from megaptm.config import load, resolve_model
 from megaptm.families import BERT, CATALOGUE, GPT3, T5
 from megaptm.models import build_model
-from megaptm.plan.count import count, step_flops
+from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import ModelSpec, Size, change, published
 from tests import ROOT
 from tests.models.tiny import mean_losses, tiny_batch, tiny_model
@@ -126,7 +126,7 @@ def as_built(spec: ModelSpec) -> int:
 
 def as_published(spec: ModelSpec) -> int:
     """Parameters, with a pooler where the number is published so."""
-    return count(spec) + (spec.width * (spec.width + 1) if spec.name in POOLED else 0)
+    return count_parameters(spec) + (spec.width * (spec.width + 1) if spec.name in POOLED else 0)
 
 
 def test_every_size_has_its_number_here() -> None:
@@ -148,18 +148,18 @@ def test_the_config_of_bart_large_builds_what_transformers_builds() -> None:
 
 @pytest.mark.parametrize(("family", "size"), WITH_HEADS)
 def test_pretraining_heads_are_counted_when_asked(family: str, size: str) -> None:
-    assert count(published(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
+    assert count_parameters(published(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
 
 
 @pytest.mark.parametrize(("family", "size"), AS_PRINTED)
 def test_sizes_as_printed(family: str, size: str) -> None:
-    assert count(published(CATALOGUE[family], size)) == pytest.approx(AS_PRINTED[family, size], abs=0.5e6)
+    assert count_parameters(published(CATALOGUE[family], size)) == pytest.approx(AS_PRINTED[family, size], abs=0.5e6)
 
 
 @pytest.mark.parametrize(("family", "size"), ALL)
 def test_the_model_built_has_what_the_formula_says(family: str, size: str) -> None:
     spec = published(CATALOGUE[family], size)
-    assert as_built(spec) == count(spec, with_heads=True)
+    assert as_built(spec) == count_parameters(spec, with_heads=True)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_formula_follows_the_bricks(family) -> None:
     spec = ModelSpec(
         family=family, size=Size(layers=2, width=32, heads=4, ffn=48), vocabulary=100, context=16, dropout=0.0
     )
-    assert as_built(spec) == count(spec, with_heads=True)
+    assert as_built(spec) == count_parameters(spec, with_heads=True)
 
 
 def test_a_head_that_reads_asked_places_alone_costs_so_whatever_its_name(monkeypatch) -> None:

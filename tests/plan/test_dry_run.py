@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from megaptm.config import load, resolve_model
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from tests import ROOT
 from tests.bad_input.mistakes import told
 
@@ -46,7 +46,7 @@ def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters_and_all_of_th
     # What every tensor rank has whole: two norms and two biases of a layer, the last norm, positions.
     whole = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width
     twice = (spec.padded_vocabulary + spec.padded_vocabulary - spec.vocabulary) * spec.size.width
-    assert 8 * (first + 62 * middle + last) - 7 * whole - twice == count(spec) == 1_008_014_617_600
+    assert 8 * (first + 62 * middle + last) - 7 * whole - twice == count_parameters(spec) == 1_008_014_617_600
 
 
 @pytest.mark.parametrize(

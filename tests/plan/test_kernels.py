@@ -52,7 +52,7 @@ def test_a_kernel_that_cannot_compute_all_of_it_is_refused(name: str, kernel: st
 def test_what_a_config_asks_is_what_its_batches_hold() -> None:
     """Documents, an order, dropout, and who sees whom."""
     config = load(CONFIGS / "unilm/base.yaml")
-    batch = config.built_objective.batch(config.data.sequence, config.data.document_mask)
+    batch = config.batch_spec
     [work] = works_of(resolve_model(config), batch, "bf16")
     assert work.documents
     assert work.ordered

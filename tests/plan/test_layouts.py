@@ -9,8 +9,8 @@ from megaptm.config import UncheckedConfig, load
 from megaptm.families import CATALOGUE
 from megaptm.plan.layouts import MACHINE, markdown
 from megaptm.plan.machine import load_machine
-from megaptm.plan.plan import plan
-from megaptm.plan.search import Candidate, search
+from megaptm.plan.plan import make_plan
+from megaptm.plan.search import Candidate, search_layouts
 from tests import ROOT
 
 A100 = load_machine(MACHINE)
@@ -33,7 +33,7 @@ SEARCHED = [
 @cache
 def fastest(path: Path, devices: int) -> Candidate | None:
     """What the planner would choose."""
-    fitting = search(load(path), A100, devices).fitting
+    fitting = search_layouts(load(path), A100, devices).fitting
     return fitting[0] if fitting else None
 
 
@@ -46,13 +46,13 @@ def name(value: Path | int) -> str:
 def test_a_layout_fills_its_devices_and_leaves_an_eighth_of_the_memory(path, devices):
     config = load(path, [f"devices={devices}"])
     assert config.layout.processes == devices
-    made = plan(config, A100)
-    assert made.memory[made.fullest].total <= 7 / 8 * A100.usable_bytes
+    made = make_plan(config, A100)
+    assert made.memory[made.fullest_stage].total <= 7 / 8 * A100.usable_bytes
 
 
 @pytest.mark.parametrize(("path", "devices"), SEARCHED, ids=name)
 def test_a_layout_is_among_the_fastest(path, devices):
-    made = plan(load(path, [f"devices={devices}"]), A100)
+    made = make_plan(load(path, [f"devices={devices}"]), A100)
     assert made.step.seconds <= 1.1 * fastest(path, devices).step.seconds
 
 

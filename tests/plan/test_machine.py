@@ -5,7 +5,7 @@ import yaml
 
 from megaptm.errors import UserError
 from megaptm.plan.machine import FOLDER, known_machines, load_machine
-from megaptm.plan.network import collective, message
+from megaptm.plan.network import collective_seconds, message_seconds
 
 A100 = load_machine("a100-80g")
 
@@ -54,19 +54,19 @@ def test_an_unknown_machine_is_told_with_the_known_ones(name, told):
 
 
 def test_an_all_gather_within_a_node_is_a_ring_at_the_link():
-    seconds = collective(A100, 8e9, ranks=8, stride=1)
+    seconds = collective_seconds(A100, 8e9, ranks=8, stride=1)
     assert seconds == pytest.approx(7 / 8 * 8e9 / (300e9 * A100.inside.efficiency), rel=0.01)
 
 
 def test_ranks_of_a_group_that_share_a_node_share_its_adapters():
-    alone = collective(A100, 8e9, ranks=16, stride=8)
-    together = collective(A100, 8e9, ranks=128, stride=1)
+    alone = collective_seconds(A100, 8e9, ranks=16, stride=8)
+    together = collective_seconds(A100, 8e9, ranks=128, stride=1)
     assert alone > 7 * together
 
 
 def test_a_message_within_a_node_is_faster_than_between():
-    assert message(A100, 1e9, stride=1, ranks=8) < message(A100, 1e9, stride=64, ranks=1024) / 5
+    assert message_seconds(A100, 1e9, stride=1, ranks=8) < message_seconds(A100, 1e9, stride=64, ranks=1024) / 5
 
 
 def test_one_rank_says_nothing():
-    assert collective(A100, 1e9, ranks=1, stride=1) == 0
+    assert collective_seconds(A100, 1e9, ranks=1, stride=1) == 0

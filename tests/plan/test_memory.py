@@ -21,7 +21,7 @@ from megaptm.models.contrast import ContrastHead
 from megaptm.models.heads import build_heads
 from megaptm.models.infomax import InfoMaxHead
 from megaptm.plan import activations
-from megaptm.plan.memory import memory, states
+from megaptm.plan.memory import estimate_memory, state_bytes
 from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Family, ModelSpec, Size, change
@@ -59,7 +59,7 @@ def test_a_rank_holds_the_bytes_that_the_plan_says(case):
     found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout, rule)
     lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
     work = Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision, optimizer=rule)
-    planned = memory(work)
+    planned = estimate_memory(work)
     for rank in found:
         stage = planned[rank["stage"]]
         assert rank["weights"] == stage.weights
@@ -124,12 +124,12 @@ def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPE
 @pytest.mark.parametrize("row", TABLE_2)
 def test_activations_of_a_layer_are_those_of_the_paper(row):
     layout, recompute, expected = TABLE_2[row]
-    kept = activations.layer(paper_22b(layout, recompute), "decoder")
+    kept = activations.layer_bytes(paper_22b(layout, recompute), "decoder")
     assert kept / (2048 * 6144) == pytest.approx(expected, rel=1e-6)
 
 
 def test_fused_attention_keeps_no_scores_but_one_number_a_query():
-    fused = activations.layer(paper_22b(Layout(), software=Software()), "decoder")
+    fused = activations.layer_bytes(paper_22b(Layout(), software=Software()), "decoder")
     assert fused / (2048 * 6144) == pytest.approx(34 + 4 * 64 / 6144)
 
 
@@ -141,7 +141,7 @@ def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor)
     spec = ModelSpec(family=family, size=layers, vocabulary=512, context=64, dropout=0.0)
     layout = Layout(pipeline=8, virtual=virtual)
     work = Workload(spec=spec, lengths={"decoder": 64}, layout=layout, batch=64)
-    assert memory(work)[0].activations == pytest.approx(48 * factor * activations.layer(work, "decoder"))
+    assert estimate_memory(work)[0].activations == pytest.approx(48 * factor * activations.layer_bytes(work, "decoder"))
 
 
 # arXiv:1910.02054, figure 1: 7.5 billion parameters on 64 data ranks, float16 gradients, in 10^9 bytes.
@@ -149,7 +149,7 @@ def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor)
 def test_weights_gradients_and_moments_are_those_of_the_zero_paper(divided, gigabytes):
     layout = Layout(data=64, distributed_optimizer=divided)
     work = paper_22b(layout, software=Software(gradient_bytes=2))
-    assert sum(states(work, 7_500_000_000)) / 1e9 == pytest.approx(gigabytes, rel=0.02)
+    assert sum(state_bytes(work, 7_500_000_000)) / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
 BRICKS = {
@@ -174,7 +174,7 @@ def test_a_layer_keeps_what_autograd_saves(bricks, masked):
         precision="fp32",
         masked=masked,
     )
-    assert three - two == pytest.approx(activations.layer(work, next(iter(family.stacks))), rel=0.02)
+    assert three - two == pytest.approx(activations.layer_bytes(work, next(iter(family.stacks))), rel=0.02)
 
 
 def small(family: Family, *, layers: int) -> ModelSpec:
@@ -226,7 +226,7 @@ def test_losses_take_what_the_plan_says(monkeypatch: pytest.MonkeyPatch, name: s
     table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
     assert len(built) == (2 if name == "spanbert" else 1)
     taken = allocated(lambda: [head.loss(stream, fields | asked, table) for head in built.values()])
-    assert activations.logits(work) == pytest.approx(taken, rel=0.1)
+    assert activations.logits_bytes(work) == pytest.approx(taken, rel=0.1)
 
 
 def allocated(work: Callable[[], object]) -> int:
@@ -260,8 +260,8 @@ def test_data_ranks_divide_the_comparison_of_all_rows() -> None:
     spec = small(TOWERS, layers=2)
     work = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=Layout(data=8, microbatch=1), batch=8192)
     few = replace(work, layout=Layout(data=2, microbatch=1))
-    assert activations.compared(few) / activations.compared(work) == pytest.approx(4, rel=0.05)
-    held, plain = memory(work)[0], memory(replace(work, trained_heads=("lm",)))[0]
-    assert plain.compared == 0
+    assert activations.comparison_bytes(few) / activations.comparison_bytes(work) == pytest.approx(4, rel=0.05)
+    held, plain = estimate_memory(work)[0], estimate_memory(replace(work, trained_heads=("lm",)))[0]
+    assert plain.comparison == 0
     before = held.activations + held.logits + held.workspace + held.buffers
-    assert held.compared == activations.compared(work) - before > 0
+    assert held.comparison == activations.comparison_bytes(work) - before > 0

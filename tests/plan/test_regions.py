@@ -16,10 +16,10 @@ from megaptm.models.regions import ImageRegions
 from megaptm.plan import activations
 from megaptm.plan.count import step_flops
 from megaptm.plan.machine import load_machine
-from megaptm.plan.memory import memory
-from megaptm.plan.stages import stages
-from megaptm.plan.step import step
-from megaptm.plan.workload import Workload, workload_of
+from megaptm.plan.memory import estimate_memory
+from megaptm.plan.stages import stage_chunks
+from megaptm.plan.step import estimate_step
+from megaptm.plan.workload import Workload, make_workload
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.regions import ALL, ASKED, REGIONS, TEXT, tiny_uniter, uniter_batch
 
@@ -59,23 +59,23 @@ def test_the_input_keeps_what_autograd_saves():
         precision="fp32",
         regions=places,
     )
-    [[chunk]] = stages(work)
-    planned = activations.chunk(work, chunk) - activations.chunk(replace(work, regions=0), chunk)
+    [[chunk]] = stage_chunks(work)
+    planned = activations.chunk_bytes(work, chunk) - activations.chunk_bytes(replace(work, regions=0), chunk)
     assert found == pytest.approx(planned, rel=0.02)
 
 
 def test_a_plan_of_the_base_one_has_the_features_of_its_rows():
-    work = workload_of(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
+    work = make_workload(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
     assert work.regions == 100
     bare = replace(work, regions=0)
-    [with_them], [without] = memory(work), memory(bare)
+    [with_them], [without] = estimate_memory(work), estimate_memory(bare)
     boxes_and_features = 7 * 4 + 2048 * 2
     assert with_them.buffers - without.buffers == work.own * 100 * boxes_and_features
     norms = 3 * 768
     assert with_them.activations - without.activations == 32 * 100 * (2048 + 7 + norms) * work.element
     assert work.flops - bare.flops == work.batch * 100 * 768 * (6 * 2048 + 4 * 7)
     machine = load_machine("a100-80g")
-    ours, theirs = step(machine, work), step(machine, bare)
+    ours, theirs = estimate_step(machine, work), estimate_step(machine, bare)
     least = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
     assert least < ours.seconds - theirs.seconds < 2 * least
 
@@ -84,6 +84,6 @@ def test_a_plan_of_images_has_the_pixels_of_a_steps_rows() -> None:
     """All that a data rank reads in a step, whatever the micro-batch: they are sent before the first pass."""
     words = ["layout.data=8", "layout.microbatch=32"]
     config = CONFIGS.parent / "clip/b-32.yaml"
-    few, many = (workload_of(load(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))
-    more = memory(many)[0].buffers - memory(few)[0].buffers
+    few, many = (make_workload(load(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))
+    more = estimate_memory(many)[0].buffers - estimate_memory(few)[0].buffers
     assert more == 2048 / 8 * 224 * 224 * 3

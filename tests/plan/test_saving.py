@@ -3,11 +3,11 @@
 import pytest
 
 from megaptm.config import load, resolve_model
-from megaptm.plan.count import count
-from megaptm.plan.failures import DAY, failures
+from megaptm.plan.count import count_parameters
+from megaptm.plan.failures import DAY, estimate_failures
 from megaptm.plan.machine import load_machine
-from megaptm.plan.plan import plan
-from megaptm.plan.saving import Saving, saving
+from megaptm.plan.plan import make_plan
+from megaptm.plan.saving import Saving, estimate_saving
 from tests import ROOT
 
 A100 = load_machine("a100-80g")
@@ -17,13 +17,13 @@ NODES = 128
 
 
 def cost(saved: Saving, *, every: int, nodes: int = NODES):
-    return failures(A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, every=every)
+    return estimate_failures(A100, saved, nodes=nodes, step_seconds=30, seconds=90_000 * 30, every=every)
 
 
 @pytest.fixture(params=["true", "false"])
 def saved(request):
     config = load(LARGE, [f"checkpoint.asynchronous={request.param}"])
-    return saving(config, A100, PARAMETERS)
+    return estimate_saving(config, A100, PARAMETERS)
 
 
 def test_saving_as_often_as_young_says_loses_least(saved):
@@ -37,7 +37,8 @@ def test_saving_as_often_as_young_says_loses_least(saved):
 
 def test_an_asynchronous_checkpoint_stops_steps_for_a_copy_and_takes_memory_of_the_hosts():
     waits, copies = (
-        saving(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS) for word in ("false", "true")
+        estimate_saving(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS)
+        for word in ("false", "true")
     )
     assert waits.bytes == copies.bytes == PARAMETERS * 12
     assert waits.stall == waits.seconds
@@ -63,8 +64,8 @@ def test_an_asynchronous_checkpoint_stops_steps_for_a_copy_and_takes_memory_of_t
 def test_a_checkpoint_holds_weights_and_what_the_rule_remembers(words, numbers):
     """Means of rows and columns are next to nothing."""
     config = load(LARGE, words)
-    parameters = count(resolve_model(config))
-    assert saving(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
+    parameters = count_parameters(resolve_model(config))
+    assert estimate_saving(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
 
 
 def test_a_checkpoint_waits_for_the_one_before_it():
@@ -83,10 +84,10 @@ def test_work_that_a_failure_takes_is_half_an_interval_and_what_was_not_yet_writ
 
 def test_steps_of_a_ramp_take_less_and_read_less():
     """All rows are read in more steps, which take longer: small steps have less to hide their bubbles behind."""
-    whole = plan(load(LARGE), A100)
+    whole = make_plan(load(LARGE), A100)
     words = ["train.ramp={start: 384, increment: 384, samples: 5859840}"]
     steps = load(LARGE, words).batch_schedule.steps_in(whole.samples)
-    ramped = plan(load(LARGE, [*words, f"train.steps={steps}"]), A100)
+    ramped = make_plan(load(LARGE, [*words, f"train.steps={steps}"]), A100)
     assert whole.samples - 1536 < ramped.samples <= whole.samples
     assert ramped.steps > whole.steps
     assert whole.seconds == pytest.approx(whole.steps * whole.step.seconds)
@@ -94,6 +95,6 @@ def test_steps_of_a_ramp_take_less_and_read_less():
 
 
 def test_the_plan_says_what_is_kept_on_the_hosts():
-    numbers = plan(load(LARGE), A100).numbers()["checkpoint"]
+    numbers = make_plan(load(LARGE), A100).numbers()["checkpoint"]
     assert numbers["host_bytes"] * NODES == numbers["bytes"]
     assert 0 < numbers["stall_seconds"] < numbers["seconds"]

@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.config import Layout
 from megaptm.families import GPT3
-from megaptm.plan.activations import in_flight
+from megaptm.plan.activations import count_passes_in_flight
 from megaptm.plan.workload import Workload
 from megaptm.spec import published
 from tests.plan.pipeline_schedule import order, timeline
@@ -43,7 +43,7 @@ def test_a_stage_holds_as_many_passes_as_memory_counts(stages, chunks, microbatc
         for _, _, backward in order(stage, stages=stages, chunks=chunks, microbatches=microbatches):
             held += -1 if backward else 1
             most = max(most, held)
-        assert most == in_flight(work, stage)
+        assert most == count_passes_in_flight(work, stage)
 
 
 def test_a_slow_stage_is_waited_for():

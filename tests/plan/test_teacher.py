@@ -13,9 +13,9 @@ from megaptm.config import Layout, load
 from megaptm.models import Model, fill
 from megaptm.plan import teacher
 from megaptm.plan.machine import load_machine
-from megaptm.plan.memory import memory
-from megaptm.plan.step import step
-from megaptm.plan.workload import Workload, workload_of
+from megaptm.plan.memory import estimate_memory
+from megaptm.plan.step import estimate_step
+from megaptm.plan.workload import Workload, make_workload
 from megaptm.spec import Distillation, ModelSpec, Size, change, published
 from tests.models.tiny import tiny_batch, tiny_spec
 
@@ -57,22 +57,26 @@ def test_operations_are_those_that_torch_counts(hooks: tuple[str, ...]) -> None:
     )
     # Rows that pad the vocabulary are projected, too: by the student three times, by the teacher once.
     padding = 2 * 36 * (spec.padded_vocabulary - spec.vocabulary) * (3 * spec.width + whole.width)
-    assert counted == pytest.approx(teacher.flops(work) + padding * ("logits" in hooks), rel=0.01)
+    assert counted == pytest.approx(teacher.teacher_flops(work) + padding * ("logits" in hooks), rel=0.01)
 
 
 def test_a_rank_holds_the_teachers_weights() -> None:
-    found = workload_of(load("configs/distilbert/base.yaml"))
+    found = make_workload(load("configs/distilbert/base.yaml"))
     with torch.device("meta"):
         built = Model(published(change(found.distillation.teacher.family), "base"))  # type: ignore[union-attr]
-    assert teacher.parameters_held(found) == sum(one.numel() for one in built.parameters())
+    assert teacher.count_teacher_parameters(found) == sum(one.numel() for one in built.parameters())
     alone = replace(found, distillation=None)
-    (taught,), (plain,) = memory(found), memory(alone)
-    assert taught.total - plain.total == taught.teacher >= 2 * teacher.parameters_held(found)
+    (taught,), (plain,) = estimate_memory(found), estimate_memory(alone)
+    assert taught.total - plain.total == taught.teacher >= 2 * teacher.count_teacher_parameters(found)
     machine = load_machine("h100-80g")
     # Of one whose logits are read nothing is held but what is compared, and its words are projected by nobody.
     read = replace(found, distillation=replace(found.distillation, cached=True, weights={"logits": 5.0}))  # type: ignore[type-var]
-    (spared,) = memory(read)
-    assert 0 < spared.teacher - plain.teacher < taught.teacher - 2 * teacher.parameters_held(found)
-    assert teacher.flops(read) < 0.5 * teacher.flops(found)
-    assert step(machine, alone).seconds < step(machine, read).seconds < step(machine, found).seconds
-    assert step(machine, found).seconds > 1.3 * step(machine, alone).seconds
+    (spared,) = estimate_memory(read)
+    assert 0 < spared.teacher - plain.teacher < taught.teacher - 2 * teacher.count_teacher_parameters(found)
+    assert teacher.teacher_flops(read) < 0.5 * teacher.teacher_flops(found)
+    assert (
+        estimate_step(machine, alone).seconds
+        < estimate_step(machine, read).seconds
+        < estimate_step(machine, found).seconds
+    )
+    assert estimate_step(machine, found).seconds > 1.3 * estimate_step(machine, alone).seconds

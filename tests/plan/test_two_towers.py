@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from megaptm.config import Layout
-from megaptm.plan.activations import stage as activations
-from megaptm.plan.count import count
+from megaptm.plan.activations import stage_bytes as activations
+from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import load_machine
-from megaptm.plan.memory import memory
-from megaptm.plan.stages import parameters, stages
-from megaptm.plan.step import step
+from megaptm.plan.memory import estimate_memory
+from megaptm.plan.stages import count_rank_parameters, stage_chunks
+from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload
 from megaptm.spec import Block, Family, ModelSpec, Size
 
@@ -41,15 +41,15 @@ def table(work: Workload) -> int:
 
 
 def test_parameters_are_those_of_the_two_and_one_table():
-    assert count(BOTH.spec) == sum(count(one.spec) for one in LONE) - table(BOTH)
+    assert count_parameters(BOTH.spec) == sum(count_parameters(one.spec) for one in LONE) - table(BOTH)
 
 
 def test_ranks_hold_each_parameter_once_wherever_the_towers_are_cut():
     for number in (1, 2, 3, 4):
         work = replace(BOTH, layout=Layout(pipeline=number, microbatch=32))
         padded = (work.spec.padded_vocabulary - work.spec.vocabulary) * work.spec.size.width
-        total = sum(parameters(work, chunks).trained for chunks in stages(work))
-        assert total == count(work.spec) + padded
+        total = sum(count_rank_parameters(work, chunks).trained for chunks in stage_chunks(work))
+        assert total == count_parameters(work.spec) + padded
 
 
 def test_operations_are_those_of_the_two():
@@ -57,13 +57,13 @@ def test_operations_are_those_of_the_two():
 
 
 def test_activations_are_those_of_the_two():
-    both, *lone = (activations(work, 0, stages(work)[0]) for work in (BOTH, *LONE))
+    both, *lone = (activations(work, 0, stage_chunks(work)[0]) for work in (BOTH, *LONE))
     assert both == pytest.approx(sum(lone))
 
 
 def test_weights_and_time_are_those_of_the_two():
-    both, *lone = (memory(work)[0].weights for work in (BOTH, *LONE))
+    both, *lone = (estimate_memory(work)[0].weights for work in (BOTH, *LONE))
     assert both == pytest.approx(sum(lone) - 2 * table(BOTH), rel=1e-6)
-    together, *alone = (step(MACHINE, work) for work in (BOTH, *LONE))
+    together, *alone = (estimate_step(MACHINE, work) for work in (BOTH, *LONE))
     for part in ("products", "attention"):
         assert getattr(together, part) == pytest.approx(sum(getattr(one, part) for one in alone))

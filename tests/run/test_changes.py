@@ -11,7 +11,7 @@ from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.commands.train import train
 from megaptm.config import load
 from megaptm.config.extension import extended_by, schedule_choices
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
@@ -193,7 +193,7 @@ def test_a_choice_continues_the_run_and_is_in_its_journal(tmp_path, choice, rate
     run = begin(config_of(tmp_path, "train.steps=10"), ids={})
     longer = config_of(tmp_path, "train.steps=20", choice)
     prepare(longer)
-    assert rate_of(longer, 10) == pytest.approx(rate)
+    assert learning_rate_at(longer, 10) == pytest.approx(rate)
     [event] = told(run, "schedule")
     assert (event["step"], event["before"]["train.steps"], event["after"]["train.steps"]) == (10, 10, 20)
     assert (event["rate_before"], event["rate_after"]) == (pytest.approx(0.0002), pytest.approx(rate))
@@ -227,7 +227,9 @@ def test_the_first_example_of_train_help_continues_at_the_last_rate(tmp_path, mo
     config = read_config(run, second)
     prepare(config)
     assert config.train.steps == 400
-    assert {rate_of(config, step) for step in range(200, 400)} == {config.optimizer.final * config.optimizer.lr}
+    assert {learning_rate_at(config, step) for step in range(200, 400)} == {
+        config.optimizer.final * config.optimizer.lr
+    }
 
 
 def test_a_choice_that_is_left_out_in_the_next_command_is_asked_for_again(tmp_path):
@@ -283,7 +285,9 @@ def test_a_growing_batch_keeps_its_rate_by_the_offered_key(tmp_path):
     begun = config_of(tmp_path, "train.steps=10", ramp)
     longer = config_of(tmp_path, *extended_by(begun, 20), ramp)
     assert longer.optimizer.decay_steps == 7  # 6 steps of 8 rows and 4 of 16 are 7 whole batches
-    assert [rate_of(longer, step) for step in range(10)] == [rate_of(begun, step) for step in range(10)]
+    assert [learning_rate_at(longer, step) for step in range(10)] == [
+        learning_rate_at(begun, step) for step in range(10)
+    ]
 
 
 def test_a_run_that_has_all_its_steps_needs_no_choice(tmp_path):

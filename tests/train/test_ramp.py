@@ -3,7 +3,7 @@
 import pytest
 
 from megaptm.config import load
-from megaptm.config.learning_rate import learning_rate, rate_of
+from megaptm.config.learning_rate import learning_rate, learning_rate_at
 from megaptm.track import read_metrics
 from tests import ROOT
 from tests.drills.program import arguments, losses, resumed_at
@@ -77,5 +77,5 @@ def test_in_whole_batches_the_schedule_is_that_of_a_run_without_a_ramp():
     for step in range(0, 5000, 97):
         at, size = batches.first(step) / base.train.batch, batches.size(step) / base.train.batch
         expected = learning_rate(at, base.optimizer, steps=base.train.steps, size=size)
-        assert rate_of(ramped, step) == pytest.approx(expected, rel=1e-12)
-    assert rate_of(base, 50) == learning_rate(50, base.optimizer, steps=base.train.steps)
+        assert learning_rate_at(ramped, step) == pytest.approx(expected, rel=1e-12)
+    assert learning_rate_at(base, 50) == learning_rate(50, base.optimizer, steps=base.train.steps)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.checkpoint.store import Store
 from megaptm.config import load, resolve
-from megaptm.config.learning_rate import rate_of
+from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
@@ -197,7 +197,7 @@ def tagged(corpus: str, asked: str) -> tuple[dict[str, float], float]:
     tags = np.concatenate([batch["tags"].numpy().ravel() for batches in source.held_out() for batch in batches])
     first, steps = held_out()["tags"], source.steps(0)
     for step in range(400):
-        engine.step(next(steps), step=step, lr=rate_of(config, step))
+        engine.step(next(steps), step=step, lr=learning_rate_at(config, step))
     return {**held_out(), "at first": first}, unigram_loss(np.bincount(tags))
 
 
@@ -250,7 +250,9 @@ def _learned(corpus: str, name: str, ranks: int, folder: str, start: int, stop: 
     else:
         engine.fill()
     steps = source.steps(start)
-    losses = [engine.step(next(steps), step=step, lr=rate_of(config, step)).loss for step in range(start, stop)]
+    losses = [
+        engine.step(next(steps), step=step, lr=learning_rate_at(config, step)).loss for step in range(start, stop)
+    ]
     if store and not start:
         torch.distributed.barrier()
         if engine.ranks.data == 0:
@@ -331,7 +333,7 @@ def ranked(corpus: str) -> list[float]:
             with torch.no_grad():
                 right = engine.network.scores(windows) > engine.network.scores(wrong)
             found.append(float(right[changed].float().mean()))
-        engine.step(batches, step=step, lr=rate_of(config, step))
+        engine.step(batches, step=step, lr=learning_rate_at(config, step))
     return found
 
 
@@ -384,5 +386,5 @@ def test_what_they_cannot_honor_is_refused(name, more, told):
 
 def test_the_rate_halves_after_as_many_steps():
     config = load(CONFIGS / "nnlm/ap-news.yaml")
-    rates = [rate_of(config, step) / config.optimizer.lr for step in (0, 781_250, 3 * 781_250)]
+    rates = [learning_rate_at(config, step) / config.optimizer.lr for step in (0, 781_250, 3 * 781_250)]
     assert rates == pytest.approx([1, 1 / 2, 1 / 4])

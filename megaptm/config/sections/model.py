@@ -142,6 +142,6 @@ class ModelConfig(Shape):
 
     @field_validator("size", mode="before")
     @classmethod
-    def _size_is_a_name(cls, said: Any) -> Any:
+    def _convert_size(cls, value: Any) -> Any:
         """Convert a number to a string: YAML reads `175` as a number. An unknown size is reported by other code."""
-        return str(said) if isinstance(said, int | float) and not isinstance(said, bool) else said
+        return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
