@@ -18,7 +18,7 @@ EQUIVALENT_NAMES = {
         ),
         "decay",
     ),
-    **dict.fromkeys(("min_lr", "end_lr"), "final"),
+    **dict.fromkeys(("min_lr", "end_lr"), "min_lr_ratio"),
     **dict.fromkeys(("max_grad_norm", "clip_grad", "clip_norm", "gradient_clipping"), "clip"),
     **dict.fromkeys(("adam_betas", "adam_beta1", "adam_beta2", "beta1", "beta2"), "betas"),
     **dict.fromkeys(("adam_eps", "adam_epsilon", "epsilon"), "eps"),
@@ -88,7 +88,8 @@ _ADVICE = (
     ),
     (
         "warmup_ratio lr_warmup_fraction lr_warmup_samples t_warmup warmup_epochs",
-        "the warm-up is a number of steps: set optimizer.warmup_steps; optimizer.warmup_share limits it in short runs.",
+        "the warm-up is a number of steps: set optimizer.warmup_steps; optimizer.max_warmup_ratio limits it in "
+        "short runs.",
     ),
     (
         "wsd warmup_stable_decay trapezoidal lr_wsd_decay_style lr_wsd_decay_iters decay_ratio",

@@ -153,7 +153,7 @@ def test_a_mapping_is_read_as_the_file_it_would_be(tmp_path):
     wanted = read_config(CONFIGS / "gpt2/tiny.yaml", typed)
     assert read_config({"extends": CONFIGS / "gpt2/tiny.yaml", **changes}) == wanted
     assert read_config({"extends": "gpt2/tiny"}, [override_of(key, value) for key, value in changes.items()]) == wanted
-    with pytest.raises(megaptm.UserError, match=r"the given config: .*give what YAML can hold"):
+    with pytest.raises(megaptm.UserError, match=r"the given config: .*use values that YAML can represent"):
         read_config({"run": object()})
 
 

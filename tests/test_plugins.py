@@ -136,7 +136,7 @@ def test_a_family_an_objective_and_a_head_of_the_user_train(folder, real_corpus)
     assert {"loss/mlm", "loss/low"} <= losses
     refused = megaptm("evaluate", "it")
     assert refused.stderr.count("\n") == 1
-    assert "names code, module `wren_of_mine`, and a run's folder may come from anybody" in refused.stderr
+    assert "names code in module `wren_of_mine`, and a run's folder may be untrusted" in refused.stderr
     assert "add `--allow-code wren_of_mine`" in refused.stderr
     allow_code("wren_of_mine")
     asked = load_model(folder.parent / "it").evaluate(rows=4).losses["low"]
@@ -161,7 +161,7 @@ def received(tmp_path, monkeypatch):
 
 
 def test_code_that_a_received_run_names_is_not_imported(received):
-    with pytest.raises(UserError, match=rf"names code, module `{received.module}`.*--allow-code {received.module}"):
+    with pytest.raises(UserError, match=rf"names code in module `{received.module}`.*--allow-code {received.module}"):
         load_run(received.config)
     assert not received.mark.exists()
 
@@ -187,7 +187,7 @@ def test_the_same_module_may_be_named_by_a_config_of_the_user(received):
 def test_a_module_in_the_working_directory_is_not_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here_alone.py").write_text("NAME = 1")
-    with pytest.raises(UserError, match=r"but is searched only if you name it: `export PYTHONPATH=\$PWD`\."):
+    with pytest.raises(UserError, match=r"but is not searched by default: `export PYTHONPATH=\$PWD`\."):
         load_plugin("here_alone:NAME", "objective", "objective")
 
 

@@ -6,7 +6,7 @@
             manifest.json               step, state, size and sha256 of each file, location of each tensor
         step-00000200.writing-TOKEN/    being written, or left by a job that died
         step-00000150.damaged/          did not match its hashes: kept for inspection
-        step-00000180.abandoned/        trained on text that is now skipped (train.skip): kept as well
+        step-00000180.abandoned/        trained on text that is now skipped (train.skip_batches): kept as well
         step-00000100.replaced/         exists only while a step is committed again
         step-00000050.removed-1a2b3c4d/ being removed
 

@@ -33,13 +33,13 @@ LOGGED_EVERY = 60.0
 def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
     """Run the teacher of a CONFIG once, and keep the largest logits of each word that its student will read.
 
-    They are written to the folder in distill.cached, for all samples that the run reads in train.steps, and for those
-    that are held out; the same config then trains the student without the teacher. Given again it goes on where it
+    They are written to the folder in distill.cached_logits, for all samples that the run reads in train.steps, and for
+    held-out samples; the same config then trains the student without the teacher. Given again it goes on where it
     stopped, or adds what a longer run needs.
 
     \b
-      megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached=logits/bert-tiny
-      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached=logits/bert-tiny
+      megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached_logits=logits/bert-tiny
+      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached_logits=logits/bert-tiny
 
     \b
     On several devices at once:
@@ -70,7 +70,7 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
         parts=parts,
         tell=progress,
     )
-    samples, folder = done.manifest.samples, wanted.distill.cached if wanted.distill else ""
+    samples, folder = done.manifest.samples, wanted.distill.cached_logits if wanted.distill else ""
     if done.missing:
         ran = f"{folder}: the teacher was run on {done.samples:,} samples"
         echo(f"{ran}; {done.missing:,} files of other parts are missing.")

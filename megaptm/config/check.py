@@ -186,9 +186,9 @@ def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
             f"train.ramp changes the number of sequences in a batch, but those of objective ({task.name}) "
             "continue from step to step: remove it."
         )
-    if continues and train.after:
+    if continues and train.phase_start:
         yield (
-            f"train.after continues another phase, but sequences of objective ({task.name}) continue only "
+            f"train.phase_start continues another phase, but sequences of objective ({task.name}) continue only "
             "between batches of one size: remove it."
         )
 
@@ -236,8 +236,8 @@ def _init(config: Config) -> Iterator[str]:
         )
     if config.distill is not None and config.distill.initial_layers:
         yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
-    if config.model.vectors is not None:
-        yield "train.init_from and model.vectors both set the initial word vectors: remove one."
+    if config.model.word_vectors is not None:
+        yield "train.init_from and model.word_vectors both set the initial word vectors: remove one."
 
 
 def _data(config: Config) -> Iterator[str]:
@@ -366,8 +366,11 @@ def _ramp(config: Config) -> Iterator[str]:
 
 def _schedule(config: Config) -> Iterator[str]:
     optimizer, train = config.optimizer, config.train
-    if train.after >= train.steps:
-        yield f"train.after ({train.after}) must be less than train.steps ({train.steps}): both count from the start."
+    if train.phase_start >= train.steps:
+        yield (
+            f"train.phase_start ({train.phase_start}) must be less than train.steps ({train.steps}): both count "
+            "from the start."
+        )
     yield from _decay(optimizer)
     yield from _restarts(config)
     if optimizer.decay == "halving" and train.validate_every is None:
@@ -381,16 +384,16 @@ def _schedule(config: Config) -> Iterator[str]:
 
 def _skip(config: Config) -> Iterator[str]:
     train = config.train
-    for step in train.skip:
+    for step in train.skip_batches:
         if step >= train.steps:
-            yield f"train.skip.{step} must be less than train.steps ({train.steps}): lower it, or remove it."
-    if not train.skip:
+            yield f"train.skip_batches.{step} must be less than train.steps ({train.steps}): lower it, or remove it."
+    if not train.skip_batches:
         return
     with contextlib.suppress(UserError):  # reported by other code
         if "begins" in config.batch_spec.fields:
             objective_name = config.built_objective.name
             yield (
-                f"train.skip: sequences of {objective_name} continue those of the step before, so no batch can "
+                f"train.skip_batches: sequences of {objective_name} continue those of the step before, so no batch can "
                 "be skipped; remove it."
             )
 
@@ -406,7 +409,7 @@ def _restarts(config: Config) -> Iterator[str]:
             "optimizer.restarts is not used by optimizer.decay halving, which depends on validation losses; remove it."
         )
     min_steps = max(optimizer.warmup_steps, optimizer.stable_steps)
-    unit = "whole batches" if optimizer.counts == "batches" and config.train.ramp is not None else "steps"
+    unit = "full batches" if optimizer.step_unit == "batches" and config.train.ramp is not None else "steps"
     ends = zip((0, *optimizer.restarts), (0.0, *schedule_restarts(config)), strict=True)
     for (step, start), (next_step, next_start) in pairwise(ends):
         if next_start - start <= min_steps:

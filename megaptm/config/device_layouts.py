@@ -66,7 +66,8 @@ def _check_row(num_devices: int, layout: Layout) -> None:
         )
     if num_devices % (layout.tensor * layout.pipeline):
         raise UserError(
-            f"layouts.{num_devices}: tensor x pipeline ({layout.tensor} x {layout.pipeline}) must divide the {num_devices} devices."
+            f"layouts.{num_devices}: tensor x pipeline ({layout.tensor} x {layout.pipeline}) must divide the "
+            f"{num_devices} devices."
         )
 
 

@@ -43,11 +43,11 @@ def resolve_distillation(config: Config) -> Distillation:
         layer_weights=distill.layer_weights,
         questions=questions,
         temperature=distill.temperature,
-        soft=distill.soft,
-        places=distill.places,
+        logit_loss=distill.logit_loss,
+        positions=distill.positions,
         projection=distill.projection,
         initial=distill.initial_layers,
-        cached=distill.cached is not None,
+        cached=distill.cached_logits is not None,
         objective=distill.objective,
     )
 
@@ -56,7 +56,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
     """Return the heads of the objective whose logits are compared."""
     assert config.distill is not None
     rows = [loss for loss in config.built_objective.losses if issubclass(HEADS[loss], RowClassHeadBrick)]
-    return tuple(rows) if config.distill.answers else ()
+    return tuple(rows) if config.distill.classes else ()
 
 
 def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
@@ -103,13 +103,13 @@ def distillation_rules(config: Config) -> Iterator[str]:
     yield from _shared_inputs(config, student, teacher)
     yield from _teacher_layout(config, teacher)
     yield from _compared_outputs(distill, student, teacher)
-    if distill.answers and not _class_heads(config):
+    if distill.classes and not _class_heads(config):
         yield (
-            f"distill.answers: objective ({config.built_objective.name}) has no task that classifies "
+            f"distill.classes: objective ({config.built_objective.name}) has no task that classifies "
             "sequences: remove it, or add one (docs/objectives.md)."
         )
     yield from _layer_lists(distill, student, teacher)
-    if distill.cached is not None:
+    if distill.cached_logits is not None:
         yield from _cached_logits(distill)
     if distill.initial_layers:
         yield from _initial_layers(distill, student, teacher)
@@ -117,12 +117,15 @@ def distillation_rules(config: Config) -> Iterator[str]:
 
 def _cached_logits(distill: DistillConfig) -> Iterator[str]:
     """Yield errors of losses other than word logits, which need a teacher that is run."""
-    if distill.cached is not None and "://" in distill.cached:
-        yield f"distill.cached ({distill.cached}) must be a local folder, which all nodes can read: copy it there."
+    if distill.cached_logits is not None and "://" in distill.cached_logits:
+        yield (
+            f"distill.cached_logits ({distill.cached_logits}) must be a local folder, which all nodes can read: "
+            "copy it there."
+        )
     for hook in HOOKS:
         if hook != "logits" and getattr(distill, hook):
             yield (
-                f"distill.{hook} needs a teacher that runs, and distill.cached has only the logits of words: "
+                f"distill.{hook} needs a teacher that runs, and distill.cached_logits has only the logits of words: "
                 "remove one of them."
             )
 
@@ -160,7 +163,10 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
         image_keys["context"] = (student.context, teacher.context)
     for key, (student_value, teacher_value) in image_keys.items():
         if student_value != teacher_value:
-            yield f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}): both read the same images."
+            yield (
+                f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}): both read the same "
+                "images."
+            )
     task = config.built_objective
     batch = config.batch_spec
     for prefix, positions in batch.streams.items():

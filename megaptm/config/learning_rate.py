@@ -14,9 +14,9 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
     `rose`: number of steps after which a validation loss first exceeded the one before it, used by `halving`.
 
     By default time is counted in full batches: with a batch ramp, a step with a tenth of the samples counts as a tenth.
-    With `optimizer.counts` of steps, each step counts as one.
+    With `optimizer.step_unit` of steps, each step counts as one.
     """
-    if config.optimizer.counts == "steps":
+    if config.optimizer.step_unit == "steps":
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
     batches, full_batch = config.batch_schedule, config.train.batch
     return learning_rate(
@@ -35,7 +35,7 @@ def decay_end(config: Config, step: int) -> int:
     if config.optimizer.decay_steps is not None:
         return config.optimizer.decay_steps
     position, steps = (float(step), float(config.train.steps))
-    if config.optimizer.counts == "batches":
+    if config.optimizer.step_unit == "batches":
         position, steps = (
             config.batch_schedule.trained(count) / config.train.batch for count in (step, config.train.steps)
         )
@@ -46,7 +46,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
     """Return the restarts in the unit of the rate. In the config they are steps of the run, like stages of an
     objective."""
     restarts = config.optimizer.restarts
-    if config.optimizer.counts == "steps":
+    if config.optimizer.step_unit == "steps":
         return restarts
     return tuple(config.batch_schedule.trained(one) / config.train.batch for one in restarts)
 
@@ -78,7 +78,7 @@ def learning_rate(
     A decay with an end reaches it at `decay_steps` (by default all of `steps`) and stays there.
     """
     step, steps = _since_restart(step, steps, optimizer.restarts if restarts is None else restarts)
-    peak, final, warmup = _peak(optimizer, width), optimizer.final, optimizer.warmup_steps
+    peak, final, warmup = _peak(optimizer, width), optimizer.min_lr_ratio, optimizer.warmup_steps
     if step < warmup:
         foot = final if optimizer.decay == "triangular" else 0.0
         return peak * (foot + (1.0 - foot) * min(1.0, (step + size) / warmup))

@@ -74,7 +74,7 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
     if not family.reads_regions:
         yield ("detector",), "reads no image regions"
     if family.reads_characters or family.reads_images or spec.size.cutoffs:
-        yield ("vectors",), "has no single table of words"
+        yield ("word_vectors",), "has no single table of words"
     if "bidirectional-lm" not in family.heads:
         yield ("negatives",), "compares all tokens in its losses"
     if not family.reads_init_std:

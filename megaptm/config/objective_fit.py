@@ -80,7 +80,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     if family.reads_regions != regions:
         yield "it provides no image regions" if not regions else "it provides image regions after a text"
     if family.reads_images != (bool(task.blobs) and not regions):
-        images, text = "its rows are images", "its rows are text, and this family reads images"
+        images, text = "it provides images", "it provides text, and this family reads images"
         yield images if task.blobs else text
     if any(block.recurrent == "lstm" for block in family.stacks.values()) and batch.masked:
         yield (
@@ -88,7 +88,11 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         )
     ordered = any(block.ordered for block in family.stacks.values())
     if ordered != ("order" in batch.fields):
-        yield "who sees whom is said by its rows" if not ordered else "its rows do not say who sees whom"
+        yield (
+            "it provides an attention order, which this family does not use"
+            if not ordered
+            else ("it does not provide the attention order that this family needs")
+        )
     if batch.marks and not any(
         PARTIAL & {*block.words} or has_custom_pattern(block) for block in family.stacks.values()
     ):
@@ -101,7 +105,11 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     ):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
     if bool(family.drawn) != ("draws" in batch.fields):
-        yield "it draws tokens to judge" if not family.drawn else "it draws no tokens for the second model to judge"
+        yield (
+            "it samples tokens for a second model"
+            if not family.drawn
+            else ("it samples no tokens for the second model")
+        )
     relative_stack = next(
         (name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None
     )

@@ -15,7 +15,7 @@ class OnResume(StrEnum):
     LATER = "later steps"
     """The new value must agree with the old one for all steps that are done."""
     NEXT_PHASE = "next phase"
-    """May change in a config whose `train.after` is the `train.steps` of the phase before."""
+    """May change in a config whose `train.phase_start` is the `train.steps` of the phase before."""
 
 
 RULE_MEANINGS = {
@@ -24,11 +24,13 @@ RULE_MEANINGS = {
     OnResume.MOVED: "another path of the same content, which is compared by a hash.",
     OnResume.LATER: (
         "a value that does not affect the steps that are done: other shares and weights of an "
-        "`objective` from a later step on, more entries of `train.skip` (the run returns to a "
+        "`objective` from a later step on, more entries of `train.skip_batches` (the run returns to a "
         "checkpoint before them), another schedule for a run of another length ([longer "
         "runs](configs.md#a-longer-run))."
     ),
-    OnResume.NEXT_PHASE: "another value in a config whose `train.after` is the `train.steps` of the phase before.",
+    OnResume.NEXT_PHASE: (
+        "another value in a config whose `train.phase_start` is the `train.steps` of the phase before."
+    ),
 }
 """Explanation of each rule in the column."""
 
@@ -38,22 +40,22 @@ RULES = {
     "layouts": OnResume.YES,
     "objective": OnResume.LATER,
     "model.dropout": OnResume.NEXT_PHASE,
-    "model.vectors": OnResume.YES,  # like train.init_from, it is read before the first step only
+    "model.word_vectors": OnResume.YES,  # like train.init_from, it is read before the first step only
     "data.mix": OnResume.MOVED,
     "data.size_limits": OnResume.MOVED,
     "data.sequence": OnResume.NEXT_PHASE,
     "data.epochs": OnResume.YES,
     "data.workers": OnResume.YES,
     "data.verify": OnResume.YES,
-    "data.cache": OnResume.YES,
-    "data.patience": OnResume.YES,
+    "data.cache_dir": OnResume.YES,
+    "data.timeout_seconds": OnResume.YES,
     "layout": OnResume.YES,
     "communication": OnResume.YES,
     "optimizer.decay_steps": OnResume.LATER,
     "optimizer.restarts": OnResume.LATER,
     "train.steps": OnResume.YES,
-    "train.after": OnResume.NEXT_PHASE,
-    "train.skip": OnResume.LATER,
+    "train.phase_start": OnResume.NEXT_PHASE,
+    "train.skip_batches": OnResume.LATER,
     "train.init_from": OnResume.YES,
     "train.init_step": OnResume.YES,
     "train.deterministic": OnResume.YES,
@@ -65,7 +67,7 @@ RULES = {
     "train.threads": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
     "distill.teacher": OnResume.MOVED,
-    "distill.cached": OnResume.MOVED,
+    "distill.cached_logits": OnResume.MOVED,
     "checkpoint": OnResume.YES,
     "track": OnResume.YES,
 }
@@ -73,7 +75,7 @@ RULES = {
 
 
 def on_resume(key: str) -> OnResume:
-    """Return the rule of a key (`train.skip.1180`): its own, or that of the nearest key or section above it."""
+    """Return the rule of a key (`train.skip_batches.1180`): its own, or that of the nearest key or section above it."""
     while key not in RULES and "." in key:
         key = key.rpartition(".")[0]
     return RULES.get(key, OnResume.NO)

@@ -156,7 +156,7 @@ def _with_teacher(config: Config) -> Config:
     """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
     if config.distill is None or config.distill.model:
         return config
-    folders = (config.distill.teacher, *([config.distill.cached] if config.distill.cached else []))
+    folders = (config.distill.teacher, *([config.distill.cached_logits] if config.distill.cached_logits else []))
     configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
     if (config_path := next((path for path in configs if path.is_file()), None)) is None:
         return config

@@ -81,16 +81,17 @@ def find_sections(name: str | None) -> list[ConfigSection]:
     raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
 
 
-HEAD = """# Every key of a config
+HEAD = """# Config keys
 
-What `megaptm config keys --markdown` prints, from the schema (`megaptm/config/schema.py`); `megaptm config keys train`
-says the same of one section in a terminal, and `megaptm config show CONFIG` what a config comes to.
+Generated from the schema (`megaptm/config/schema.py`) by `megaptm config keys --markdown`. `megaptm config keys train`
+prints one section in the terminal, and `megaptm config show CONFIG` prints a config with all defaults.
 
-A file may extend another, `extends: ../defaults.yaml`, or a config that comes with megaptm, `extends: gpt2/tiny`, and
-says only what differs; any key can be set on the command line, `train.steps=100`. A default of *absent* is no value:
-the meaning says what happens then. `null` removes a value that an extended file gives.
+A file can extend another file (`extends: ../defaults.yaml`) or a config that is installed with megaptm
+(`extends: gpt2/tiny`); then it contains only the differences. Each key can be set on the command line
+(`train.steps=100`). The default *absent* is no value; the meaning describes its effect. `null` removes a value of an
+extended file.
 
-The column `on resume` says what a run that has saved a checkpoint may be continued with:
+The column `on resume` tells which values a run with a saved checkpoint can be continued with:
 
 {rules}
 """
@@ -101,7 +102,7 @@ def as_markdown(sections: list[ConfigSection]) -> str:
     lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in RULE_MEANINGS.items()))]
     for section in sections:
         lines += [
-            f"## {section.name or 'At the top'}",
+            f"## {section.name or 'Top level'}",
             "",
             section.meaning,
             "",

@@ -30,7 +30,7 @@ def tasks_without_samples(config: Config) -> Iterator[str]:
 
 
 def with_limited_warmup(config: Config) -> Config:
-    """Return the config with `optimizer.warmup_steps` cut to `optimizer.warmup_share` of the run."""
+    """Return the config with `optimizer.warmup_steps` cut to `optimizer.max_warmup_ratio` of the run."""
     limit = _max_warmup(config)
     if limit is None or config.optimizer.warmup_steps <= limit:
         return config
@@ -40,23 +40,23 @@ def with_limited_warmup(config: Config) -> Config:
 def with_initial_warmup(config: Config, initial: Config) -> Config:
     """Return the config that continues a run, with the run's initial warm-up.
 
-    `optimizer.warmup_share` limits the warm-up by the length of the run, which may change.
+    `optimizer.max_warmup_ratio` limits the warm-up by the length of the run, which may change.
     """
     warmup = initial.optimizer.warmup_steps
     is_cut = any(one.optimizer.warmup_steps == _max_warmup(one) for one in (config, initial))
-    if not is_cut or config.optimizer.warmup_share != initial.optimizer.warmup_share:
+    if not is_cut or config.optimizer.max_warmup_ratio != initial.optimizer.max_warmup_ratio:
         return config
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup})})
 
 
 def _max_warmup(config: Config) -> int | None:
-    share = config.optimizer.warmup_share
+    share = config.optimizer.max_warmup_ratio
     return None if share is None else max(1, int(share * _schedule_length(config)))
 
 
 def _schedule_length(config: Config) -> int:
     """Return the length of the run in the unit of the optimizer's steps."""
-    if config.optimizer.counts == "steps":
+    if config.optimizer.step_unit == "steps":
         return config.train.steps
     return config.batch_schedule.trained(config.train.steps) // config.train.batch
 
@@ -75,7 +75,7 @@ def _rate(config: Config) -> Iterator[str]:
     if optimizer.warmup_steps and optimizer.warmup_steps == _max_warmup(config):
         yield (
             f"the warm-up is limited to {optimizer.warmup_steps:,} of {steps:,} steps by "
-            f"optimizer.warmup_share ({optimizer.warmup_share:g}); set it to null to keep warmup_steps."
+            f"optimizer.max_warmup_ratio ({optimizer.max_warmup_ratio:g}); set it to null to keep warmup_steps."
         )
     if optimizer.warmup_steps >= steps:
         yield (
@@ -104,11 +104,11 @@ def _rate(config: Config) -> Iterator[str]:
         )
     # A final phase at the minimum rate is common: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165,
     # B).
-    elif (optimizer.final == 0.0 and end < steps) or end < steps // 2:
-        rate = f"{optimizer.final:.0%} of optimizer.lr" if optimizer.final else "zero"
+    elif (optimizer.min_lr_ratio == 0.0 and end < steps) or end < steps // 2:
+        rate = f"{optimizer.min_lr_ratio:.0%} of optimizer.lr" if optimizer.min_lr_ratio else "zero"
         yield (
             f"optimizer.decay_steps ({end:,}) is far below train.steps ({steps:,}): the last {steps - end:,} "
-            f"steps have a rate of {rate}; raise decay_steps or optimizer.final, or remove decay_steps."
+            f"steps have a rate of {rate}; raise decay_steps or optimizer.min_lr_ratio, or remove decay_steps."
         )
 
 
@@ -122,7 +122,7 @@ def _stages(config: Config) -> Iterator[str]:
         if kind == "share" and not any(share for _, share in value.until(steps)):
             yield (
                 f"objective.{name} starts at step {later:,}, the end of the run: only a following phase "
-                f"(train.after={later}) has samples of it."
+                f"(train.phase_start={later}) has samples of it."
             )
         else:
             subject = f"objective.{name}.share" if kind == "share" else f"objective: the weight of {name}"

@@ -110,16 +110,16 @@ class TrainConfig(Section):
 
     steps: Count
     """Optimizer steps of the whole run."""
-    after: Annotated[int, Field(ge=0)] = 0
-    """Steps of the run's previous phase, whose last checkpoint this one continues; data.sequence and model.dropout may
-    differ."""
+    phase_start: Annotated[int, Field(ge=0)] = 0
+    """First step of this phase of the run: train.steps of the phase before, whose last checkpoint it continues.
+    data.sequence and model.dropout may differ from that phase. 0: the run has one phase."""
     batch: Count
     """Sequences of one step, over all processes."""
     ramp: RampConfig | None = None
-    """Smaller batches at the start; `optimizer.counts` determines their effect on the learning rate."""
-    skip: dict[Annotated[Count, Strict(False)], Count] = {}
-    """Number of steps done -> batches of text that are skipped then. After a loss spike, entries may be added to a run:
-    it goes back to its newest checkpoint at or before that step."""
+    """Smaller batches at the start; `optimizer.step_unit` determines their effect on the learning rate."""
+    skip_batches: dict[Annotated[Count, Strict(False)], Count] = {}
+    """Step -> number of batches that are skipped before it. After a loss spike, entries may be added to a run: it goes
+    back to its newest checkpoint at or before that step."""
     seed: Annotated[int, Field(ge=0)] = 1234
     """Seed of all randomness."""
     init_from: str | None = None
@@ -147,8 +147,8 @@ class TrainConfig(Section):
     threads: Count | None = None
     """CPU threads of each process. Absent: the machine's cores are divided equally."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
-    """Seconds without progress (and ten step times) after which a run counts as hung and is ended, to be started again;
-    20 times as long for start-up (at least five minutes), validation and saving. null: never."""
+    """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
+    Start-up (at least five minutes), validation and saving may take 20 times as long. null: never."""
 
 
 class CheckpointConfig(Section):
@@ -264,7 +264,7 @@ class Config(Section):
     @property
     def batch_schedule(self) -> BatchSchedule:
         """Samples of each step."""
-        batch, ramp, skips = self.train.batch, self.train.ramp, tuple(self.train.skip.items())
+        batch, ramp, skips = self.train.batch, self.train.ramp, tuple(self.train.skip_batches.items())
         if ramp is None:
             return BatchSchedule(batch, skips=skips)
         if ramp.steps:

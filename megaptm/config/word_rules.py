@@ -15,20 +15,20 @@ SCHEDULE_KEYS = (
     "name",
     "lr",
     "warmup_steps",
-    "warmup_share",
+    "max_warmup_ratio",
     "stable_steps",
     "decay",
     "power",
-    "final",
+    "min_lr_ratio",
     "decay_steps",
-    "counts",
+    "step_unit",
 )
 """Keys of `optimizer` that all of them use."""
 ADAGRAD_KEYS = ("name", "lr", "initial_accumulator")
 """Keys of `optimizer` for Adagrad, whose learning rates decrease by themselves."""
 NETWORK_KEYS = (*SCHEDULE_KEYS, "weight_decay", "weight_decay_on", "clip")
 """Keys of `optimizer` for a neural network."""
-TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "after", "skip")}
+TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_start", "skip_batches")}
 """Keys of reading text, which do not apply to objectives that count all pairs first."""
 
 

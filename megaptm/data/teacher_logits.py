@@ -33,7 +33,7 @@ from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.storage import Record, parse_json, plain_file, shown, validated, write_whole
 
-FORMAT = "megaptm-teacher-logits-1"
+FORMAT = "megaptm-teacher-logits-2"
 MANIFEST = "manifest.json"
 UNFINISHED = "unfinished.json"
 """Manifest of an unfinished folder."""
@@ -58,8 +58,8 @@ class TeacherLogitsManifest(Record):
     """Identifier of the teacher's checkpoint (`run.teacher.checkpoint_id`)."""
     step: int
     head: str
-    places: str
-    """`all` positions except padding, or only target positions (`asked`)."""
+    positions: str
+    """`all` positions except padding, or only target positions (`target`)."""
     top: int
     """Tokens per position."""
     dtype: str
@@ -167,7 +167,7 @@ class TeacherLogits:
         """Open a folder; raise `UserError` if it is missing or unfinished."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise UserError(f"distill.cached ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
+            raise UserError(f"distill.cached_logits ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
         return cls(folder, read_manifest(path))
 
     def of(self, split: str) -> SplitLogits:
@@ -189,8 +189,9 @@ class SplitLogits:
         manifest = self.whole.manifest
         if number >= self.samples:
             raise UserError(
-                f"distill.cached ({self.whole.folder}) has logits of {self.samples:,} {self.split} samples, and sample "
-                f"{number:,} is read: go on writing it with `megaptm cache-logits` and this config."
+                f"distill.cached_logits ({self.whole.folder}) has logits of {self.samples:,} {self.split} "
+                f"samples, and sample {number:,} is read: go on writing it with `megaptm cache-logits` and this "
+                "config."
             )
         file, row = divmod(number, manifest.per_file)
         held = self._files(file)
@@ -198,8 +199,9 @@ class SplitLogits:
             raise UserError(f"{self.whole.folder / file_name(self.split, file)} has not all of its samples: {COMMAND}.")
         if not np.array_equal(held["samples"][row], sample_digest(sample)):
             raise UserError(
-                f"distill.cached ({self.whole.folder}) is of other samples, as {self.split} sample {number:,} tells: "
-                "data.mix, data.sequence, objective and train.seed must be those that it was written with."
+                f"distill.cached_logits ({self.whole.folder}) is of other samples, as {self.split} sample "
+                f"{number:,} tells: data.mix, data.sequence, objective and train.seed must be those that it was "
+                "written with."
             )
         mine = slice(*held["begins"][row : row + 2].tolist())
         places = held["places"][mine]

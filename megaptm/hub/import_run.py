@@ -49,7 +49,7 @@ RECIPE: dict[str, Any] = {
         "weight_decay": 0.01,
         "clip": 1.0,
         "warmup_steps": 100,
-        "warmup_share": 0.35,
+        "max_warmup_ratio": 0.35,
         "decay": "linear",
     },
     "train": {"steps": 1000, "batch": 8, "log_every": 10},

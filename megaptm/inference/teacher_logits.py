@@ -69,8 +69,8 @@ def cache_logits(
     parts: int = 1,
     tell: Callable[[int, int], object] = lambda done, of: None,
 ) -> CachedLogits:
-    """Write the folder `distill.cached` of a student's config: for each position of each training and held-out sample
-    of its run, the `top` largest teacher logits, computed in float32 and relative to the largest.
+    """Write the folder `distill.cached_logits` of a student's config: for each position of each training and held-out
+    sample of its run, the `top` largest teacher logits, computed in float32 and relative to the largest.
 
     Files of an earlier call with the same teacher are reused, so a longer run only adds new ones. With several `parts`,
     which may run at the same time, each writes every `parts`-th file; the last to end completes the folder. `tell` is
@@ -128,12 +128,12 @@ def _is_there(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManif
 
 def _folder(config: Config) -> Path:
     """Return the folder in which the config expects logits. Raise UserError if it has none."""
-    if config.distill is None or config.distill.cached is None:
+    if config.distill is None or config.distill.cached_logits is None:
         raise UserError(
-            "distill.cached is missing: give it the folder that the logits are to be written to, which the run then "
-            "reads (docs/distillation.md)."
+            "distill.cached_logits is missing: give it the folder that the logits are to be written to, which "
+            "the run then reads (docs/distillation.md)."
         )
-    return Path(config.distill.cached)
+    return Path(config.distill.cached_logits)
 
 
 def _manifest(
@@ -153,7 +153,7 @@ def _manifest(
         teacher=checkpoint_id(teacher),
         step=teacher.chosen,
         head=head,
-        places=distillation.places,
+        positions=distillation.positions,
         top=min(top, distillation.teacher.vocabulary),
         dtype=dtype,
         sequence=places_of(config, distillation.teacher, head),
@@ -168,13 +168,13 @@ def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
     """Raise UserError if the folder exists with other content."""
     there = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
     if there is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
-        raise UserError(f"distill.cached ({folder}) is there and no folder of logits: choose another.")
+        raise UserError(f"distill.cached_logits ({folder}) is there and no folder of logits: choose another.")
     if there is not None:
         found = read_manifest(there)
         for name in ("teacher", "head", "places", "top", "dtype", "sequence", "vocabulary", "per_file"):
             if getattr(found, name) != getattr(manifest, name):
                 raise UserError(
-                    f"distill.cached ({folder}) was begun with {name} {getattr(found, name)}, and this is "
+                    f"distill.cached_logits ({folder}) was begun with {name} {getattr(found, name)}, and this is "
                     f"{getattr(manifest, name)}: choose another folder, or remove that one."
                 )
 
@@ -198,7 +198,7 @@ def _of_samples(
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
             said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.places)
+            asked_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
             best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]

@@ -70,7 +70,7 @@ def _launch_here(config: Config) -> int:
                     environment=environment_of(config),
                     threads=config.train.threads,
                     hang_seconds=config.train.hang_seconds,
-                    patience=config.data.patience,
+                    patience=config.data.timeout_seconds,
                 )
         except UserError:
             if is_new:

@@ -83,7 +83,7 @@ class DistillationLosses(nn.Module):
             head = wanted.head_of(spec)
             assert head is not None, "config has refused it"
             self.head = head
-            self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.soft)
+            self.soft = SoftTargetLoss(spec.vocabulary, temperature=wanted.temperature, soft=wanted.logit_loss)
 
     def losses(self, student: Model, said: States, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
         """Return loss name -> (sum, number of positions). Without a teacher the batch has its largest logits,
@@ -96,7 +96,7 @@ class DistillationLosses(nn.Module):
         both = StudentAndTeacher(student, said, teacher, told, batch)
         of_hook = {
             "logits": self._logits,
-            "answers": self._answers,
+            "classes": self._answers,
             "cosine": self._cosine,
             "embeddings": self._embeddings,
             "hidden": self._hidden,
@@ -110,7 +110,7 @@ class DistillationLosses(nn.Module):
         hook = name.removeprefix(LOSS)
         if hook == "logits":
             return self._asked(batch).sum()
-        if hook == "answers":
+        if hook == "classes":
             return torch.stack([count_asked(batch, HEADS[name].answers) for name in self.wanted.questions]).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
@@ -137,7 +137,9 @@ class DistillationLosses(nn.Module):
             ours_BC = _classes(both.student, name, both.student_states)
             with torch.no_grad():
                 theirs_BC = _classes(both.teacher, name, both.teacher_states)
-            losses_B = soft_class_loss(ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.soft)
+            losses_B = soft_class_loss(
+                ours_BC, theirs_BC, temperature=self.wanted.temperature, soft=self.wanted.logit_loss
+            )
             yield torch.where(both.batch[HEADS[name].answers] != IGNORED, losses_B, 0.0).sum()
 
     def _cosine(self, both: StudentAndTeacher) -> Iterator[Tensor]:
@@ -184,7 +186,7 @@ class DistillationLosses(nn.Module):
     def _asked(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the positions whose logits are compared, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.readings(self.head)[0].stack]
-        return compared_places(batch, prefix, self.wanted.places)
+        return compared_places(batch, prefix, self.wanted.positions)
 
 
 def real_places(batch: Mapping[str, Tensor], prefix: str) -> Tensor:

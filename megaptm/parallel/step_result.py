@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from megaptm.errors import UserError
 
 REMEDY = (
-    "lower optimizer.lr, look at that step's samples with `megaptm corpus inspect`, or pass over them (train.skip); "
-    "checkpoints before it are untouched."
+    "lower optimizer.lr, look at that step's samples with `megaptm corpus inspect`, or pass over them "
+    "(train.skip_batches); checkpoints before it are untouched."
 )
 
 

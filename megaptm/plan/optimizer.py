@@ -50,7 +50,7 @@ def count_state(
     momentum = trained if optimizer.momentum else 0
     if optimizer.name == "sgd":
         return StateSize(momentum)
-    min_size, squares, factors = optimizer.adafactor.factor_from, trained, 0
+    min_size, squares, factors = optimizer.adafactor.min_dim_size_to_factor, trained, 0
     for matrix in _matrices(spec, local, heads) if min_size is not None else ():
         if min(matrix.outputs // matrix.matrices, matrix.inputs) >= (min_size or 0):
             rows = matrix.outputs // (tensor if matrix.split == "columns" else 1)

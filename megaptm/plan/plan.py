@@ -129,7 +129,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
     train, batches = config.train, config.batch_schedule
     seconds = sum(
         number * (timed if size == work.batch else estimate_step(machine, replace(work, batch=size))).seconds
-        for size, number in batches.sizes(train.after, train.steps).items()
+        for size, number in batches.sizes(train.phase_start, train.steps).items()
     )
     saved = estimate_saving(config, machine, parameters)
     return Plan(
@@ -140,8 +140,8 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         parameters=parameters,
         memory=estimate_memory(work),
         step=timed,
-        steps=train.steps - train.after,
-        samples=batches.trained(train.steps) - batches.trained(train.after),
+        steps=train.steps - train.phase_start,
+        samples=batches.trained(train.steps) - batches.trained(train.phase_start),
         seconds=seconds,
         every=config.checkpoint.every,
         saving=saved,

@@ -154,7 +154,8 @@ class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
-    """A checkpoint was trained on text that `train.skip` now skips. It was moved to `kept`, and the run goes back."""
+    """A checkpoint was trained on text that `train.skip_batches` now skips. It was moved to `kept`, and the run goes
+    back."""
 
     step: int
     kept: str

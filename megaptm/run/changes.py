@@ -114,7 +114,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
         match on_resume(key):
             case OnResume.YES:
                 continue
-            case OnResume.NEXT_PHASE if config.train.after == begun.train.steps:
+            case OnResume.NEXT_PHASE if config.train.phase_start == begun.train.steps:
                 continue
             case OnResume.MOVED if key.startswith("distill."):
                 if old and new:  # compared by hash when the checkpoint is loaded
@@ -125,7 +125,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
                 if goes_on_as(begun.objective, config.objective, done):
                     continue
                 note = f" (shares and weights from step {done} on may change)"
-            case OnResume.LATER if key.startswith("train.skip."):
+            case OnResume.LATER if key.startswith("train.skip_batches."):
                 if new:  # the run goes back to an earlier checkpoint
                     continue
                 note = " (entries may be added)"

@@ -132,18 +132,18 @@ def refuse_another_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
         return
     if before != now:
         raise UserError(
-            f"{'distill.cached is not of' if kept_now else 'distill.teacher is not'} the checkpoint that "
+            f"{'distill.cached_logits is not of' if kept_now else 'distill.teacher is not'} the checkpoint that "
             f"{checkpoint.folder} has learned from: put that one back, or choose another run=FOLDER."
         )
     if kept_then and kept_then != kept_now:
         raise UserError(
-            f"distill.cached was written with {kept_now}, and that which {checkpoint.folder} has learned from with "
-            f"{kept_then}: put that one back, or choose another run=FOLDER."
+            f"distill.cached_logits was written with {kept_now}, and that which {checkpoint.folder} has learned "
+            f"from with {kept_then}: put that one back, or choose another run=FOLDER."
         )
 
 
 def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
-    """Return checkpoint step -> key of `train.skip` that the checkpoint's training did not apply, or applied
+    """Return checkpoint step -> key of `train.skip_batches` that the checkpoint's training did not apply, or applied
     differently.
 
     Raises `UserError` if no other checkpoint is left to go back to.
@@ -157,16 +157,16 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
             others[step] = differ[0]
     if others and len(others) == len(steps):
         raise UserError(
-            f"train.skip.{min(others.values())}: a run goes back to its newest checkpoint of that step or before, and "
-            f"the oldest in {store.folder} is of step {min(others):,}: name that step or a later one, or begin again "
-            "in another run=FOLDER."
+            f"train.skip_batches.{min(others.values())}: a run goes back to its newest checkpoint of that step or "
+            f"before, and the oldest in {store.folder} is of step {min(others):,}: name that step or a later one, "
+            "or begin again in another run=FOLDER."
         )
     return others
 
 
 def _skipped_otherwise(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
     train = state_of(checkpoint, "config").get("train")
-    found = train.get("skip") if isinstance(train, dict) else None
+    found = train.get("skip_batches") if isinstance(train, dict) else None
     # An invalid value counts as no skipped batches.
     passed = (
         {int(step): batches for step, batches in found.items() if step.isdecimal()} if isinstance(found, dict) else {}

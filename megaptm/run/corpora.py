@@ -172,7 +172,7 @@ def check_corpora(config: Config) -> None:
 
 def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
     """Raise `UserError` if cached teacher logits are read and lack the first or last sample of a split."""
-    if config.distill is None or config.distill.cached is None:
+    if config.distill is None or config.distill.cached_logits is None:
         return
     from megaptm.data.teacher_logits import TaughtMix
     from megaptm.run.teacher import teacher_logits
@@ -199,8 +199,8 @@ def check_epochs(config: Config, mix: Mix) -> None:
 def cache_of(config: Config) -> Cache:
     """Return the cache of remote shards, with the patience for their servers."""
     data = config.data
-    folder = Path(data.cache).expanduser() if data.cache else default_folder()
-    return Cache(folder, data.cache_bytes, RetryPolicy(seconds=data.patience))
+    folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_folder()
+    return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
 
 
 def corpus_vocabulary(config: Config) -> int | None:

@@ -132,25 +132,27 @@ def absolute_paths(config: Config) -> Config:
     So the run can be continued from any directory.
     """
     mix = {_absolute(folder): weight for folder, weight in config.data.mix.items()}
-    cache = config.data.cache and _absolute(config.data.cache)
+    cache = config.data.cache_dir and _absolute(config.data.cache_dir)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
-    data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache": cache})
+    data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache_dir": cache})
     objective = config.objective if isinstance(config.objective, str) else with_files(config.objective, _absolute)
-    vectors = config.model.vectors and _absolute(config.model.vectors)
-    model = config.model.model_copy(update={"vectors": vectors})
+    vectors = config.model.word_vectors and _absolute(config.model.word_vectors)
+    model = config.model.model_copy(update={"word_vectors": vectors})
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
     if config.distill is not None:
         teacher, step = _absolute(config.distill.teacher), config.distill.step
         # A teacher that is trained further must not change in the middle of a run.
         if step is None and (begun := _begun(Path(config.run))) is not None and begun.distill is not None:
             step = begun.distill.step
-        cached = config.distill.cached and _absolute(config.distill.cached)
+        cached = config.distill.cached_logits and _absolute(config.distill.cached_logits)
         if step is None and cached is not None:
             from megaptm.data.teacher_logits import kept_step
 
             step = kept_step(Path(cached))
         step = newest_step(Path(teacher)) if step is None else step
-        wanted["distill"] = config.distill.model_copy(update={"teacher": teacher, "step": step, "cached": cached})
+        wanted["distill"] = config.distill.model_copy(
+            update={"teacher": teacher, "step": step, "cached_logits": cached}
+        )
     if config.train.init_from is not None:
         folder, step = _absolute(config.train.init_from), config.train.init_step
         if step is None and (begun := _begun(Path(config.run))) is not None:
@@ -158,7 +160,7 @@ def absolute_paths(config: Config) -> Config:
         step = newest_step(Path(folder)) if step is None else step
         wanted["train"] = config.train.model_copy(update={"init_from": folder, "init_step": step})
     config = config.model_copy(update=wanted)
-    if config.optimizer.warmup_share is not None and (begun := _begun(Path(config.run))) is not None:
+    if config.optimizer.max_warmup_ratio is not None and (begun := _begun(Path(config.run))) is not None:
         config = with_initial_warmup(config, begun)
     return config
 
@@ -232,10 +234,10 @@ def refuse_other_config(run: Path) -> None:
 
 def check_phase(config: Config) -> None:
     """Raise `UserError` if a phase would start before the end of the phase that it continues."""
-    if (done := last_saved(Path(config.run))) < config.train.after:
+    if (done := last_saved(Path(config.run))) < config.train.phase_start:
         raise UserError(
-            f"train.after ({config.train.after:,}): the run in {config.run} has {done:,} steps; train the phase before "
-            "this one to its end."
+            f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; train "
+            "the phase before this one to its end."
         )
 
 

@@ -32,11 +32,11 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     if needs_weights(config):
         student = Path(config.run)
         run.check(learned=student if last_saved(student) else None)
-    if config.distill.cached is not None:
+    if config.distill.cached_logits is not None:
         kept = teacher_logits(config)
         _check_kept(config, kept, distillation)
         if not needs_weights(config):  # the teacher's run may have been removed
-            run = OtherRun("distill.cached", kept.folder, "distill.step", config.distill.step)
+            run = OtherRun("distill.cached_logits", kept.folder, "distill.step", config.distill.step)
     if differing := run.differs(distillation.teacher):
         name, ours, theirs = differing
         raise UserError(
@@ -46,7 +46,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     heads = resolve_model(run.config).family.heads
     if strange := [name for name in distillation.questions if name not in heads]:
         raise UserError(
-            f"distill.answers: {run.folder} was never asked {strange[0]}: train the teacher on that question, or leave "
+            f"distill.classes: {run.folder} was never asked {strange[0]}: train the teacher on that question, or leave "
             "it out."
         )
     run.check_tokenizer(tokenizer)
@@ -54,14 +54,14 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
 
 def needs_weights(config: Config) -> bool:
     """Whether the teacher's weights are needed: to run it, or to initialize the student from some of its layers."""
-    return config.distill is not None and (config.distill.cached is None or bool(config.distill.initial_layers))
+    return config.distill is not None and (config.distill.cached_logits is None or bool(config.distill.initial_layers))
 
 
 def teacher_logits(config: Config) -> TeacherLogits:
-    """Return the cached logits of the teacher (`distill.cached`); raise `UserError` if there are none."""
+    """Return the cached logits of the teacher (`distill.cached_logits`); raise `UserError` if there are none."""
     assert config.distill is not None
-    assert config.distill.cached is not None
-    return TeacherLogits.open(Path(config.distill.cached))
+    assert config.distill.cached_logits is not None
+    return TeacherLogits.open(Path(config.distill.cached_logits))
 
 
 def prefix_of(spec: ModelSpec, head: str) -> str:
@@ -81,34 +81,34 @@ def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation)
     assert said is not None
     if said.step is not None and said.step != manifest.step:
         raise UserError(
-            f"distill.step ({said.step}): distill.cached ({kept.folder}) was written of step {manifest.step}: name "
-            "that, or write another folder."
+            f"distill.step ({said.step}): distill.cached_logits ({kept.folder}) was written of step "
+            f"{manifest.step}: name that, or write another folder."
         )
     if manifest.vocabulary != config.model.vocabulary:
         raise UserError(
-            f"distill.cached ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
+            f"distill.cached_logits ({kept.folder}) is of {manifest.vocabulary:,} words, and model.vocabulary is "
             f"{config.model.vocabulary:,}: both must read the same tokens."
         )
-    if manifest.places not in ("all", said.places):
+    if manifest.positions not in ("all", said.positions):
         raise UserError(
-            f"distill.places ({said.places}): distill.cached ({kept.folder}) has logits of {manifest.places} places: "
-            "set it to that, or write another folder."
+            f"distill.positions ({said.positions}): distill.cached_logits ({kept.folder}) has logits of "
+            f"{manifest.positions} positions: set it to that, or write another folder."
         )
     head = distillation.head_of(resolve_model(config))
     if head is None or manifest.head != head:
         raise UserError(
-            f"distill.cached ({kept.folder}) has logits of the head {shown(manifest.head)}, and the student has "
+            f"distill.cached_logits ({kept.folder}) has logits of the head {shown(manifest.head)}, and the student has "
             f"{head or 'no words'}: write another folder."
         )
     if manifest.sequence != (row := places_of(config, distillation.teacher, head)):
         raise UserError(
-            f"distill.cached ({kept.folder}) is of rows of {manifest.sequence:,} places, and those of this run have "
-            f"{row:,}: set data.sequence to what it was written with, or write another folder."
+            f"distill.cached_logits ({kept.folder}) is of rows of {manifest.sequence:,} places, and those of this "
+            f"run have {row:,}: set data.sequence to what it was written with, or write another folder."
         )
     wanted = config.batch_schedule.first(config.train.steps)
     if (found := manifest.samples.get("train", 0)) < wanted:
         raise UserError(
-            f"distill.cached ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "
+            f"distill.cached_logits ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "
             f"{config.train.steps:,} steps: go on writing it with `megaptm cache-logits` and this config."
         )
 
@@ -117,7 +117,7 @@ def teacher_id(config: Config) -> str:
     """Return the identifier of the teacher: a hash of its checkpoint, which does not depend on its location, and the
     settings of cached logits."""
     assert config.distill is not None
-    if config.distill.cached is not None:
+    if config.distill.cached_logits is not None:
         manifest = teacher_logits(config).manifest
         return f"{manifest.teacher}{OF_LOGITS}--top {manifest.top} --type {manifest.dtype}"
     return checkpoint_id(teacher_run(config))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from megaptm.spec.model import ModelSpec
 
-HOOKS = ("logits", "answers", "cosine", "embeddings", "hidden", "scores")
+HOOKS = ("logits", "classes", "cosine", "embeddings", "hidden", "scores")
 """Outputs that are compared: token logits; class logits; direction of the last hidden states (cosine); input
 embeddings; hidden states of layers; attention scores before the softmax."""
 LOSS = "distill-"
@@ -30,13 +30,13 @@ class Distillation:
     layer_weights: tuple[float, ...] = ()
     """Weight of the losses of each layer. Empty: 1."""
     questions: tuple[str, ...] = ()
-    """For `answers`: classification heads that both models have."""
+    """For `classes`: classification heads that both models have."""
     temperature: float = 1.0
-    soft: str = "kl"
-    """For `logits` and `answers`: `kl` (KL divergence times the squared temperature, mean over positions: DistilBERT)
+    logit_loss: str = "kl"
+    """For `logits` and `classes`: `kl` (KL divergence times the squared temperature, mean over positions: DistilBERT)
     or `cross-entropy` (mean over positions and vocabulary: TinyBERT)."""
-    places: str = "all"
-    """For `logits`: `all` positions except padding, or only target positions (`asked`)."""
+    positions: str = "all"
+    """For `logits`: `all` positions except padding, or only target positions (`target`)."""
     projection: str = "none"
     """Projection of student states to the teacher's width: `none`; `shared`, one for all (TinyBERT's released code); or
     `by-kind`, one for embeddings and one for hidden states (TinyBERT's paper)."""

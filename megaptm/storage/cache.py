@@ -82,8 +82,8 @@ class Cache:
     def _make_room(self, url: str, size: int) -> None:
         if size > self.most_bytes:
             raise UserError(
-                f"data.cache_bytes ({self.most_bytes:,}) is less than the {size:,} bytes of {url}: raise it, or build "
-                "the corpus in smaller shards."
+                f"data.max_cache_bytes ({self.most_bytes:,}) is less than the {size:,} bytes of {url}: raise it, "
+                "or build the corpus in smaller shards."
             )
         copies = sorted(self._copies())
         used = sum(bytes_ for _, bytes_, _ in copies)

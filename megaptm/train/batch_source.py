@@ -126,7 +126,7 @@ class BatchSource:
 
 
 def _kept_logits(config: Config) -> TeacherLogits | None:
-    if config.distill is None or config.distill.cached is None:
+    if config.distill is None or config.distill.cached_logits is None:
         return None
     from megaptm.run.teacher import teacher_logits
 

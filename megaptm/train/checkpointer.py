@@ -128,11 +128,13 @@ class Checkpointer:
         return checkpoint.step if checkpoint else 0
 
     def _go_back(self, events: Events) -> None:
-        """Set aside checkpoints that were trained on steps that `train.skip` now skips."""
-        for step, skip in to_abandon(self.store, self.config.train.skip).items():
+        """Set aside checkpoints that were trained on steps that `train.skip_batches` now skips."""
+        for step, skip in to_abandon(self.store, self.config.train.skip_batches).items():
             kept = self.store.abandon(step)
             events.write(AbandonedCheckpointEvent(step=step, kept=str(kept)))
-            log.warning("checkpoint of step %d has read what train.skip.%d passes over: now in %s", step, skip, kept)
+            log.warning(
+                "checkpoint of step %d has read what train.skip_batches.%d passes over: now in %s", step, skip, kept
+            )
 
     def save(self, step: int, *, wait: bool) -> str | None:
         """Write a checkpoint: rank 0 prepares, all ranks write, rank 0 commits. With `wait`, it is committed on return.

@@ -107,7 +107,7 @@ def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
 
 def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return the function that sets the initial token table, if words start from vectors of a file."""
-    if (path := config.model.vectors) is None:
+    if (path := config.model.word_vectors) is None:
         return {}
     from megaptm.words.text_file import with_vectors
 

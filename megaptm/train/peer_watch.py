@@ -33,7 +33,7 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: Ran
     if seconds is None or place.rank > 1:
         return
     times = 1.0 if place.rank == 0 else LATER
-    limits = Limits(hang_seconds=seconds, patience=config.data.patience, times=times)
+    limits = Limits(hang_seconds=seconds, patience=config.data.timeout_seconds, times=times)
     watchdog = Watchdog(folder, range(place.world), limits=limits, within=True)
     threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 

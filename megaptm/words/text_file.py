@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
-KEY = "model.vectors"
+KEY = "model.word_vectors"
 LONGEST_LINE = 1 << 20
 """Longest line in characters: stops at files without lines, such as compressed ones."""
 

@@ -22,8 +22,8 @@ from tests.bad_input.mistakes import CONFIGS, told
         (
             "gpt2",
             "layout.data=3",
-            "train.batch (16) must be a multiple of layout.data x layout.microbatch (3 x 8); 16 rows do not divide "
-            "among 3 data ranks: take another number of devices, or of rows.",
+            "train.batch (16) must be a multiple of layout.data x layout.microbatch (3 x 8); 16 sequences cannot be "
+            "divided among 3 data ranks: change the number of devices, or train.batch.",
         ),
     ],
 )

@@ -23,8 +23,8 @@ MERGES = "\n".join(
     ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 12)), "run: *a11"]
 )
 TEXTS = {
-    "billion laughs": (LAUGHS, "its aliases stand for more than 100,000 values"),
-    "billion merges": (MERGES, "its aliases stand for more than 100,000 values"),
+    "billion laughs": (LAUGHS, "its aliases expand to more than 100,000 values"),
+    "billion merges": (MERGES, "its aliases expand to more than 100,000 values"),
     "itself": ("model: &m\n  layers: *m\n", ":1: model.layers contains itself"),
     "itself in a list": ("&x\nmodel: [1, *x]\n", "contains itself"),
     "itself by merging": ("model: &m\n  <<: *m\n", "contains itself"),

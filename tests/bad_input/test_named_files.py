@@ -38,7 +38,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "which the recipe names": lambda path, _: hashes_of([path]),
     "classes": images,
     "cannot be read": lambda path, _: read_meanings(Path(path)),
-    "model.vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
+    "model.word_vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
 }
 """What is said -> what reads the file."""
 

@@ -99,7 +99,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "mt5/small",
             ["data.size_limits={corpora/mc4: 9}", "data.size_exponent=null"],
-            "data.size_limits bounds what data.size_exponent multiplies weights by",
+            "data.size_limits limits the sizes that data.size_exponent uses",
         ),
         ("bert/large", ["layout.tensor=3"], "layout.tensor (3) must divide the 16 attention heads of bert/large."),
         ("gpt2/tiny", ["layout.tensor=4", "model.ffn=510"], "the 510 feed-forward units of gpt2/custom"),
@@ -110,7 +110,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
         ),
         ("transformer-xl/tiny", ["model.cutoffs=[9, 5]"], "model.cutoffs ([9, 5]) must rise from above 0 to below"),
         ("gpt2/small", ["model.cutoffs=[5]"], "model.cutoffs do not go with positions at the input"),
-        ("vit/tiny", ["objective.image-labels.size=9"], "`size`, the pixels of a side of an image, must be 8"),
+        ("vit/tiny", ["objective.image-labels.size=9"], "`size`, the side length of an image in pixels, must be 8"),
         ("gpt2/small", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 12 layers of gpt2/small."),
         ("t5/base", ["layout.pipeline=5"], "layout.pipeline (5) must divide the 24 layers of t5/base."),
         (
@@ -122,19 +122,19 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["train.batch=100"],
-            "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16); 100 rows do not "
-            "divide among 8 data ranks: take another number of devices, or of rows.",
+            "train.batch (100) must be a multiple of layout.data x layout.microbatch (8 x 16); 100 sequences "
+            "cannot be divided among 8 data ranks: change the number of devices, or train.batch.",
         ),
         (
             "gpt2/small",
             ["layout.microbatch=24"],
-            "(8 x 24); each data rank has 64 rows: let layout.microbatch divide them.",
+            "(8 x 24); each data rank has 64 sequences: layout.microbatch must divide them.",
         ),
         (
             "tinybert/4x312-task",
             ["devices=64"],
-            "train.batch (32) must be a multiple of layout.data x layout.microbatch (64 x 4); 32 rows are enough "
-            "for 32 data ranks at most: take fewer devices, or more rows.",
+            "train.batch (32) must be a multiple of layout.data x layout.microbatch (64 x 4); 32 sequences are "
+            "enough for at most 32 data ranks: use fewer devices, or a larger batch.",
         ),
         (
             "gpt2/small",
@@ -160,7 +160,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["layout.pipeline=2", "layout.virtual=3", "communication.batch_p2p_comm=true"],
-            "communication.batch_p2p_comm cannot be with layout.pipeline 2 and layout.virtual of more than 1",
+            "communication.batch_p2p_comm cannot be used with layout.pipeline=2 and layout.virtual above 1",
         ),
         (
             "gpt2/small",
@@ -180,12 +180,12 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["layout.sequence_parallel=true", "layout.tensor=2", "data.sequence=511"],
-            "layout.tensor (2) must divide the 511 tokens of the decoder's row",
+            "layout.tensor (2) must divide the 511 tokens of the decoder's sequence",
         ),
         (
             "t5/baseline",
             ["layout.sequence_parallel=true", "layout.tensor=4"],
-            "layout.tensor (4) must divide the 114 tokens of the decoder's row",
+            "layout.tensor (4) must divide the 114 tokens of the decoder's sequence",
         ),
         (
             "gpt2/small",
@@ -195,40 +195,44 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "bart/base",
             ["objective={span-corruption: {rate: 0.8}}"],
-            "makes rows of 1278 decoder_tokens where data.sequence is 512, and bart/base has 1024 learned positions",
+            "makes sequences of 1278 decoder_tokens from data.sequence 512, and bart/base has 1024 learned positions",
         ),
         (
             "roberta/base",
             ["objective={masked-lm: {}, next-sentence: {}}"],
-            "objective (masked-lm-next-sentence) tells 2 texts apart by segments, roberta 1: use another.",
+            "objective (masked-lm-next-sentence) needs 2 segments, and roberta has 1: use another objective.",
         ),
         (
             "bert/base",
             ["objective={masked-lm: {task_id: 1}}"],
-            "objective.masked-lm.task_id (1) means nothing to bert: remove it, or use ernie-2.",
+            "objective.masked-lm.task_id (1) is not used by bert: remove it, or use ernie-2.",
         ),
         (
             "ernie-2/base",
             ["objective={masked-lm: {task_id: 4}}"],
-            "objective.masked-lm.task_id (4) must be one of the 4 of ernie-2, from 0 on; or give model.tasks=5.",
+            "objective.masked-lm.task_id (4) must be less than the 4 task ids of ernie-2; or set model.tasks=5.",
         ),
         (
             "ernie-2/base",
             ["model.tasks=7", "objective={masked-lm: {task_id: 7}}"],
-            "objective.masked-lm.task_id (7) must be one of the 7 of ernie-2, from 0 on; or give model.tasks=8.",
+            "objective.masked-lm.task_id (7) must be less than the 7 task ids of ernie-2; or set model.tasks=8.",
         ),
         (
             "t5/base",
             ["model.init_std=0.1"],
-            "model.init_std (0.1) means nothing to t5/base, where each weight begins by a rule of its own; remove it.",
+            "model.init_std (0.1) is not used by t5/base, which initializes each weight by its own rule; remove it.",
         ),
         (
             "uniter/tiny",
             ["model.pixel_mean=[0, 0, 0]"],
-            "model.pixel_mean means nothing to uniter, which reads no images; remove it.",
+            "model.pixel_mean ([0.0, 0.0, 0.0]) is not used by uniter/custom, which reads no images; remove it.",
         ),
         ("vit/tiny", ["model.pixel_std=[1, 0, 1]"], "model.pixel_std.1 must be at least 1e-06, not 0."),
-        ("bert/base", ["model.tasks=2"], "model.tasks (2): bert is not told its task; remove it, or use ernie-2."),
+        (
+            "bert/base",
+            ["model.tasks=2"],
+            "model.tasks (2) is not used by bert/base, which reads no task ids, unlike ernie-2; remove it.",
+        ),
         (
             "bert/base",
             ["objective={masked-lm: {corpora: [corpora/x]}}"],
@@ -237,13 +241,13 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "bert/base",
             ["data.mix={corpora/a: 1, corpora/b: 1}", "objective={masked-lm: {corpora: [corpora/a]}}"],
-            "data.mix has corpora/b, which no task reads: add it to the corpora of one, or remove it.",
+            "data.mix has corpora/b, which no task reads: add it to a task's corpora, or remove it.",
         ),
         (
             "gpt2/small",
             ["objective=masked-lm"],
-            "objective (masked-lm) does not fit gpt2: what it asks (mlm) is answered from both sides of a place, and "
-            "the decoder sees one; there are causal-lm.",
+            "objective (masked-lm) does not fit gpt2: it predicts mlm from both sides of a position, and the "
+            "decoder attends to one side; there are causal-lm.",
         ),
         ("gpt2/small", ["model.family=gtp2"], "model.family (gtp2) is not in the catalogue; did you mean gpt2?"),
         ("gpt2/small", ["model.size=smal"], "model.size (smal) is not a size of gpt2; did you mean small?"),
@@ -257,9 +261,9 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["train.ramp={steps: {0: 256, 100: 512}, start: 8}"],
-            "train.ramp.start and train.ramp.steps exclude each other; leave one off.",
+            "train.ramp.start and train.ramp.steps exclude each other; remove one.",
         ),
-        ("gpt2/small", ["train.ramp={start: 8, samples: 99}"], "train.ramp.increment is missing; a ramp is start,"),
+        ("gpt2/small", ["train.ramp={start: 8, samples: 99}"], "train.ramp.increment is missing; a ramp needs start,"),
         (
             "gpt2/small",
             ["train.ramp={steps: {0: 64, 100: 512}}"],
@@ -270,40 +274,40 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "ernie-2/base",
             ["optimizer.restarts=[20000, 24000]"],
-            "optimizer.restarts: 24000 must come more than 4000 steps after 20000: so long the rate rises and stays",
+            "optimizer.restarts: 24000 must come more than 4000 steps after 20000, the length of the rise and the constant",
         ),
         (
             "gpt2/tiny",
             ["optimizer.restarts=[30]", "train.ramp={steps: {0: 8, 100: 16}}"],
-            "optimizer.restarts: 30 must come more than 20 whole batches after 0: so long the rate rises and stays",
+            "optimizer.restarts: 30 must come more than 20 full batches after 0, the length of the rise and the constant",
         ),
-        ("t5/base", ["optimizer.decay_steps=9"], "means nothing to optimizer.decay rsqrt"),
+        ("t5/base", ["optimizer.decay_steps=9"], "is not used by optimizer.decay rsqrt"),
         ("t5/base", ["optimizer.stable_steps=0"], "rsqrt needs optimizer.warmup_steps"),
         ("gpt2/small", ["optimizer.decay=polynomial"], "optimizer.decay polynomial needs optimizer.power"),
         (
             "gpt2/small",
             ["optimizer.momentum=0.9"],
-            "optimizer.momentum means nothing to optimizer.name adamw; remove it, or choose sgd or adafactor.",
+            "optimizer.momentum is not used by optimizer.name adamw; remove it, or choose sgd or adafactor.",
         ),
         (
             "gpt2/small",
             ["optimizer.name=lamb", "optimizer.initial_accumulator=1.0"],
-            "optimizer.initial_accumulator means nothing to optimizer.name lamb; remove it, or choose adagrad.",
+            "optimizer.initial_accumulator is not used by optimizer.name lamb; remove it, or choose adagrad.",
         ),
         (
             "gpt2/small",
             ["optimizer.name=sgd", "optimizer.bias_correction=false"],
-            "optimizer.bias_correction means nothing to optimizer.name sgd; remove it, or choose adamw or lamb.",
+            "optimizer.bias_correction is not used by optimizer.name sgd; remove it, or choose adamw or lamb.",
         ),
         (
             "gpt2/small",
-            ["optimizer.adafactor.update_clip=null"],
-            "optimizer.adafactor means nothing to optimizer.name adamw; remove it, or choose adafactor.",
+            ["optimizer.adafactor.clip_threshold=null"],
+            "optimizer.adafactor is not used by optimizer.name adamw; remove it, or choose adafactor.",
         ),
         ("gpt2/small", ["model.layers=1000000000"], "model.layers must be at most 65536, not 1000000000."),
         ("t5/base", [f"data.sequence={10**30}"], f"data.sequence must be at most 10000000, not {10**30}."),
         ("gpt2/small", ["data.workers=100000"], "data.workers must be at most 1024, not 100000."),
-        ("gpt2/small", ["optimizer.power=2"], "optimizer.power means nothing to optimizer.decay cosine"),
+        ("gpt2/small", ["optimizer.power=2"], "optimizer.power is not used by optimizer.decay cosine"),
         (
             "gpt2/small",
             ["optimizer.decay=noam", "optimizer.warmup_steps=0"],
@@ -312,7 +316,7 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["optimizer.decay=triangular", "optimizer.stable_steps=9000"],
-            "optimizer.stable_steps means nothing to optimizer.decay triangular",
+            "optimizer.stable_steps is not used by optimizer.decay triangular",
         ),
         (
             "gpt3/small",
@@ -324,10 +328,14 @@ def test_processes_and_microbatches_follow_from_the_layout():
             ["optimizer.stable_steps=1000", "optimizer.decay_steps=1000"],
             "optimizer.decay_steps (1000) must exceed optimizer.stable_steps (1000)",
         ),
-        ("gpt2/small", ["train.after=100000"], "train.after (100000) must be less than train.steps (100000)"),
+        (
+            "gpt2/small",
+            ["train.phase_start=100000"],
+            "train.phase_start (100000) must be less than train.steps (100000)",
+        ),
         ("gpt3/small", ["optimizer.decay_steps=100"], "must exceed optimizer.warmup_steps (716)"),
-        ("bert/base", ["model.groups=2"], "model.groups (2) means nothing to bert/base, whose layers share no weights"),
-        ("gpt2/small", ["model.cycle=3"], "model.cycle (3) means nothing to gpt2/small, whose layers share no weights"),
+        ("bert/base", ["model.groups=2"], "model.groups (2) is not used by bert/base, which shares no weights"),
+        ("gpt2/small", ["model.cycle=3"], "model.cycle (3) is not used by gpt2/small, which shares no weights"),
         (
             "gpt2/small",
             ["train.ramp={0: 128}"],
@@ -339,35 +347,35 @@ def test_processes_and_microbatches_follow_from_the_layout():
         (
             "gpt2/small",
             ["optimizer.betas=[0.9]"],
-            "override 'optimizer.betas=[0.9]': optimizer.betas must be 2 entries, not [0.9].",
+            "override 'optimizer.betas=[0.9]': optimizer.betas must have 2 entries, not [0.9].",
         ),
         (
             "elmo/tiny",
             ["model.filters=[[1]]"],
-            "override 'model.filters=[[1]]': model.filters.0 must be 2 entries, not [1].",
+            "override 'model.filters=[[1]]': model.filters.0 must have 2 entries, not [1].",
         ),
-        ("reformer/tiny", ["model.axial=[3]"], "model.axial must be 2 entries, not [3]."),
+        ("reformer/tiny", ["model.axial=[3]"], "model.axial must have 2 entries, not [3]."),
         ("fasttext/tiny", ["model.buckets=4294967296"], "model.buckets must be at most 1000000000, not 4294967296."),
         (
             "gpt2/small",
             ["objective={infomax: {}}"],
-            "what it asks (infomax) is answered from both sides of a place, and the decoder sees one",
+            "it predicts infomax from both sides of a position, and the decoder attends to one side",
         ),
         (
             "clip/tiny",
             ["train.batch=1", "layout.microbatch=1"],
-            "train.batch (1) must be 2 or more: image-text tells the rows of a batch from each other.",
+            "train.batch (1) must be 2 or more: image-text compares the samples of a batch with each other.",
         ),
         ("gpt3/175b", ["model.size=175"], "model.size (175) is not a size of gpt3; did you mean 175b?"),
         (
             "gpt2/small",
             ["objective=span-corruption"],
-            "this family reads tokens; say {span-corruption: {joined: true}}, or take one of its own: causal-lm.",
+            "this family reads tokens; write {span-corruption: {joined: true}}, or use one of its own: causal-lm.",
         ),
         (
             "ernie/base",
             ["train.steps=600000"],
-            "objective.entities begins at step 666,667, and train.steps is 600,000: raise train.steps",
+            "objective.entities starts at step 666,667, and train.steps is 600,000: raise train.steps",
         ),
         (
             "gpt2/small",
@@ -415,7 +423,10 @@ def test_a_stack_may_have_numbers_of_its_own():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.stacks.decodr={layers: 4}"], r"model.stacks has decodr, which t5 has not; did you mean decoder\?"),
+        (
+            ["model.stacks.decodr={layers: 4}"],
+            r"model.stacks has decodr, which is no stack of t5; did you mean decoder\?",
+        ),
         (["model.stacks.decoder={heads: 3}"], r"model.stacks.decoder.heads \(3\) must divide the width 64"),
         (["model.stacks.decoder={layer: 4}"], r"did you mean model.stacks.decoder.layers\?"),
         (["model.stacks.decoder={heads: 1, head_width: 8}", "layout.tensor=2"], "must divide the 1 attention heads"),

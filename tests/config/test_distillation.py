@@ -43,7 +43,7 @@ def test_distilbert_weighs_three_losses_and_begins_as_a_slice() -> None:
     written = load(CONFIGS / "distilbert/base.yaml").distill
     assert written is not None
     assert (written.model["layers"], written.model["vocabulary"]) == (12, 30_522)
-    assert (found.temperature, found.soft, found.places) == (2.0, "kl", "all")
+    assert (found.temperature, found.logit_loss, found.positions) == (2.0, "kl", "all")
     assert found.initial == (0, 2, 4, 7, 9, 11)
 
 
@@ -58,27 +58,39 @@ def test_a_teacher_is_what_its_run_says(tmp_path: Path) -> None:
 
 WRONG = {
     "no such hook": (["distill.hiden=1"], r"unknown key distill.hiden.*hidden"),
-    "no such places": (["distill.places=some"], r"distill.places must be .*all.*asked"),
+    "no such places": (["distill.positions=some"], r"distill.positions must be .*all.*target"),
     "nothing asked": (
         ["distill.embeddings=0", "distill.hidden=0", "distill.scores=0", "distill.logits=0", "distill.projection=none"],
-        "asks nothing of its teacher",
+        "distill has no loss",
     ),
-    "stages": (["layout.pipeline=2"], r"layout.pipeline \(2\) must be 1 where there is a teacher"),
-    "widths": (["distill.projection=none"], r"compares the encoder's width 32 with 64: set distill.projection=shared"),
-    "cosine": (["distill.cosine=1"], r"distill.cosine compares the encoder's width 32 with 64"),
-    "heads": (["model.heads=4"], r"distill.scores compares 4 heads of the encoder with 2"),
+    "stages": (["layout.pipeline=2"], r"layout.pipeline \(2\) must be 1 with a teacher"),
+    "widths": (
+        ["distill.projection=none"],
+        r"distill.embeddings: the encoder has width 32 in the student and 64 in the teacher: set distill.projection=shared",
+    ),
+    "cosine": (["distill.cosine=1"], r"distill.cosine: the encoder has width 32 in the student and 64"),
+    "heads": (["model.heads=4"], r"distill.scores: the encoder has 4 heads in the student and 2"),
     "layers": (["distill.layers=[0, 1, 2]"], "distill.layers has 3 entries for the 2 layers of the encoder"),
-    "too deep": (["distill.layers=[0, 4]"], "layers of the teacher's encoder are 0 to 3"),
+    "too deep": (["distill.layers=[0, 4]"], "the layers of the teacher's encoder are 0 to 3"),
     "too many weights": (["distill.layer_weights=[1, 1, 1]"], "distill.layer_weights has 3 entries for the 2 layers"),
-    "no groups": (["model.layers=3"], "distill.layers is missing: 3 layers do not divide the teacher's 4"),
-    "slice": (["distill.initial_layers=[0, 2]"], "width of tinybert is 32, and the teacher's 64"),
+    "no groups": (["model.layers=3"], "distill.layers is missing: the teacher's 4 layers are no multiple of 3"),
+    "slice": (["distill.initial_layers=[0, 2]"], "width of tinybert is 32, and the teacher's is 64"),
     "tensor": (["layout.tensor=4", "model.heads=4"], r"layout.tensor \(4\) must divide distill.model.heads \(2\)"),
-    "layers that are kept nowhere": (["distill.cached=nowhere"], "distill.embeddings needs a teacher that is run"),
-    "logits elsewhere": (["distill.cached=s3://b/l"], "distill.cached .s3://b/l. must be a folder on disk"),
-    "a step of nothing": (["train.init_step=1"], "train.init_step is of the run in train.init_from, which is missing"),
+    "layers that are kept nowhere": (
+        ["distill.cached_logits=nowhere"],
+        "distill.embeddings needs a teacher that runs",
+    ),
+    "logits elsewhere": (
+        ["distill.cached_logits=s3://b/l"],
+        "distill.cached_logits .s3://b/l. must be a local folder",
+    ),
+    "a step of nothing": (
+        ["train.init_step=1"],
+        "train.init_step is a step of the run in train.init_from, which is missing",
+    ),
     "two beginnings": (
         ["train.init_from=nowhere", "distill.initial_layers=[0, 2]", "model.width=64", "model.ffn=256"],
-        "train.init_from and distill.initial_layers both say what the student begins with",
+        "train.init_from and distill.initial_layers both set the student's initial weights",
     ),
     "rows": (["data.sequence=128", "model.context=128"], "distill.model has 64 learned positions"),
 }
@@ -93,10 +105,18 @@ def test_what_does_not_fit_is_one_sentence(case: str) -> None:
 
 
 ODD = {
-    "a decoder": ({**TEACHER, "family": "gpt2"}, "bert", r"distill.model \(gpt2\) has decoder, and bert encoder"),
-    "another attention": ({**TEACHER, "family": "deberta"}, "bert", "reads attention of the kind dot, and deberta has"),
-    "what draws": ({**TEACHER, "family": "electra"}, "bert", "reads what is drawn, which distillation does not know"),
-    "words": ({"family": "glove", "size": "50"}, "bert", "is a table of words"),
+    "a decoder": ({**TEACHER, "family": "gpt2"}, "bert", r"distill.model \(gpt2\) has decoder, and bert has encoder"),
+    "another attention": (
+        {**TEACHER, "family": "deberta"},
+        "bert",
+        "needs dot-product attention .dot., and deberta has",
+    ),
+    "what draws": (
+        {**TEACHER, "family": "electra"},
+        "bert",
+        "reads sampled tokens, which distillation does not support",
+    ),
+    "words": ({"family": "glove", "size": "50"}, "bert", "is a word-vector family"),
     "no family": ({**TEACHER, "family": "bertt"}, "bert", r"distill: model.family \(bertt\) is not in the catalogue"),
     "an unknown key": ({**TEACHER, "depth": 3}, "bert", "unknown key model.depth"),
     "another vocabulary": ({**TEACHER, "vocabulary": 77}, "bert", r"distill.model.vocabulary \(77\) must be"),
@@ -115,7 +135,7 @@ UNITER = {**TEACHER, "family": "uniter", "context": 32, "detector": [24, 18]}
 OF_IMAGES = {
     "another patch": ("vit", {**VIT, "patch": 4}, r"distill.model.patch \(4\) must be model.patch \(2\)"),
     "more patches": ("vit", {**VIT, "context": 26}, r"distill.model.context \(26\) must be model.context \(17\)"),
-    "no regions": ("uniter", TEACHER, r"distill.model \(bert\) does not read what uniter reads"),
+    "no regions": ("uniter", TEACHER, r"distill.model \(bert\) and uniter read different inputs"),
     "another detector": ("uniter", UNITER, r"distill.model.detector \(\(24, 18\)\) must be"),
 }
 

@@ -51,8 +51,8 @@ OURS = {
     "constant": ours("constant"),
     "linear": ours("linear"),
     "cosine": ours("cosine"),
-    "cosine to a floor": ours("cosine", final=0.1),
-    "polynomial": ours("polynomial", power=3.0, final=0.1),
+    "cosine to a floor": ours("cosine", min_lr_ratio=0.1),
+    "polynomial": ours("polynomial", power=3.0, min_lr_ratio=0.1),
 }
 
 
@@ -74,7 +74,7 @@ def test_a_rate_that_is_stable_for_a_while_is_that_of_transformers(decay):
     schedule = get_wsd_schedule(sgd(), WARMUP, 15, num_stable_steps=25, decay_type=decay, min_lr_ratio=0.2)
     # Its rise begins at the floor.
     theirs = rates(schedule)[WARMUP:STEPS]
-    assert ours(decay, stable_steps=35, final=0.2)[WARMUP:] == pytest.approx(theirs, rel=1e-12)
+    assert ours(decay, stable_steps=35, min_lr_ratio=0.2)[WARMUP:] == pytest.approx(theirs, rel=1e-12)
     assert ours(decay, stable_steps=35)[:WARMUP] == pytest.approx([0.001 * (step + 1) for step in range(WARMUP)])
 
 
@@ -99,7 +99,7 @@ def test_a_run_takes_the_width_of_its_model():
 
 def test_halving_begins_when_the_held_out_loss_rises_and_goes_on_by_epochs():
     """CoVe's (arXiv:1708.00107, section 4): here after 50 steps, by half for each 20."""
-    optimizer = OptimizerConfig(lr=1.0, decay="halving", decay_steps=20, final=0.1)
+    optimizer = OptimizerConfig(lr=1.0, decay="halving", decay_steps=20, min_lr_ratio=0.1)
     assert {learning_rate(step, optimizer, steps=STEPS) for step in range(STEPS)} == {1.0}
     found = [learning_rate(step, optimizer, steps=STEPS, rose=50) for step in range(50, 150)]
     assert found == [0.5] * 20 + [0.25] * 20 + [0.125] * 20 + [0.1] * 40
@@ -122,7 +122,7 @@ def test_triangular_is_ulmfits_formula():
         p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / 0.1 - 1))
         return peak * (1 + p * (ratio - 1)) / ratio
 
-    found = ours("triangular", warmup_steps=cut, final=1 / ratio)
+    found = ours("triangular", warmup_steps=cut, min_lr_ratio=1 / ratio)
     assert found == pytest.approx([formula(t) for t in (*range(1, cut + 1), *range(cut, last))], rel=1e-12)
 
 
@@ -135,7 +135,7 @@ def test_t5_and_palm_stay_for_10_000_steps():
 @pytest.mark.parametrize("decay", ["cosine", "linear", "polynomial", "rsqrt", "noam", "triangular"])
 def test_no_rate_after_the_rise_is_below_the_floor(decay):
     keys = {"power": 3.0} if decay == "polynomial" else {}
-    found = ours(decay, final=0.3, steps=100 * STEPS, width=64, **keys)
+    found = ours(decay, min_lr_ratio=0.3, steps=100 * STEPS, width=64, **keys)
     assert min(found[WARMUP:]) == pytest.approx(0.3 * max(found))
 
 
@@ -162,7 +162,7 @@ def test_restarts_are_steps_of_the_run_where_the_batch_ramps_and_the_rise_is_of_
 def test_a_short_run_of_a_tiny_config_has_a_shorter_warmup(steps: int, warmup: int) -> None:
     config = load("bert/tiny", [f"train.steps={steps}", "model.vocabulary=100"])
     assert config.optimizer.warmup_steps == warmup
-    assert any("the warm-up is cut to" in line for line in config_warnings(config)) == (warmup < 100)
+    assert any("the warm-up is limited to" in line for line in config_warnings(config)) == (warmup < 100)
 
 
 def test_a_tiny_config_of_full_length_has_the_warmup_that_it_names() -> None:

@@ -58,7 +58,7 @@ def test_tokens_see_all_where_others_do_not() -> None:
     marking = {"masked-lm": {"global_tokens": 1}}
     assert {family for family in ENCODERS if fits(family, marking)} == {"longformer", "bigbird"}
     for name, task in (("bert", "masked-lm"), ("bart", "text-to-text")):
-        with pytest.raises(UserError, match="no place is kept from seeing any; leave global_tokens out"):
+        with pytest.raises(UserError, match="masks no position from any other; remove global_tokens"):
             load(CONFIGS / f"{name}/tiny.yaml", [f"objective={{{task}: {{global_tokens: 1}}}}"])
     for pairs in ("translation", "text-to-text"):
         assert [family for family in ENCODER_DECODERS if fits(family, {pairs: {"global_tokens": 1}})] == ["led"]
@@ -74,10 +74,10 @@ def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> No
 @pytest.mark.parametrize(
     ("family", "told"),
     [
-        ("bert", "it asks for the next token, and the encoder sees it"),
-        ("t5", "it makes tokens, and this family reads tokens and decoder_tokens"),
-        ("unilm", "its rows do not say who sees whom"),
-        ("electra", "it draws no tokens for the second model to judge"),
+        ("bert", "it predicts the next token, and the encoder attends to it"),
+        ("t5", "it provides tokens, and this family reads tokens and decoder_tokens"),
+        ("unilm", "it does not provide the attention order that this family needs"),
+        ("electra", "it samples no tokens for the second model"),
     ],
 )
 def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> None:

@@ -68,7 +68,7 @@ def test_gpt3_has_the_papers_batch_rate_and_tokens(size):
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps) == (rate, (0.9, 0.95), 1e-8)
     assert (optimizer.weight_decay, optimizer.clip) == (0.1, 1.0)
-    assert (optimizer.decay, optimizer.final) == ("cosine", 0.1)
+    assert (optimizer.decay, optimizer.min_lr_ratio) == ("cosine", 0.1)
     assert (optimizer.warmup_steps, optimizer.decay_steps) == (ceil(375e6 / tokens), ceil(260e9 / tokens))
 
 
@@ -101,8 +101,8 @@ def test_palm_has_the_papers_optimizer():
     optimizer, model = found.optimizer, resolve_model(found)
     assert (model.dropout, model.family.z_loss, found.data.document_mask) == (0.0, 1e-4, False)
     assert (optimizer.name, optimizer.momentum, optimizer.clip) == ("adafactor", 0.9, 1.0)
-    assert optimizer.adafactor == AdafactorConfig(factor_from=None, update_clip=None)
-    assert (optimizer.weight_decay, optimizer.weight_decay_times) == (1.0, "lr-squared")
+    assert optimizer.adafactor == AdafactorConfig(min_dim_size_to_factor=None, clip_threshold=None)
+    assert (optimizer.weight_decay, optimizer.weight_decay_scaling) == (1.0, "lr-squared")
     for step in (1, 10_000, 40_000, 255_000):
         assert learning_rate_at(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
 
@@ -120,7 +120,12 @@ def test_deberta_has_the_papers_batch_rate_and_steps(name, rate):
     assert resolve_model(found).dropout == 0.1
     assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 2048, 1_000_000)
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        10_000,
+        "linear",
+        0.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(("size", "rate"), [("small", 5e-4), ("base", 5e-4), ("large", 3e-4)])
@@ -130,7 +135,12 @@ def test_deberta_v3_has_the_papers_batch_rate_and_steps(size, rate):
     optimizer = found.optimizer
     assert (found.data.sequence, found.train.batch, found.train.steps) == (512, 8192, 500_000)
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        10_000,
+        "linear",
+        0.0,
+        1.0,
+    )
 
 
 def test_gpt_has_the_papers_batch_and_rate():
@@ -138,7 +148,12 @@ def test_gpt_has_the_papers_batch_and_rate():
     found = config("gpt1/base")
     optimizer = found.optimizer
     assert (found.data.sequence, found.data.epochs, found.train.batch) == (512, 100, 64)
-    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (2.5e-4, 2_000, "cosine", 0.0)
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (
+        2.5e-4,
+        2_000,
+        "cosine",
+        0.0,
+    )
     assert (optimizer.betas, optimizer.eps, optimizer.weight_decay) == ((0.9, 0.999), 1e-8, 0.01)
     assert resolve_model(found).dropout == 0.1
 
@@ -147,13 +162,18 @@ def test_gpt_has_the_papers_batch_and_rate():
 def test_bert_has_the_papers_two_phases(size):
     """arXiv:1810.04805, appendix A.2."""
     first, second = config(f"bert/{size}"), config(f"bert/{size}-512")
-    assert (first.data.sequence, first.train.after, first.train.steps) == (128, 0, 900_000)
-    assert (second.data.sequence, second.train.after, second.train.steps) == (512, 900_000, 1_000_000)
+    assert (first.data.sequence, first.train.phase_start, first.train.steps) == (128, 0, 900_000)
+    assert (second.data.sequence, second.train.phase_start, second.train.steps) == (512, 900_000, 1_000_000)
     assert (second.run, second.model, second.optimizer) == (first.run, first.model, first.optimizer)
     assert second.data.mix == first.data.mix
     optimizer = first.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 1e-6, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        10_000,
+        "linear",
+        0.0,
+        1.0,
+    )
     assert not optimizer.bias_correction, "the released code"
     assert (first.objective, resolve_model(first).dropout) == ("masked-lm-next-sentence", 0.1)
     assert (optimizer.decay_steps, first.train.batch, second.train.batch) == (1_000_000, 256, 256)
@@ -182,7 +202,7 @@ def test_t5_has_the_papers_batch_and_steps(name, sequence, batch, steps):
         assert found.data.size_exponent == (0.3 if name.startswith("mt5/") else None)
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.momentum, optimizer.adafactor) == ("adafactor", 0.0, AdafactorConfig())
-    assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.update_clip) == (0.0, None, 1.0)
+    assert (optimizer.weight_decay, optimizer.clip, optimizer.adafactor.clip_threshold) == (0.0, None, 1.0)
     for step in (1, 10_000, 40_000, steps):
         assert learning_rate_at(found, step - 1) == pytest.approx(max(step, 10_000) ** -0.5)
 
@@ -241,7 +261,12 @@ def test_roberta_has_the_papers_recipe(size, rate, warmup):
     assert (found.objective, found.data.document_mask) == ("masked-lm", False)
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (warmup, "linear", 0.0, None)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        warmup,
+        "linear",
+        0.0,
+        None,
+    )
 
 
 def test_bart_has_the_papers_recipe():
@@ -249,7 +274,7 @@ def test_bart_has_the_papers_recipe():
     base size is that of section 4: longer, on books and Wikipedia."""
     first, last, base = config("bart/large"), config("bart/large-no-dropout"), config("bart/base")
     assert (first.data.sequence, first.train.batch, first.objective) == (512, 8000, "denoising")
-    assert (first.train.steps, last.train.after, last.train.steps) == (450_000, 450_000, 500_000)
+    assert (first.train.steps, last.train.phase_start, last.train.steps) == (450_000, 450_000, 500_000)
     assert (resolve_model(first).dropout, resolve_model(last).dropout) == (0.1, 0.0)
     assert (last.run, last.optimizer) == (first.run, first.optimizer)
     assert (base.train.steps, base.train.batch, base.optimizer.decay_steps) == (1_000_000, 8000, 1_000_000)
@@ -258,7 +283,7 @@ def test_bart_has_the_papers_recipe():
     optimizer = first.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (4e-4, (0.9, 0.98), 1e-6, 0.01)
     assert (optimizer.warmup_steps, optimizer.decay_steps) == (10_000, 500_000)
-    assert (optimizer.decay, optimizer.final, optimizer.clip) == ("linear", 0.0, None)
+    assert (optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == ("linear", 0.0, None)
     task = first.built_objective
     assert isinstance(task, Denoising)
     assert (task.infill, task.mean, task.permute) == (0.3, 3.0, 1.0)
@@ -275,7 +300,7 @@ def test_albert_has_the_papers_recipe(size, dropout):
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay) == ("lamb", 1.76e-3, 0.01)
     assert (optimizer.betas, optimizer.eps, optimizer.clip) == ((0.9, 0.999), 1e-6, 1.0)
     assert not optimizer.bias_correction, "the released code"
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (3_125, "linear", 0.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (3_125, "linear", 0.0)
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
@@ -286,7 +311,12 @@ def test_spanbert_has_the_papers_recipe(size):
     assert found.objective == "masked-lm-span-boundary"
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (1e-4, (0.9, 0.999), 1e-8, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        10_000,
+        "linear",
+        0.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -303,7 +333,12 @@ def test_electra_has_the_papers_recipe(size, rate, batch, sequence, steps, share
     assert (found.train.batch, found.data.sequence, found.train.steps) == (batch, sequence, steps)
     optimizer, model, task = found.optimizer, resolve_model(found), found.built_objective
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.999), 1e-6, 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final, optimizer.clip) == (10_000, "linear", 0.0, 1.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        10_000,
+        "linear",
+        0.0,
+        1.0,
+    )
     assert not optimizer.bias_correction, "the released code"
     assert task.losses == {"mlm": 1.0, "replaced-token": 50.0}
     asked = task.tasks[0].objective if isinstance(task, Composed) else task
@@ -322,7 +357,7 @@ def test_unilm_has_the_papers_recipe(size):
     assert [*found.data.mix] == [*config("spanbert/base").data.mix], "cased"
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay) == (3e-5, (0.9, 0.999), 0.01)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (40_000, "linear", 0.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (40_000, "linear", 0.0)
     assert resolve_model(found).dropout == 0.1
 
 
@@ -332,7 +367,7 @@ def test_ernie_has_the_recipe_of_the_released_code():
     assert (found.train.steps, found.optimizer.lr, found.optimizer.weight_decay) == (1_000_000, 1e-4, 0.01)
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.betas, optimizer.eps, optimizer.clip) == ("adamw", (0.9, 0.999), 1e-8, 1.0)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (4_000, "linear", 0.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (4_000, "linear", 0.0)
 
 
 def test_ernie_masks_characters_then_phrases_then_entities():
@@ -370,7 +405,7 @@ def test_ernie_2_learns_a_task_more_in_each_stage(size, rate, expected):
     assert found.train.batch * found.data.sequence == 393_216
     optimizer = found.optimizer
     assert (optimizer.betas, optimizer.lr, optimizer.warmup_steps) == ((0.9, 0.98), rate, 4_000)
-    assert (optimizer.decay, optimizer.stable_steps, optimizer.final) == ("rsqrt", 0, 0.0), "noam, its peak said"
+    assert (optimizer.decay, optimizer.stable_steps, optimizer.min_lr_ratio) == ("rsqrt", 0, 0.0), "noam, its peak said"
     assert (optimizer.weight_decay, optimizer.clip) == (0.01, 1.0)
     borders = [*accumulate((1000 * sum(stage) for stage in zip(*expected, strict=True)), initial=0)]
     assert borders[-1] == found.train.steps
@@ -394,7 +429,7 @@ def test_macbert_has_the_papers_masks(size, steps):
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.lr, optimizer.weight_decay) == ("adamw", 1e-4, 0.01)
     assert (optimizer.betas, optimizer.eps, optimizer.clip) == ((0.9, 0.999), 1e-6, 1.0)
-    assert (optimizer.warmup_steps, optimizer.decay, optimizer.final) == (10_000, "linear", 0.0)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (10_000, "linear", 0.0)
     task = found.built_objective
     assert isinstance(task, MaskedLMWithQuestion)
     assert (task.question, task.masked.hide, task.masked.show) == ("sentence-order", "ngrams", "similar-words")
@@ -450,7 +485,12 @@ def test_led_learns_to_summarize_as_in_the_released_script(size):
     assert (found.data.sequence, found.built_objective) == (16_384, task)
     assert (found.train.batch, found.train.steps) == (16, 5 * 203_037 // 16)
     optimizer = found.optimizer
-    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (3e-5, 1000, "linear", 0.0)
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (
+        3e-5,
+        1000,
+        "linear",
+        0.0,
+    )
     assert (optimizer.betas, optimizer.weight_decay, optimizer.clip) == ((0.9, 0.999), 0.0, None)
 
 
@@ -462,7 +502,12 @@ def test_bigbird_has_the_papers_recipe(size):
     block = resolve_model(found).family.last_block
     assert (block.block, block.random_blocks, block.edge_blocks) == (64, 3, True)
     optimizer = found.optimizer
-    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.final) == (1e-4, 10_000, "linear", 0.0)
+    assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio) == (
+        1e-4,
+        10_000,
+        "linear",
+        0.0,
+    )
 
 
 def test_bigbird_has_the_papers_tokens_that_see_all_in_the_place_of_blocks():
@@ -507,7 +552,7 @@ def test_transformer_xl_has_the_released_recipe(name, places, batch, steps, warm
     assert batch <= found.train.batch <= 1.1 * batch
     optimizer = found.optimizer
     assert (optimizer.name, optimizer.lr, optimizer.warmup_steps, optimizer.clip) == ("adamw", 2.5e-4, warmup, 0.25)
-    assert (optimizer.decay, optimizer.final, optimizer.weight_decay) == ("cosine", 0.0, 0.0)
+    assert (optimizer.decay, optimizer.min_lr_ratio, optimizer.weight_decay) == ("cosine", 0.0, 0.0)
     assert bool(spec.family.last_block.attention_dropout) == name.endswith("large")
 
 
@@ -518,7 +563,7 @@ def test_xlnet_has_the_papers_recipe():
     assert (len(found.data.mix), sum(found.data.mix.values())) == (5, pytest.approx(32.89))
     optimizer = found.optimizer
     assert (optimizer.lr, optimizer.warmup_steps, optimizer.decay, optimizer.eps) == (4e-4, 40_000, "linear", 1e-6)
-    assert (optimizer.weight_decay, optimizer.final) == (0.01, 0.0)
+    assert (optimizer.weight_decay, optimizer.min_lr_ratio) == (0.01, 0.0)
     task = found.built_objective
     assert (task.partial, task.both_ways, task.units, task.elsewhere) == (6, True, "words", 0.5)
 

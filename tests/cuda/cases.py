@@ -54,7 +54,7 @@ END = ("electra", "deberta-v3", "albert", "t5", "led", "clip", "uniter", "unimo"
 SLICED = ("longformer", "led", "reformer", "bigbird", "xlnet", "vit")
 RULES = {
     "lamb": OptimizerConfig(name="lamb", lr=1e-3, clip=1.0),
-    "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(factor_from=16)),
+    "adafactor": OptimizerConfig(name="adafactor", lr=1e-2, adafactor=AdafactorConfig(min_dim_size_to_factor=16)),
     "adagrad": OptimizerConfig(name="adagrad", lr=1e-2),
 }
 CASES = {

@@ -36,7 +36,7 @@ SAID = {
     "teacher": "it",
     "step": 1,
     "head": "mlm",
-    "places": "all",
+    "positions": "all",
     "top": 2,
     "dtype": "float16",
     "sequence": 8,

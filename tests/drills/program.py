@@ -23,7 +23,7 @@ SMALL = (
         "train.threads=1",
         "track.enabled=false",
         "optimizer.lr=1e-3",
-        "optimizer.warmup_share=null",
+        "optimizer.max_warmup_ratio=null",
         "checkpoint.every=1000",
     ),
 )

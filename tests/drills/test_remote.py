@@ -41,7 +41,12 @@ def corpus(tmp_path_factory, s3):
 def words(place, folder, *more):
     """The run's folder, and the words that train it."""
     run = folder / "run"
-    options = [f"train.steps={STEPS}", "train.validate_every=null", "data.workers=1", f"data.cache={folder / 'cache'}"]
+    options = [
+        f"train.steps={STEPS}",
+        "train.validate_every=null",
+        "data.workers=1",
+        f"data.cache_dir={folder / 'cache'}",
+    ]
     return run, ["train", *arguments("gpt2", run, place, *options, *more)]
 
 
@@ -57,7 +62,7 @@ def unbroken(corpus, tmp_path_factory):
 def test_every_kind_of_fault_leaves_the_run_what_it_is(unbroken, tmp_path, faults):
     for kind in KINDS:
         faults.inject(kind, match=r"GET .*\.(tar|npy)$", times=2, seconds=10.0)
-    run, remote = words(URL, tmp_path, "data.patience=120")
+    run, remote = words(URL, tmp_path, "data.timeout_seconds=120")
     done = finish(*remote)
     assert done.returncode == 0, done.stderr
     assert losses(run) == unbroken
@@ -75,7 +80,7 @@ def stands(run):
 
 @pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
 def test_a_run_waits_for_its_server(unbroken, tmp_path, faults, layout):
-    run, remote = words(URL, tmp_path, "data.patience=300", layout)
+    run, remote = words(URL, tmp_path, "data.timeout_seconds=300", layout)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.down()
@@ -96,7 +101,7 @@ def test_a_run_waits_for_its_server(unbroken, tmp_path, faults, layout):
 
 @pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
 def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path, faults, layout):
-    run, remote = words(URL, tmp_path, "data.patience=3", layout)
+    run, remote = words(URL, tmp_path, "data.timeout_seconds=3", layout)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.down()
@@ -122,7 +127,7 @@ def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path
 
 @pytest.mark.parametrize("reader", [["data.workers=0"], ["data.workers=1"], ["data.workers=1", "layout.data=2"]])
 def test_a_run_asked_to_stop_while_its_server_is_silent_is_saved_and_goes_on_later(unbroken, tmp_path, faults, reader):
-    run, remote = words(URL, tmp_path, "data.patience=1500", *reader)
+    run, remote = words(URL, tmp_path, "data.timeout_seconds=1500", *reader)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.inject("stall", match="GET|HEAD", times=1_000_000, seconds=3600.0)

@@ -201,7 +201,7 @@ def test_what_it_cannot_honor_is_refused():
     for more, sentence in (
         ("layout.tensor=2", r"layout.tensor \(2\) must be 1: cove is recurrent"),
         ("layout.pipeline=2", r"layout.pipeline \(2\) must be 1: cove is recurrent"),
-        ("model.memory=1", r"model.memory \(1\) means nothing to cove"),
+        ("model.memory=1", r"model.memory \(1\) is not used by cove"),
         ("objective=causal-lm", "does not fit cove"),
     ):
         with pytest.raises(UserError, match=sentence):
@@ -232,12 +232,12 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
         ("others", "has none of the 4 words"),
         ("absent", "cannot be read"),
     ):
-        with pytest.raises(UserError, match=f"model.vectors.*{sentence}"):
+        with pytest.raises(UserError, match=f"model.word_vectors.*{sentence}"):
             with_vectors(table, str(tmp_path / f"{name}.txt"), names)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(
-        UserError, match=r"model\.vectors .* cannot be read \(Not a regular file\)"
+        UserError, match=r"model\.word_vectors .* cannot be read \(Not a regular file\)"
     ):  # without waiting for who writes to it
         with_vectors(table, str(tmp_path / "pipe"), names)
-    with pytest.raises(UserError, match=r"model\.vectors means nothing to elmo"):
-        load("configs/elmo/tiny.yaml", ["model.vectors=glove.txt"])
+    with pytest.raises(UserError, match=r"model\.word_vectors .* is not used by elmo"):
+        load("configs/elmo/tiny.yaml", ["model.word_vectors=glove.txt"])

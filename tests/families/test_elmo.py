@@ -256,10 +256,10 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
         ("layout.pipeline=2", r"layout.pipeline \(2\) must be 1: elmo is recurrent"),
         ("layout.recompute=full", r"layout.recompute \(full\) must be none"),
         ("model.memory=2", r"model.memory \(2\) must be 0 or 1"),
-        ("model.head_width=8", "model.head_width means nothing to elmo, which is recurrent"),
-        ("model.embedding=32", "model.embedding means nothing to elmo"),
-        ("model.filters=[[1, 4], [51, 4]]", "model.filters has one that reads 51 characters, and words have 50 here"),
-        ("model.label_smoothing=0.1", "model.label_smoothing is of a softmax over all words"),
+        ("model.head_width=8", r"model.head_width \(8\) is not used by elmo/custom, which is recurrent"),
+        ("model.embedding=32", r"model.embedding \(32\) is not used by elmo"),
+        ("model.filters=[[1, 4], [51, 4]]", "model.filters has a filter of 51 characters, and words have at most 50"),
+        ("model.label_smoothing=0.1", "model.label_smoothing needs the full softmax"),
         ("data.document_mask=true", "set data.document_mask=false"),
         ("objective=continued-causal-lm", "does not fit elmo"),
     ],
@@ -278,7 +278,7 @@ def test_what_a_run_writes_down_is_a_config_of_the_same_model(name):
 
 
 def test_words_of_a_table_have_no_filters():
-    with pytest.raises(UserError, match=r"model\.filters means nothing to gpt2"):
+    with pytest.raises(UserError, match=r"model\.filters .* is not used by gpt2"):
         load("configs/gpt2/tiny.yaml", ["model.filters=[[1, 2]]"])
 
 

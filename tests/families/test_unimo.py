@@ -208,16 +208,16 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.context=40", r"data.sequence \(64\), of which 9 are of regions, must not exceed the 40 learned"),
+        ("model.context=40", r"data.sequence \(64\), of which 9 are image regions, must not exceed the 40 learned"),
         ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector says 24 and 9"),
-        ("model.detector=[20,17]", r"spans.* has places for regions of 24 features, and model.detector says 20"),
-        ("objective=masked-lm", "does not fit unimo: its rows have no regions of images"),
+        ("model.detector=[20,17]", r"spans.* reads regions of 24 features, and model.detector has 20"),
+        ("objective=masked-lm", "does not fit unimo: it provides no image regions"),
         ("objective=uniter", "does not fit unimo: who sees whom is said by its rows|its rows do not say who sees whom"),
         ("objective={cross-modal-contrast: {kept: 5, broken: 4}}", "kept .5. and broken .4. are with the caption more"),
         ("objective={text-fragments: {shortest: 9, longest: 4}}", "shortest .9. is more than longest .4."),
         ("objective={masked-areas: {regions: 1}}", "regions .1. leaves no place to a region behind the whole image"),
         ("objective={image-text-spans: {mask: 0.9, random: 0.2}}", "mask .0.9. and random .0.2. are more than all"),
-        ("model.family=roberta", "its rows have regions of images behind a text"),
+        ("model.family=roberta", "it provides image regions after a text"),
     ],
 )
 def test_what_a_config_cannot_mean_is_one_sentence(override: str, said: str) -> None:

@@ -375,12 +375,12 @@ def test_a_config_keeps_the_detectors_numbers():
         (
             "objective={a: {task: masked-regions, share: 1, regions: 8, features: 24, classes: 17}, "
             "b: {task: image-text-matching, share: 1, regions: 4, features: 24, classes: 17}}",
-            "places for different numbers of regions .a 8, b 4",
+            "different numbers of image regions .a 8, b 4",
         ),
-        ("objective=masked-lm", "does not fit uniter: its rows have no regions of images"),
+        ("objective=masked-lm", "does not fit uniter: it provides no image regions"),
         ("objective=image-labels", "does not fit uniter"),
-        ("model.embedding=32", "model.embedding means nothing to uniter"),
-        ("model.family=bert", "its rows have regions of images behind a text"),
+        ("model.embedding=32", r"model.embedding \(32\) is not used by uniter"),
+        ("model.family=bert", "it provides image regions after a text"),
     ],
 )
 def test_what_a_config_cannot_mean_is_one_sentence(override, said):
@@ -389,7 +389,7 @@ def test_what_a_config_cannot_mean_is_one_sentence(override, said):
 
 
 def test_a_detector_means_nothing_to_others():
-    with pytest.raises(UserError, match=r"model.detector .* means nothing to clip"):
+    with pytest.raises(UserError, match=r"model.detector .* is not used by clip"):
         load(CONFIGS.parent / "clip/tiny.yaml", ["model.detector=[24,17]"])
 
 

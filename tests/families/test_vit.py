@@ -192,8 +192,8 @@ def test_what_goes_with_tokens_alone_is_refused(differing, said):
         ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
         ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
         ("objective=masked-lm", "its rows are text, and this family reads images"),
-        ("model.cutoffs=[3]", "model.cutoffs means nothing to vit"),
-        ("objective={image-labels: {size: 200}}", "of an image, must be 224"),
+        ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
+        ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),
         ("objective={image-labels: {area: [0.5, 0.1]}}", "must rise"),
         ("objective={masked-patches: {mask: 0.9, random: 0.2}}", "more than all"),
     ],
@@ -206,7 +206,7 @@ def test_what_a_config_cannot_mean_is_one_sentence(override, said):
 def test_others_are_told_nothing_of_images():
     for override, said in (
         ("objective=image-labels", "its rows are images; "),
-        ("model.patch=4", "bert, which reads no images"),
+        ("model.patch=4", "bert/custom, which reads no images"),
     ):
         with pytest.raises(UserError, match=said):
             load(CONFIGS.parent / "bert/base.yaml", [override])

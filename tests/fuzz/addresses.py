@@ -103,5 +103,5 @@ def _shows_this_machine(url: str) -> bool:
 
 def addresses_commands(folder: Path) -> list[Command]:
     config = str(folder.parent / "materials/config-images/clip.yaml")
-    told = [f"data.mix={{{folder}: 1}}", f"data.cache={folder / 'cache'}", f"run={folder / 'run'}"]
+    told = [f"data.mix={{{folder}: 1}}", f"data.cache_dir={folder / 'cache'}", f"run={folder / 'run'}"]
     return [["train", config, *told, "train.batch=1048576"]]

@@ -67,7 +67,7 @@ def _write_logits(folder: Path) -> None:
     kept = KeptLogits(places, ids, -ids.astype(np.float16))
     write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [kept] * 3)
     numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
-    words = {"format": FORMAT, "teacher": "it", "head": "mlm", "places": "all", "dtype": "float16"}
+    words = {"format": FORMAT, "teacher": "it", "head": "mlm", "positions": "all", "dtype": "float16"}
     manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: file_hash(path)}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 

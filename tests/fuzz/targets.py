@@ -226,7 +226,7 @@ def read_logits(folder: Path) -> Any:
 
 
 def logits_commands(folder: Path) -> list[Command]:
-    words = ["configs/distilbert/tiny.yaml", f"distill.cached={folder}", "distill.cosine=0", "run=run"]
+    words = ["configs/distilbert/tiny.yaml", f"distill.cached_logits={folder}", "distill.cosine=0", "run=run"]
     return [["train", *words], ["cache-logits", *words]]
 
 

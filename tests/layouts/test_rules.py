@@ -16,7 +16,10 @@ RULES = {
     "sgd": ("gpt2", OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, **CLIP)),
     "adagrad": ("bert", OptimizerConfig(name="adagrad", lr=0.02, initial_accumulator=0.1, **CLIP)),
     "lamb": ("bert", OptimizerConfig(name="lamb", lr=0.02, eps=1e-6, **CLIP)),
-    "adafactor as T5": ("t5", OptimizerConfig(name="adafactor", lr=0.03, adafactor=AdafactorConfig(factor_from=8))),
+    "adafactor as T5": (
+        "t5",
+        OptimizerConfig(name="adafactor", lr=0.03, adafactor=AdafactorConfig(min_dim_size_to_factor=8)),
+    ),
     "adafactor as PaLM": (
         "gpt2",
         OptimizerConfig(
@@ -25,9 +28,9 @@ RULES = {
             momentum=0.9,
             clip=1.0,
             weight_decay=1.0,
-            weight_decay_times="lr-squared",
+            weight_decay_scaling="lr-squared",
             weight_decay_on="all",
-            adafactor=AdafactorConfig(factor_from=None),
+            adafactor=AdafactorConfig(min_dim_size_to_factor=None),
         ),
     ),
 }

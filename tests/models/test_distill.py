@@ -207,10 +207,10 @@ def test_of_the_largest_logits_what_they_say_is_all_that_is_said(soft: str, top:
     assert torch.equal(torch.cat(halves, 1), kept.logits())
 
 
-@pytest.mark.parametrize("places", ["all", "asked"])
+@pytest.mark.parametrize("places", ["all", "target"])
 def test_words_are_compared_at_the_places_that_are_meant(places: str) -> None:
     spec, batch = tiny_spec("bert"), tiny_batch("bert")
-    wanted = Distillation(teacher=spec, weights={"logits": 1.0}, layers={}, places=places)
+    wanted = Distillation(teacher=spec, weights={"logits": 1.0}, layers={}, positions=places)
     counted = DistillationLosses(spec, wanted).count("distill-logits", batch).item()
     assert counted == ((batch["document_ids"] > 0) if places == "all" else (batch["labels"] != -100)).sum().item()
 

@@ -49,7 +49,7 @@ def groups(wd_mult=1.0):
 
 
 def adafactor(parts, **settings):
-    settings = {"momentum": 0.0, "factor_from": 1, "update_clip": 1.0, "scale_parameter": True} | settings
+    settings = {"momentum": 0.0, "min_dim_size_to_factor": 1, "clip_threshold": 1.0, "scale_parameter": True} | settings
     return Adafactor(groups(), parts, divided=False, **settings)
 
 
@@ -77,7 +77,7 @@ def test_adafactor_as_t5_has_it_is_that_of_transformers():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_adafactor_by_a_rate_from_outside_is_that_of_transformers(momentum):
-    settings = {"scale_parameter": False, "momentum": momentum, "update_clip": 0.5}
+    settings = {"scale_parameter": False, "momentum": momentum, "clip_threshold": 0.5}
     parts = parts_of(tensors())
     found = trained(adafactor(parts, **settings), parts, rate=lambda step: 0.02, decay=0.1)
     more = {"lr": 0.02, "relative_step": False, "scale_parameter": False, "clip_threshold": 0.5, "weight_decay": 0.1}
@@ -88,7 +88,7 @@ def test_adafactor_as_palm_has_it_is_adam_relative_to_the_weights():
     """arXiv:2204.02311, section 5: no factors, a memory of 1 - k^-0.8, a decay of the rate's square."""
     parts = parts_of(tensors())
     rate = 0.01
-    settings = {"momentum": 0.9, "factor_from": None, "update_clip": None}
+    settings = {"momentum": 0.9, "min_dim_size_to_factor": None, "clip_threshold": None}
     found = trained(adafactor(parts, **settings), parts, rate=lambda step: rate, decay=rate)
     weights = tensors()
     means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
@@ -174,7 +174,7 @@ def test_matrices_that_are_kept_in_one_are_each_moved_by_itself(rule, shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "matrices", "factor_from", "factored"),
+    ("shape", "matrices", "min_dim_size_to_factor", "factored"),
     [
         ((128, 128), 1, 128, True),
         ((128, 127), 1, 128, False),
@@ -184,7 +184,7 @@ def test_matrices_that_are_kept_in_one_are_each_moved_by_itself(rule, shape):
         ((512, 512), 1, None, False),
     ],
 )
-def test_matrices_are_factored_from_a_length_on(shape, matrices, factor_from, factored):
+def test_matrices_are_factored_from_a_length_on(shape, matrices, min_dim_size_to_factor, factored):
     [part] = parts_of([torch.zeros(shape)], matrices=matrices)
-    assert is_factored(part, factor_from) == factored
+    assert is_factored(part, min_dim_size_to_factor) == factored
     assert math.prod(shape) == part.matrices * part.whole_length * part.whole_width

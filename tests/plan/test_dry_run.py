@@ -62,7 +62,8 @@ def test_operations_over_all_stages_are_those_of_the_formula(config, words):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"), [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers with commas")]
+    ("ranks", "expected"),
+    [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers separated by commas")],
 )
 def test_a_rank_that_is_not_there_is_refused(ranks, expected):
     assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)

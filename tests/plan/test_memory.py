@@ -31,8 +31,8 @@ from tests.models.pairs import PairsHead
 from tests.models.tiny import VOCABULARY, mean_losses, tiny_batch
 from tests.ranks import run_ranks
 
-FACTORED = OptimizerConfig(name="adafactor", lr=1e-3, adafactor=AdafactorConfig(factor_from=32))
-PALM = OptimizerConfig(name="adafactor", lr=1e-3, momentum=0.9, adafactor=AdafactorConfig(factor_from=None))
+FACTORED = OptimizerConfig(name="adafactor", lr=1e-3, adafactor=AdafactorConfig(min_dim_size_to_factor=32))
+PALM = OptimizerConfig(name="adafactor", lr=1e-3, momentum=0.9, adafactor=AdafactorConfig(min_dim_size_to_factor=None))
 SGD = OptimizerConfig(name="sgd", lr=1e-3)
 CASES = {
     "gpt2 in bf16": ("gpt2", "bf16", Layout(microbatch=2)),

@@ -58,7 +58,7 @@ def test_an_asynchronous_checkpoint_stops_steps_for_a_copy_and_takes_memory_of_t
         (["optimizer.name=sgd", "optimizer.momentum=0.9"], 2),
         (["optimizer.name=adafactor"], 1),
         (["optimizer.name=adafactor", "optimizer.momentum=0.9"], 2),
-        (["optimizer.name=adafactor", "optimizer.adafactor.factor_from=null"], 2),
+        (["optimizer.name=adafactor", "optimizer.adafactor.min_dim_size_to_factor=null"], 2),
     ],
 )
 def test_a_checkpoint_holds_weights_and_what_the_rule_remembers(words, numbers):

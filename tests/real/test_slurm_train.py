@@ -121,7 +121,7 @@ def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm,
 def test_nor_does_one_that_is_warned_while_it_waits_for_its_corpus(slurm, corpus, tmp_path, faults):
     publish(corpus, (url := f"s3://{BUCKET}/warned"), RetryPolicy(seconds=20, deadline=5))
     run, log = tmp_path / "run", tmp_path / "job.log"
-    words = small("gpt2", run, url, "layout.data=2", f"data.cache={tmp_path / 'cache'}")
+    words = small("gpt2", run, url, "layout.data=2", f"data.cache_dir={tmp_path / 'cache'}")
     server = [f"{name}={value}" for name, value in os.environ.items() if name.startswith("AWS_")]
     with_server = "--export=" + ",".join(["MEGAPTM_HOME", "MEGAPTM_VENV", *server])
     job = submit(slurm, "gpt_175b", log, words, with_server, nodes=1, tasks=2)

@@ -44,7 +44,7 @@ def corpora(built, tmp_path):
 
 def config_of(folder, *overrides, mix="{tales: 1}"):
     own = [f"run={folder / 'run'}", f"data.mix={mix}", "model.vocabulary=300"]
-    return absolute_paths(load(TINY, [*own, "optimizer.warmup_steps=0", "optimizer.warmup_share=null", *overrides]))
+    return absolute_paths(load(TINY, [*own, "optimizer.warmup_steps=0", "optimizer.max_warmup_ratio=null", *overrides]))
 
 
 def begin(config, *, step=DONE, ids=None):
@@ -93,7 +93,7 @@ def test_all_numbers_of_another_model_are_told_at_once():
 
 
 def test_vectors_that_a_run_began_with_are_not_needed_to_continue_it(tmp_path):
-    words = "model.vectors=" + str(tmp_path / "glove.txt")
+    words = "model.word_vectors=" + str(tmp_path / "glove.txt")
     begun = config_of(tmp_path, words)
     assert compare(begun, config_of(tmp_path)).faults == []
 
@@ -180,8 +180,8 @@ def test_a_longer_run_whose_rate_would_jump_is_refused_with_both_rates_and_the_c
     head, keep, stretch, again = caught.value.args
     assert head.startswith("train.steps from 10 to 20 changes the learning rate of the run in")
     assert "at step 11: 0.0011 in place of 0.0002 (5.5 times)" in head
-    assert keep == "optimizer.decay_steps=10: fall as before, and stay at 0.0002 to the end;"
-    assert stretch.startswith("optimizer.decay_steps=20: spread the fall over all 20 steps")
+    assert keep == "optimizer.decay_steps=10: decay as before, then stay at 0.0002 until the end;"
+    assert stretch.startswith("optimizer.decay_steps=20: spread the decay over all 20 steps")
     assert again.startswith("optimizer.restarts=[10]: rise to 0.002 and fall again")
 
 
@@ -228,7 +228,7 @@ def test_the_first_example_of_train_help_continues_at_the_last_rate(tmp_path, mo
     prepare(config)
     assert config.train.steps == 400
     assert {learning_rate_at(config, step) for step in range(200, 400)} == {
-        config.optimizer.final * config.optimizer.lr
+        config.optimizer.min_lr_ratio * config.optimizer.lr
     }
 
 
@@ -261,14 +261,14 @@ def test_a_restart_that_is_past_may_not_change(tmp_path):
 
 
 def test_a_warm_up_that_was_cut_stays_when_the_run_becomes_longer(tmp_path):
-    cut = ["optimizer.warmup_steps=20", "optimizer.warmup_share=0.35"]
+    cut = ["optimizer.warmup_steps=20", "optimizer.max_warmup_ratio=0.35"]
     run = begin(config_of(tmp_path, "train.steps=10", *cut), ids={})
     prepare(config_of(tmp_path, "train.steps=25", "optimizer.decay_steps=10", *cut))
     assert load(run / "config.yaml").optimizer.warmup_steps == 3
 
 
 def test_a_tail_at_a_rate_of_zero_is_not_offered(tmp_path):
-    begun = config_of(tmp_path, "train.steps=10", "optimizer.final=0")
+    begun = config_of(tmp_path, "train.steps=10", "optimizer.min_lr_ratio=0")
     assert extended_by(begun, 20) == ["train.steps=20", "optimizer.decay_steps=20"]
 
 

@@ -86,7 +86,9 @@ def test_weights_of_places_are_another_model():
     refuse_another(begun, compatibility(told[0], "words"))
 
 
-@pytest.mark.parametrize("train", [None, 3, {}, {"skip": None}, {"skip": [3]}, {"skip": {"soon": 3}}])
+@pytest.mark.parametrize(
+    "train", [None, 3, {}, {"skip_batches": None}, {"skip_batches": [3]}, {"skip_batches": {"soon": 3}}]
+)
 def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, tmp_path):
     store = Store(tmp_path, fence=lambda: True)
     store.prepare(5)

@@ -70,7 +70,7 @@ def test_a_vocabulary_that_nobody_gives_is_that_of_the_corpus(tmp_path, corpus_o
 def test_a_corpus_that_does_not_answer_is_waited_for_as_long_as_the_config_says(tmp_path, faults):
     faults.down()
     with pytest.raises(UserError, match=r"^s3://corpora/tiny/manifest.json could not be reached for \d s "):
-        read_config(TINY, [f"run={tmp_path / 'run'}", "data.mix={s3://corpora/tiny: 1}", "data.patience=1"])
+        read_config(TINY, [f"run={tmp_path / 'run'}", "data.mix={s3://corpora/tiny: 1}", "data.timeout_seconds=1"])
 
 
 @pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
@@ -85,8 +85,8 @@ def test_folders_do_not_depend_on_where_the_command_was_typed(tmp_path, monkeypa
     settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
-    begun = load(TINY.parents[1] / "cove/tiny.yaml", ["model.vectors=glove.txt"])
-    assert absolute_paths(begun).model.vectors == str(tmp_path / "glove.txt")
+    begun = load(TINY.parents[1] / "cove/tiny.yaml", ["model.word_vectors=glove.txt"])
+    assert absolute_paths(begun).model.word_vectors == str(tmp_path / "glove.txt")
     masks = {"hide": "ngrams", "show": "similar-words"}
     for said, wanted in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
         objective = {"masked-lm": {**masks, "similar": said}, "sentence-order": {}}

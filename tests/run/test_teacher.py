@@ -94,7 +94,7 @@ def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value:
     (tmp_path / "kept").mkdir()
     words = [
         f"run={tmp_path / 'run'}",
-        f"distill={{teacher: {tmp_path / 'teacher'}, logits: 1, cached: {tmp_path / 'kept'}}}",
+        f"distill={{teacher: {tmp_path / 'teacher'}, logits: 1, cached_logits: {tmp_path / 'kept'}}}",
         "model.vocabulary=300",
     ]
     wanted = absolute_paths(load(BERT, words))
@@ -103,7 +103,7 @@ def test_kept_logits_of_other_rows_are_refused(tmp_path: Path, name: str, value:
         teacher="it",
         step=2,
         head="mlm",
-        places="all",
+        positions="all",
         top=300,
         dtype="float16",
         sequence=config.data.sequence,
@@ -124,7 +124,7 @@ def test_kept_logits_may_lie_elsewhere_when_a_student_goes_on(tmp_path: Path) ->
         absolute_paths(
             load(BERT, [f"distill={{teacher: {tmp_path}/teacher, logits: 1{cached}}}", "model.vocabulary=300"])
         )
-        for cached in (f", cached: {tmp_path / 'here'}", f", cached: {tmp_path / 'there'}", "")
+        for cached in (f", cached_logits: {tmp_path / 'here'}", f", cached_logits: {tmp_path / 'there'}", "")
     )
     assert compare(here, there).faults == []
-    assert [change.key for change in compare(here, run).changes] == ["distill.cached"]
+    assert [change.key for change in compare(here, run).changes] == ["distill.cached_logits"]

@@ -19,7 +19,7 @@ from megaptm.models import Model, build_model, fill
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHAPE = [
-    "optimizer.warmup_share=null",
+    "optimizer.max_warmup_ratio=null",
     "model.layers=2",
     "model.width=32",
     "model.heads=2",

@@ -53,7 +53,7 @@ def test_logits_that_are_kept_teach_what_the_teacher_does(
     teacher = shutil.copytree(teachers[family], tmp_path / "teacher")
     live, read = tmp_path / "live", tmp_path / "read"
     megaptm("train", *student(family, teacher, corpus, live))
-    cached = f", cached: {tmp_path / 'logits'}"
+    cached = f", cached_logits: {tmp_path / 'logits'}"
     told = megaptm(
         "cache-logits", *student(family, teacher, corpus, read, said=cached), "--top", "10000", "--type", "float32"
     )
@@ -74,13 +74,13 @@ def test_logits_that_are_kept_teach_what_the_teacher_does(
     assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("places", ["all", "asked"])
+@pytest.mark.parametrize("places", ["all", "target"])
 @pytest.mark.parametrize("family", KINDS)
 def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
     family: str, places: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """In files of five samples, by two; places that are padding, or not asked about, have none."""
-    said = f", cached: {tmp_path / 'logits'}, places: {places}"
+    said = f", cached_logits: {tmp_path / 'logits'}, positions: {places}"
     path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", said=said)
     config = read_config(Path(path), [*words, "train.steps=1"])
     half = tmp_path / "logits/.unfinished.json.7-ab12cd34.part"
@@ -102,7 +102,7 @@ def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
             }
             all_SV = model.logits(asked)[kept.manifest.head][0, :, : model.spec.vocabulary]
             real = sample["document_ids"] > 0
-            if places == "asked":
+            if places == "target":
                 real = np.zeros_like(real)
                 at = sample["masked_positions"] if "masked_positions" in sample else np.arange(len(real))
                 real[at[sample["labels"] >= 0]] = True
@@ -122,7 +122,7 @@ def test_what_is_kept_serves_the_samples_that_it_is_of(
 ) -> None:
     """And is added to by a run that becomes longer."""
     corpus, run = real_corpus("wordpiece"), tmp_path / "run"
-    cached = f", cached: {tmp_path / 'logits'}"
+    cached = f", cached_logits: {tmp_path / 'logits'}"
     words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", said=cached)
     assert "has no logits of a teacher, or not all: write it with" in megaptm("train", *words, code=2)
     assert f"the teacher was run on {12 * STEPS + 12}." in megaptm("cache-logits", *words, "--top", "4")

@@ -107,7 +107,13 @@ def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
     megaptm("train", *tinybert(teacher, general, corpus, LAYERS))
     megaptm("train", *tinybert(teacher, layers, corpus, LAYERS, task, f"train.init_from={general}"))
     said = tinybert(
-        teacher, answers, corpus, "answers: 1, soft: cross-entropy", task, f"train.init_from={layers}", "train.steps=3"
+        teacher,
+        answers,
+        corpus,
+        "classes: 1, logit_loss: cross-entropy",
+        task,
+        f"train.init_from={layers}",
+        "train.steps=3",
     )
     megaptm("train", *said, "train.stop_at=1", code=75)
     weights = [open_checkpoint(run).weights() for run in (general, layers, answers)]
@@ -118,8 +124,8 @@ def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
         assert max((before[name] - after[name]).abs().max() for name in common) < 2e-5 * steps
     assert "distill.shared.weight" in weights[1]
     assert not [name for name in weights[2] if name.startswith("distill.")]
-    for record in (one for one in read_metrics(answers) if "loss/distill-answers" in one):
-        assert record["loss"] == pytest.approx(record["loss/distill-answers"], rel=1e-6)
+    for record in (one for one in read_metrics(answers) if "loss/distill-classes" in one):
+        assert record["loss"] == pytest.approx(record["loss/distill-classes"], rel=1e-6)
     # What it began with may be gone now.
     shutil.rmtree(layers)
     megaptm("train", *said)

@@ -78,10 +78,10 @@ def test_a_checkpoint_has_what_is_remembered_of_each_row(whole):
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["objective=causal-lm", "data.document_mask=false"], "do not go on from step to step: set model.memory=0"),
+        (["objective=causal-lm", "data.document_mask=false"], "do not continue from step to step: set model.memory=0"),
         (["data.document_mask=true"], "set data.document_mask=false"),
-        (["train.ramp={steps: {0: 4, 2: 8}}"], "train.ramp changes the rows of a batch"),
-        (["train.after=3"], "train.after continues another phase"),
+        (["train.ramp={steps: {0: 4, 2: 8}}"], "train.ramp changes the number of sequences in a batch"),
+        (["train.phase_start=3"], "train.phase_start continues another phase"),
         (["train.batch=80000"], "lower train.batch"),
     ],
 )
@@ -91,4 +91,4 @@ def test_what_cannot_be_remembered_is_refused(runs, more, sentence):
 
 def test_a_family_that_remembers_nothing_is_refused_rows_that_go_on(runs, real_corpus, tmp_path):
     words = arguments("gpt2", tmp_path / "gpt2", real_corpus("byte-bpe"), "objective=continued-causal-lm")
-    assert "this family remembers nothing" in told("train", *words)
+    assert "this family has no recurrence cache" in told("train", *words)

@@ -15,7 +15,7 @@ from tests.forked import megaptm
 
 SCHEDULE = ("optimizer.warmup_steps=1", "optimizer.decay=linear", "optimizer.decay_steps=8", "model.dropout=0.1")
 FIRST = ("data.sequence=16", "train.steps=4")
-SECOND = ("data.sequence=32", "model.dropout=0.0", "train.steps=8", "train.after=4")
+SECOND = ("data.sequence=32", "model.dropout=0.0", "train.steps=8", "train.phase_start=4")
 BATCH = 12
 
 
@@ -55,7 +55,7 @@ def column(run, name):
 def test_a_phase_begins_with_the_weights_moments_rate_and_step_of_the_one_before(runs):
     """With rows of the same length the two phases are the run that has only one, to the last bit."""
     whole = runs.train("whole", "data.sequence=16", "train.steps=8")
-    phases = runs.train(runs.copy("same-rows"), "data.sequence=16", "train.steps=8", "train.after=4")
+    phases = runs.train(runs.copy("same-rows"), "data.sequence=16", "train.steps=8", "train.phase_start=4")
     assert resumed_at(phases) == [4]
     assert losses(phases) == losses(whole)
     assert column(phases, "learning_rate") == column(whole, "learning_rate")
@@ -83,9 +83,12 @@ def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
             ["data.sequence=32", "train.steps=8"],
             "data.sequence is 32 but the run in {} was begun with 16",
         ),
-        ([*SECOND, "train.after=6"], "train.after (6): the run in {} has 4 steps; train the phase before this one"),
+        (
+            [*SECOND, "train.phase_start=6"],
+            "train.phase_start (6): the run in {} has 4 steps; train the phase before this one",
+        ),
         ([*SECOND, "optimizer.lr=1"], "optimizer.lr is 1.0 but the run in {} was begun with 0.001"),
-        (["train.steps=4", "train.after=4"], "train.after (4) must be less than train.steps (4)"),
+        (["train.steps=4", "train.phase_start=4"], "train.phase_start (4) must be less than train.steps (4)"),
     ],
 )
 def test_what_is_no_next_phase_is_refused_and_the_run_left_as_it_is(runs, more, sentence):
@@ -113,6 +116,9 @@ def test_there_is_no_way_back(runs, second):
 
 def test_all_keys_of_a_phase_that_is_not_the_next_are_told(runs):
     before = content(runs.begun)
-    said = megaptm("train", *runs.words("begun", *SECOND, "train.after=3"), code=2)
-    assert "data.sequence is 32, and was 16\n  model.dropout is 0.0, and was 0.1\n  train.after is 3, and was 0" in said
+    said = megaptm("train", *runs.words("begun", *SECOND, "train.phase_start=3"), code=2)
+    assert (
+        "data.sequence is 32, and was 16\n  model.dropout is 0.0, and was 0.1\n  train.phase_start is 3, and was 0"
+        in said
+    )
     assert content(runs.begun) == before

@@ -18,7 +18,7 @@ RAMP = (
 
 DOUBLED = (
     *("train.batch=12", "train.ramp={steps: {0: 4, 2: 8, 4: 12}}", "train.steps=5", "layout.microbatch=2"),
-    *("optimizer.warmup_steps=4", "optimizer.counts=steps"),
+    *("optimizer.warmup_steps=4", "optimizer.step_unit=steps"),
 )
 
 

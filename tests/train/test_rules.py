@@ -6,8 +6,8 @@ from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
 
 ADAFACTOR = (
-    *("optimizer.name=adafactor", "optimizer.lr=0.01", "optimizer.decay=rsqrt", "optimizer.final=0.0"),
-    *("optimizer.warmup_steps=0", "optimizer.stable_steps=2", "optimizer.adafactor.factor_from=16"),
+    *("optimizer.name=adafactor", "optimizer.lr=0.01", "optimizer.decay=rsqrt", "optimizer.min_lr_ratio=0.0"),
+    *("optimizer.warmup_steps=0", "optimizer.stable_steps=2", "optimizer.adafactor.min_dim_size_to_factor=16"),
     *("optimizer.momentum=0.9", "layout.microbatch=2", "train.steps=4"),
 )
 

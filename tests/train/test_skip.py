@@ -7,7 +7,7 @@ from tests.drills.program import arguments, checkpoints, finish, losses, resumed
 from tests.forked import megaptm
 
 EVERY = ("train.steps=6", "checkpoint.every=2", "checkpoint.keep=9", "checkpoint.asynchronous=false")
-SKIP = "train.skip={2: 3}"
+SKIP = "train.skip_batches={2: 3}"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_what_is_checked_beforehand_is_the_checkpoint_that_it_goes_back_to(runs,
     run, _ = runs("checked")
     done = finish("check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP))
     said = " ".join(done.stdout.split())
-    assert "the checkpoint of step 6 has read what train.skip.2 passes over: the run goes on from" in said
+    assert "the checkpoint of step 6 has read what train.skip_batches.2 passes over: the run goes on from" in said
     assert "the run goes on from the checkpoint of step 2 of 6, which is whole." in said
 
 
@@ -58,11 +58,13 @@ def test_later_checkpoints_are_kept_aside(spiked):
 
 def test_what_was_passed_over_stays_so(runs, spiked):
     run, said = runs("spiked", code=2)
-    assert "train.skip.2 is None but the run in" in said
+    assert "train.skip_batches.2 is None but the run in" in said
     assert checkpoints(run) == [2, 4, 6]
 
 
 def test_a_run_that_cannot_go_back_so_far_says_from_where_it_can(runs, spiked):
-    run, said = runs("spiked", "train.skip={1: 1, 2: 3}", code=2)
-    assert "train.skip.1: a run goes back to its newest checkpoint of that step or before, and the oldest" in said
+    run, said = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
+    assert (
+        "train.skip_batches.1: a run goes back to its newest checkpoint of that step or before, and the oldest" in said
+    )
     assert checkpoints(run) == [2, 4, 6]

@@ -242,12 +242,12 @@ def test_words_of_several_corpora_are_counted_alike_by_any_number_of_ranks(corpu
     ("more", "told"),
     [
         ("optimizer.name=sgd", r"optimizer.name \(sgd\) must be adagrad for glove"),
-        ("optimizer.decay=linear", "optimizer.decay means nothing to glove"),
+        ("optimizer.decay=linear", "optimizer.decay is not used by glove"),
         ("optimizer.initial_accumulator=0", r"optimizer.initial_accumulator \(0.0\) must be above 0 for glove"),
-        ("data.dupe_factor=2", "data.dupe_factor means nothing to glove"),
+        ("data.dupe_factor=2", "data.dupe_factor is not used by glove"),
         ("data.document_mask=false", "data.document_mask must be true for glove"),
         ("objective=skip-gram", r"objective \(skip-gram\) does not fit glove"),
-        ("layout.tensor=2", r"layout.tensor \(2\) means nothing to glove"),
+        ("layout.tensor=2", r"layout.tensor \(2\) is not used by glove"),
     ],
 )
 def test_what_it_cannot_honor_is_refused(more, told):

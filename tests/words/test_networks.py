@@ -369,10 +369,10 @@ def diverged(corpus: str) -> str:
 @pytest.mark.parametrize(
     ("name", "more", "told"),
     [
-        ("nnlm", "layout.pipeline=2", r"layout.pipeline \(2\) means nothing to nnlm, which each data rank has whole"),
-        ("cw", "layout.tensor=2", r"layout.tensor \(2\) means nothing to cw"),
-        ("cw", "optimizer.momentum=0.9", "optimizer.momentum means nothing to cw"),
-        ("nnlm", "model.after=3", "model.after means nothing to nnlm: remove it, or use cw"),
+        ("nnlm", "layout.pipeline=2", r"layout.pipeline \(2\) is not used by nnlm, which each data rank holds in full"),
+        ("cw", "layout.tensor=2", r"layout.tensor \(2\) is not used by cw"),
+        ("cw", "optimizer.momentum=0.9", "optimizer.momentum is not used by cw"),
+        ("nnlm", "model.after=3", "model.after is not used by nnlm: remove it, or use cw"),
         ("nnlm", "objective=window-ranking", r"objective \(window-ranking\) does not fit nnlm"),
         ("nnlm", "model.hidden=0", r"model.hidden \(0\) and model.direct \(false\) leave nnlm nothing"),
         ("nnlm", "optimizer.decay_steps=null", "optimizer.decay inverse needs optimizer.decay_steps"),

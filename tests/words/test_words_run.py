@@ -137,7 +137,7 @@ def test_what_cannot_be_asked_is_told(run, tmp_path):
         read_questions(tmp_path / "three")
     for command in (["generate", str(run), "--prompt", "x"], ["export", "hf", str(run), str(tmp_path / "hf")]):
         refused = CliRunner().invoke(main, command)
-        assert "word2vec is a table of words and no stack of layers" in refused.output
+        assert "word2vec is a word-vector family, which has no layers" in refused.output
 
 
 def test_neighbors_are_by_direction():

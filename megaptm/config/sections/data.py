@@ -36,10 +36,10 @@ class DataConfig(Section):
     """Worker processes that prepare samples, per rank that reads data; 0: the training process prepares them."""
     verify: Literal["hash", "size", "none"] = "hash"
     """Check of a shard against the manifest at the first read: every byte (a second per GB), its size, or none."""
-    cache: str | None = None
+    cache_dir: str | None = None
     """Local folder for shards of corpora at URLs. Absent: ~/.cache/megaptm."""
-    cache_bytes: Count = 64 << 30
+    max_cache_bytes: Count = 64 << 30
     """Maximum bytes of the cache; the least recently used shards are removed."""
-    patience: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0
+    timeout_seconds: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0
     """Seconds to wait for a server that does not respond, before the run saves and stops. Must be less than 30 minutes,
     the timeout between ranks."""

@@ -20,15 +20,15 @@ class DistillConfig(Section):
     """Step of the teacher's checkpoint. Absent: the newest when the run starts."""
     model: dict[str, Any] = {}
     """Keys of a section `model` that describe the teacher. Absent: those of its run, if it exists."""
-    cached: str | None = None
+    cached_logits: str | None = None
     """Folder of the teacher's largest logits for all samples of the run (`megaptm cache-logits`), used instead of
     running the teacher."""
     objective: Weight = 1.0
     """Factor on the objective's own losses."""
     logits: Weight = 0.0
-    """Weight of the loss between word logits of student and teacher (`soft`)."""
-    answers: Weight = 0.0
-    """Weight of the loss between logits of the objective's questions with sequence classes (`soft`)."""
+    """Weight of the loss between word logits of student and teacher (`logit_loss`)."""
+    classes: Weight = 0.0
+    """Weight of the loss between logits of the objective's questions with sequence classes (`logit_loss`)."""
     cosine: Weight = 0.0
     """Weight of the cosine distance between the final hidden states."""
     embeddings: Weight = 0.0
@@ -39,10 +39,10 @@ class DistillConfig(Section):
     """Weight of the MSE between attention scores before the softmax, summed over layers."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
     """Temperature by which all logits of student and teacher are divided before the softmax."""
-    soft: Literal["kl", "cross-entropy"] = "kl"
+    logit_loss: Literal["kl", "cross-entropy"] = "kl"
     """kl: divergence times the squared temperature, averaged over positions (DistilBERT); cross-entropy: averaged over
     positions and words (TinyBERT)."""
-    places: Literal["all", "asked"] = "all"
+    positions: Literal["all", "target"] = "all"
     """Positions whose logits are compared: all except padding, or target positions of the objective."""
     layers: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)] = ()
     """Teacher layer (0 is the first) for each student layer of a stack, for hidden and scores. Absent: the last layer

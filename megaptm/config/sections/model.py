@@ -88,7 +88,7 @@ class ModelConfig(Shape):
     pixel_std: Annotated[tuple[Spread, Spread, Spread], Strict(False)] | None = None
     """Images: standard deviation of red, green and blue, by which they are divided. Absent: the family's. ImageNet's:
     [0.229, 0.224, 0.225]."""
-    vectors: str | None = None
+    word_vectors: str | None = None
     """Text file of word vectors, one per line (text formats of GloVe and word2vec). They initialize the words of the
     vocabulary that the file has. Absent: all words are initialized alike."""
     cutoffs: Annotated[tuple[Count, ...], Strict(False)] | None = None

@@ -12,10 +12,10 @@ from megaptm.config.sections.base import Count, Fraction, Section
 class AdafactorConfig(Section):
     """Options of Adafactor; defaults are those of T5."""
 
-    factor_from: Count | None = 128
-    """Minimum side length of a factored matrix, for which means of rows and columns replace those of elements; null:
-    never factored (PaLM)."""
-    update_clip: Annotated[float, Field(gt=0.0)] | None = 1.0
+    min_dim_size_to_factor: Count | None = 128
+    """Minimum side length of a factored matrix, for which means of rows and columns replace those of elements. null: no
+    matrix is factored (PaLM)."""
+    clip_threshold: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Maximum root mean square of a tensor's update; null: no limit."""
     scale_parameter: bool = True
     """Whether lr is relative to the root mean square of the parameter tensor (at least 0.001)."""
@@ -42,15 +42,15 @@ class OptimizerConfig(Section):
     adafactor: AdafactorConfig = AdafactorConfig()
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     """Weight decay, decoupled from the update rule; for sgd and adagrad it is added to the gradient, as in torch."""
-    weight_decay_times: Literal["lr", "lr-squared"] = "lr"
+    weight_decay_scaling: Literal["lr", "lr-squared"] = "lr"
     """Factor that multiplies weight_decay in each step; lr-squared is PaLM's."""
     weight_decay_on: Literal["matrices", "all"] = "matrices"
     """Parameters that decay: all except norms and biases, or all. lamb updates the others like adamw."""
     clip: Annotated[float, Field(gt=0.0)] | None = None
     """Maximum norm of the full gradient. Absent: no clipping."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which the rate rises linearly from zero to its peak; triangular: from final."""
-    warmup_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Steps in which the rate rises linearly from zero to its peak; triangular: from min_lr_ratio."""
+    max_warmup_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Maximum share of the run for the warm-up, so that a short run has fewer than warmup_steps. Absent: always
     warmup_steps."""
     restarts: Annotated[tuple[Annotated[int, Field(ge=1, le=10**18)], ...], Strict(False)] = ()
@@ -68,11 +68,11 @@ class OptimizerConfig(Section):
     loss exceeds the one before it, and again after each decay_steps."""
     power: Annotated[float, Field(gt=0.0)] | None = None
     """Exponent of polynomial; 1 is linear."""
-    final: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Minimum rate as a share of the peak; decays with an end reach it there."""
     decay_steps: Count | None = None
     """Step, counted from the start of the run, at which the decay ends. Absent: train.steps. inverse: steps after which
     the rate is half; halving: steps after which it is halved again, those of an epoch."""
-    counts: Literal["batches", "steps"] = "batches"
+    step_unit: Literal["batches", "steps"] = "batches"
     """Unit of these steps, except restarts, with a batch ramp: full batches by number of samples, or steps of any
     size."""

@@ -30,14 +30,14 @@ class Adafactor(torch.optim.Optimizer):
         *,
         divided: bool,
         momentum: float,
-        factor_from: int | None,
-        update_clip: float | None,
+        min_dim_size_to_factor: int | None,
+        clip_threshold: float | None,
         scale_parameter: bool,
     ) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "step": 0})
         self.parts, self.divided, self.momentum = parts, divided, momentum
-        self.update_clip, self.scale_parameter = update_clip, scale_parameter
-        self.factored = [part for part in parts if is_factored(part, factor_from)]
+        self.clip_threshold, self.scale_parameter = clip_threshold, scale_parameter
+        self.factored = [part for part in parts if is_factored(part, min_dim_size_to_factor)]
         self._factored_keys = {id(part.key) for part in self.factored}
 
     @torch.no_grad()
@@ -109,8 +109,8 @@ class Adafactor(torch.optim.Optimizer):
         rate_M = torch.full_like(weight_M, group["lr"])
         if self.scale_parameter:
             rate_M = rate_M * weight_M.clamp(min=LEAST_SIZE)
-        if self.update_clip is not None:
-            rate_M = rate_M / (update_M / self.update_clip).clamp(min=1.0)
+        if self.clip_threshold is not None:
+            rate_M = rate_M / (update_M / self.clip_threshold).clamp(min=1.0)
         update.copy_(part.held(part.by_row(update) * part.spread(rate_M)[:, None]))
         if self.momentum:
             if "exp_avg" not in state:
@@ -119,7 +119,7 @@ class Adafactor(torch.optim.Optimizer):
         master.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
 
 
-def is_factored(part: TensorPart, factor_from: int | None) -> bool:
+def is_factored(part: TensorPart, min_dim_size_to_factor: int | None) -> bool:
     """Whether a part is a matrix with both sides long enough; axes after the first count as one."""
-    matrix = factor_from is not None and len(part.place.shape) > 1
-    return matrix and min(part.whole_length, part.whole_width) >= (factor_from or 0)
+    matrix = min_dim_size_to_factor is not None and len(part.place.shape) > 1
+    return matrix and min(part.whole_length, part.whole_width) >= (min_dim_size_to_factor or 0)

@@ -74,7 +74,7 @@ def _moments(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateT
 
 def _factors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
     mean = {"exp_avg": StateTensor()} if settings.momentum else {}
-    if is_factored(part, settings.adafactor.factor_from):
+    if is_factored(part, settings.adafactor.min_dim_size_to_factor):
         return mean | {"exp_avg_sq_row": StateTensor("rows"), "exp_avg_sq_col": StateTensor("columns")}
     return mean | {"exp_avg_sq": StateTensor()}
 

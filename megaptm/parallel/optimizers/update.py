@@ -19,7 +19,7 @@ def set_rates(optimizer: Optimizer, *, step: int, lr: float) -> None:
     """Set the scheduled rates of the step that follows `step` steps."""
     settings = optimizer.settings
     decay, eps = settings.weight_decay, settings.eps
-    if settings.weight_decay_times == "lr-squared":
+    if settings.weight_decay_scaling == "lr-squared":
         decay *= lr
     if settings.name == "adamw" and not settings.bias_correction:
         # torch's and apex's kernels always correct the bias: lr * m / (sqrt(v) + eps) equals their result for another
