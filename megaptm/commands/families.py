@@ -144,7 +144,7 @@ def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
     for path in sorted((CONFIGS / name).glob("*.yaml"), key=lambda path: path.stem):
         config = UncheckedConfig.read(path)
         found[f"{name}/{path.stem}"] = {
-            devices: config.plus(f"devices={devices}").load().layout for devices in config.offered_devices
+            devices: config.with_override(f"devices={devices}").load().layout for devices in config.offered_devices
         }
     return found
 

@@ -72,7 +72,7 @@ class UncheckedConfig:
         return cls._of_layers(path, layers, overrides, written_by_user=False)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
+    def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
         """Use a mapping instead of a file. Its `extends` is a path relative to the working directory, or a shipped
         config's name."""
         layer = read_mapping(values, PYTHON_CONFIG)
@@ -88,7 +88,7 @@ class UncheckedConfig:
         NAMED_BY_USER.update(named_modules([layer.values for layer in (*(layers if written_by_user else ()), *typed)]))
         return cls(path, (*((layer,) for layer in layers), typed))
 
-    def plus(self, override: str) -> UncheckedConfig:
+    def with_override(self, override: str) -> UncheckedConfig:
         """Return this config with another override, after those that were typed."""
         *files, typed = self.levels
         return UncheckedConfig(self.path, (*files, (*typed, read_override(override))))

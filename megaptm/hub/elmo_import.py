@@ -100,7 +100,7 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
     files = find_files(folder)
     tokenizer = _tokenizer(files.words)
     values = _first_values(_options(files.options), files.options, tokenizer.vocabulary, run)
-    spec = resolve_model(UncheckedConfig.of(values).load())
+    spec = resolve_model(UncheckedConfig.from_mapping(values).load())
     model = read_model(spec, files)
     return write_run(run, str(folder), values, overrides, model, tokenizer), model.fresh
 

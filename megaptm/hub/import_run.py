@@ -263,7 +263,7 @@ def _check(spec: ModelSpec, source: str) -> None:
 
 def first_config(model: ImportedModel, run: Path) -> Config:
     """Return the default config of a run in the folder `run` that imports the model."""
-    return absolute_paths(UncheckedConfig.of(_first_values(model, run)).load())
+    return absolute_paths(UncheckedConfig.from_mapping(_first_values(model, run)).load())
 
 
 def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def read_draft(path: Path, overrides: Sequence[str] = ()) -> Draft:
 
 def _written(path: Path | Mapping[str, Any], overrides: Sequence[str]) -> UncheckedConfig:
     if isinstance(path, Mapping):
-        return UncheckedConfig.of(path, overrides)
+        return UncheckedConfig.from_mapping(path, overrides)
     if path.is_dir():
         if (path / HUGGING_FACE).is_file() and not (path / CONFIG).is_file():
             raise UserError(
@@ -112,9 +112,9 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
 
     objective, limits = written.values.get("objective"), data.get("size_limits")
     if isinstance(objective, dict) and (followed := with_files(objective, follow)) != objective:
-        written = written.plus(f"objective={json.dumps(followed)}")
+        written = written.with_override(f"objective={json.dumps(followed)}")
     if isinstance(limits, dict) and moved.keys() & limits.keys():
-        written = written.plus(f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}")
+        written = written.with_override(f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}")
     return written
 
 
@@ -123,7 +123,7 @@ def _with_vocabulary(written: UncheckedConfig) -> UncheckedConfig:
     if written.sets("model.vocabulary") or (config := written.draft().config) is None:
         return written
     vocabulary = corpus_vocabulary(config)
-    return written if vocabulary is None else written.plus(f"model.vocabulary={vocabulary}")
+    return written if vocabulary is None else written.with_override(f"model.vocabulary={vocabulary}")
 
 
 def absolute_paths(config: Config) -> Config:

@@ -1,4 +1,4 @@
-"""Which objectives a family can learn by: those that make what it reads, and ask what it does not see."""
+"""Objectives that a family can be trained with: they provide its inputs and predict what it does not attend to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENCODERS = {
 ENCODER_DECODERS = {name for name, family in CATALOGUE.items() if len(family.stacks) == 2 and not family.drawn}
 
 
-class Mine(CausalLM):
+class OwnObjective(CausalLM):
     name = "mine"
 
 
@@ -33,28 +33,28 @@ def fits(family: str, objective: object) -> bool:
     return not [*objective_mismatch(task, task.batch(128, False), CATALOGUE[family], task.name)]
 
 
-def test_each_family_learns_by_what_its_paper_did() -> None:
+def test_family_fits_the_objectives_of_its_paper() -> None:
     for family in CATALOGUE.values():
         assert family.objectives
         assert all(fits(family.name, name) for name in family.objectives), family.name
 
 
 @pytest.mark.parametrize("family", FITTING)
-def test_a_family_of_its_own_kind_learns_by_its_own_alone(family: str) -> None:
+def test_special_family_fits_only_its_own_objectives(family: str) -> None:
     assert {name for name in OBJECTIVES if fits(family, name)} == FITTING[family]
 
 
-def test_encoders_learn_by_every_objective_that_hides_and_asks() -> None:
-    found = {family: {name for name in OBJECTIVES if fits(family, name)} for family in ENCODERS}
-    common = set.intersection(*found.values())
+def test_encoders_fit_masked_lm_objectives() -> None:
+    fitting = {family: {name for name in OBJECTIVES if fits(family, name)} for family in ENCODERS}
+    common = set.intersection(*fitting.values())
     assert common == {name for name in OBJECTIVES if name.startswith("masked-lm") or name in ("infomax", "ernie-2")}
-    # Two texts that both begin at place 0 are told from one by places alone: not by distances.
-    restarted = {family for family, names in found.items() if "translation-lm" in names}
+    # Second texts that restart at position 0 need absolute positions.
+    restarted = {family for family, names in fitting.items() if "translation-lm" in names}
     assert restarted == {family for family in ENCODERS if not family.startswith("deberta")}
     assert all(fits(family, {"translation-lm": {"places": "continued"}}) for family in ENCODERS)
 
 
-def test_tokens_see_all_where_others_do_not() -> None:
+def test_global_tokens_need_partial_attention() -> None:
     marking = {"masked-lm": {"global_tokens": 1}}
     assert {family for family in ENCODERS if fits(family, marking)} == {"longformer", "bigbird"}
     for name, task in (("bert", "masked-lm"), ("bart", "text-to-text")):
@@ -64,15 +64,15 @@ def test_tokens_see_all_where_others_do_not() -> None:
         assert [family for family in ENCODER_DECODERS if fits(family, {pairs: {"global_tokens": 1}})] == ["led"]
 
 
-def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> None:
-    said = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, False).streams}
-    assert len(said) > 10
+def test_encoder_decoders_fit_every_sequence_to_sequence_objective() -> None:
+    with_decoder = {name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(128, False).streams}
+    assert len(with_decoder) > 10
     for family in ENCODER_DECODERS:
-        assert {name for name in OBJECTIVES if fits(family, name)} == said
+        assert {name for name in OBJECTIVES if fits(family, name)} == with_decoder
 
 
 @pytest.mark.parametrize(
-    ("family", "told"),
+    ("family", "reason"),
     [
         ("bert", "it predicts the next token, and the encoder attends to it"),
         ("t5", "it provides tokens, and this family reads tokens and decoder_tokens"),
@@ -80,16 +80,16 @@ def test_encoder_decoders_learn_by_every_objective_that_is_read_and_said() -> No
         ("electra", "it samples no tokens for the second model"),
     ],
 )
-def test_an_objective_of_the_users_is_asked_the_same(family: str, told: str) -> None:
-    task = Mine()
-    [said] = objective_mismatch(task, task.batch(128, False), CATALOGUE[family], "mine")
-    assert said.startswith(f"objective (mine) does not fit {family}: {told}; ")
+def test_custom_objective_is_checked(family: str, reason: str) -> None:
+    task = OwnObjective()
+    [message] = objective_mismatch(task, task.batch(128, False), CATALOGUE[family], "mine")
+    assert message.startswith(f"objective (mine) does not fit {family}: {reason}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):
-        load(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:Mine"])
+        load(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:OwnObjective"])
 
 
-def test_a_decoder_learns_by_what_is_read_and_said_in_one_row() -> None:
+def test_decoders_fit_joined_sequence_to_sequence_objectives() -> None:
     for task in ("span-corruption", "prefix-lm", "masked-text", "deshuffling", "dropped-tokens"):
         joined = {task: {"joined": True}}
         assert {family for family in CATALOGUE if fits(family, joined)} == {
@@ -97,7 +97,7 @@ def test_a_decoder_learns_by_what_is_read_and_said_in_one_row() -> None:
         }
 
 
-def test_tasks_that_cannot_share_a_batch_are_told_before_a_run() -> None:
+def test_tasks_that_cannot_share_a_batch_are_rejected() -> None:
     both = "objective={masked-lm: {share: 1}, span-corruption: {share: 1}}"
     with pytest.raises(UserError, match="masked-lm and span-corruption cannot share a batch"):
         load(CONFIGS / "t5/tiny.yaml", [both])

@@ -1,4 +1,4 @@
-"""Words of other projects lead to a name or a sentence of ours."""
+"""Names of other projects lead to a name of megaptm or to advice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config_keys() -> set[str]:
     return {*sections}.union(*(sections.values()), (f"{name}.{key}" for name, keys in sections.items() for key in keys))
 
 
-def test_each_equivalent_is_a_name_of_megaptm() -> None:
+def test_equivalent_names_exist() -> None:
     options = {name for task in TASKS.values() for name in getattr(task, "__dataclass_fields__", ())}
     values = {value for kind in OptimizerConfig.model_fields.values() for value in get_args(kind.annotation)}
     words = {words[-1] for words, _ in all_commands(main)} | {
@@ -31,7 +31,7 @@ def test_each_equivalent_is_a_name_of_megaptm() -> None:
     assert {*EQUIVALENT_NAMES.values()} <= config_keys() | options | {*QUESTIONS} | {*KINDS} | values | words
 
 
-def test_a_word_has_one_answer() -> None:
+def test_keys_equivalents_and_advice_are_disjoint() -> None:
     """Keys of megaptm, equivalent names and words with advice are disjoint."""
     assert not {*EQUIVALENT_NAMES} & config_keys()
     assert not {*ADVICE} & config_keys()
@@ -39,7 +39,7 @@ def test_a_word_has_one_answer() -> None:
 
 
 @pytest.mark.parametrize("sentence", sorted({*ADVICE.values()}), ids=lambda sentence: sentence[:30])
-def test_advice_names_keys_and_commands_that_exist(sentence: str) -> None:
+def test_keys_and_commands_in_advice_exist(sentence: str) -> None:
     keys = set(re.findall(r"\b(?:train|data|layout|optimizer|track|model)\.[a-z_]+", sentence))
     commands = {tuple(words.split()) for words in re.findall(r"`megaptm ([a-z]+(?: [a-z]+)?)", sentence)}
     known = {words for words, _ in all_commands(main)}
@@ -49,7 +49,7 @@ def test_advice_names_keys_and_commands_that_exist(sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "expected"),
     [
         ("n-layer", "layers"),
         ("Hidden_Size", "width"),
@@ -59,19 +59,19 @@ def test_advice_names_keys_and_commands_that_exist(sentence: str) -> None:
         ("zzz", None),
     ],
 )
-def test_what_was_meant(name: str, meant: str | None) -> None:
-    assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == meant
+def test_nearest_name(name: str, expected: str | None) -> None:
+    assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == expected
 
 
 @pytest.mark.parametrize("name", ["schedule", "lr_schedule", "lr_scheduler_type"])
-def test_a_schedule_of_the_learning_rate_is_its_decay(name: str) -> None:
+def test_lr_scheduler_suggests_decay(name: str) -> None:
     assert suggest(name, ["decay", "decay_steps", "warmup_steps"]) == "decay"
 
 
-def test_a_name_of_another_library_means_nothing_where_its_key_is_not_known() -> None:
+def test_equivalent_is_not_suggested_if_it_is_no_key() -> None:
     assert suggest("learning_rate", ["width"]) is None
 
 
-def test_advice_on_a_dotted_key_holds_in_its_section_only() -> None:
+def test_advice_on_a_dotted_key_applies_to_its_section() -> None:
     assert "context parallelism" in (advice("layout.context", "context") or "")
     assert advice("data.context", "context") is None
