@@ -34,7 +34,7 @@ from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, hash_of, join, listed, plain_file
 
 TIMEOUT_SECONDS = 20.0
-"""Timeout for a server of corpora. A run waits longer (data.patience) than a user at a terminal."""
+"""Timeout for a server of corpora. A run waits longer (data.timeout_seconds) than a user at a terminal."""
 MANY_EPOCHS = 40
 """BERT had about this many epochs (arXiv:1810.04805, section A.2); more is unusual and gives a warning."""
 SAMPLE_BYTES = 1 << 30
@@ -64,13 +64,15 @@ def check_data(case: Case) -> Iterator[Finding]:
 
 def _check_vectors(config: Config) -> Iterator[Finding]:
     """Check that the file of initial word vectors can be opened; its content is read when the run starts."""
-    if (path := config.model.vectors) is None or last_saved(Path(config.run)):
+    if (path := config.model.word_vectors) is None or last_saved(Path(config.run)):
         return
     try:
         with plain_file(path).open("rb"):
-            yield Finding("data", "ok", f"model.vectors ({path}) can be read.")
+            yield Finding("data", "ok", f"model.word_vectors ({path}) can be read.")
     except OSError as error:
-        yield Finding("data", "fault", f"model.vectors ({path}) cannot be read ({error.strerror}): correct the path.")
+        yield Finding(
+            "data", "fault", f"model.word_vectors ({path}) cannot be read ({error.strerror}): correct the path."
+        )
 
 
 @contextmanager
@@ -80,8 +82,8 @@ def with_temporary_cache(config: Config) -> Iterator[Config]:
     Shards are checked here, so they are not verified again when opened.
     """
     with tempfile.TemporaryDirectory(prefix="megaptm-check-") as cache:
-        seconds = min(TIMEOUT_SECONDS, config.data.patience)
-        data = config.data.model_copy(update={"cache": cache, "patience": seconds, "verify": "none"})
+        seconds = min(TIMEOUT_SECONDS, config.data.timeout_seconds)
+        data = config.data.model_copy(update={"cache_dir": cache, "timeout_seconds": seconds, "verify": "none"})
         yield config.model_copy(update={"data": data})
 
 

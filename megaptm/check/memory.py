@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from megaptm.check.finding import Case, Finding
 from megaptm.config import Config, resolve
 from megaptm.families.words import WordSpec
-from megaptm.plan.count import count
+from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import Machine
-from megaptm.plan.memory import fullest
-from megaptm.plan.memory import memory as plan_memory
-from megaptm.plan.saving import saving
-from megaptm.plan.search import FULL
-from megaptm.plan.workload import workload_of
+from megaptm.plan.memory import estimate_memory as plan_memory
+from megaptm.plan.memory import fullest_stage
+from megaptm.plan.saving import estimate_saving
+from megaptm.plan.search import MAX_MEMORY_SHARE
+from megaptm.plan.workload import make_workload
 
 TOPIC = "memory"
 GIB = 2**30
@@ -31,9 +31,9 @@ def check_memory(case: Case) -> Iterator[Finding]:
     if isinstance(spec := resolve(case.config), WordSpec):
         yield _check_tables(case.config, machine, spec)
         return
-    workload = workload_of(case.config)
+    workload = make_workload(case.config)
     planned = plan_memory(workload)
-    stage = fullest(planned)
+    stage = fullest_stage(planned)
     needed, usable = planned[stage].total, machine.usable_bytes
     free, share = usable - needed, (usable - needed) / usable
     rank = f"a rank of stage {stage}" if len(planned) > 1 else "a rank"
@@ -41,10 +41,10 @@ def check_memory(case: Case) -> Iterator[Finding]:
     details = {"stage": stage, "bytes": needed, "usable_bytes": usable, "free_bytes": free}
     if free < 0:
         remedy = "raise layout.tensor or layout.pipeline, set layout.recompute=full, or see megaptm plan --search."
-        if planned[stage].compared:
+        if planned[stage].comparison:
             remedy = "the contrastive loss over all samples takes most of it; raise layout.data, or lower train.batch."
         yield Finding(TOPIC, "fault", f"{rank} needs {_gib(needed)} GiB of {device}: {remedy}", details)
-    elif needed > FULL * usable:
+    elif needed > MAX_MEMORY_SHARE * usable:
         remedy = (
             f"only {share:.1%} are left, and the plan may be wrong by a few percent; leave more, or try it on one node."
         )
@@ -53,7 +53,7 @@ def check_memory(case: Case) -> Iterator[Finding]:
         left = f"{free / GIB:,.1f} GiB ({share:.0%}) are left"
         yield Finding(TOPIC, "ok", f"{rank} needs {_gib(needed)} GiB of {device}; {left}.", details)
     if free >= 0:
-        yield from _check_host_copies(case.config, machine, count(workload.spec, with_heads=True), free)
+        yield from _check_host_copies(case.config, machine, count_parameters(workload.spec, with_heads=True), free)
 
 
 def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
@@ -72,7 +72,7 @@ def _check_tables(config: Config, machine: Machine, spec: WordSpec) -> Finding:
 
 def _check_host_copies(config: Config, machine: Machine, parameters: int, free: float) -> Iterator[Finding]:
     """Check the host memory for checkpoint copies. `free`: bytes of a device that the run leaves."""
-    needed = saving(config, machine, parameters).host_bytes
+    needed = estimate_saving(config, machine, parameters).host_bytes
     if not needed:
         return
     on_node = min(machine.devices, config.layout.processes)

@@ -47,7 +47,7 @@ def check_nodes(case: Case) -> Iterator[Finding]:
 def probed_paths(config: Config, token: Path) -> ProbedPaths:
     """Return the folders that each node must see, and those that it must be able to write to."""
     folders = tuple(corpus for corpus in config.data.mix if "://" not in corpus)
-    cache = (config.data.cache,) if config.data.cache and len(folders) < len(config.data.mix) else ()
+    cache = (config.data.cache_dir,) if config.data.cache_dir and len(folders) < len(config.data.mix) else ()
     return ProbedPaths(visible=folders, writable=(config.run, *cache), token=str(token))
 
 

@@ -63,11 +63,11 @@ def _newest_checkpoint(case: Case, run: Path) -> tuple[Checkpoint | None, list[s
 
     store = Store(run)
     problems: list[str] = []
-    abandoned = to_abandon(store, case.config.train.skip)
+    abandoned = to_abandon(store, case.config.train.skip_batches)
     for step in store.steps():
         if step in abandoned:
             problems.append(
-                f"the checkpoint of step {step:,} was trained on steps that train.skip.{abandoned[step]} skips"
+                f"the checkpoint of step {step:,} was trained on steps that train.skip_batches.{abandoned[step]} skips"
             )
             continue
         try:

@@ -10,7 +10,7 @@ from megaptm.config import resolve
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.plan.failures import DAY
-from megaptm.plan.plan import Plan, plan
+from megaptm.plan.plan import Plan, make_plan
 from megaptm.schedulers.slurm.options import option_value
 from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time, warning_seconds
 
@@ -38,7 +38,7 @@ def check_time(case: Case) -> Iterator[Finding]:
     if isinstance(resolve(case.config), WordSpec):
         yield Finding(TOPIC, "unknown", "the time of a step is unknown for word vectors: run a few steps to see it.")
         return
-    run_plan = plan(case.config, case.machine)
+    run_plan = make_plan(case.config, case.machine)
     if limit is not None and not isinf(limit):
         yield _job(run_plan, limit, warning)
     else:

@@ -114,7 +114,9 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
     if isinstance(objective, dict) and (followed := with_files(objective, follow)) != objective:
         written = written.with_override(f"objective={json.dumps(followed)}")
     if isinstance(limits, dict) and moved.keys() & limits.keys():
-        written = written.with_override(f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}")
+        written = written.with_override(
+            f"data.size_limits={json.dumps({follow(path): limits[path] for path in limits})}"
+        )
     return written
 
 

@@ -102,7 +102,7 @@ def silent_object_store(bench, stack):
     clear_cache = fsspec.get_filesystem_class("s3").clear_instance_cache
     clear_cache()
     stack.callback(clear_cache)
-    return bench.words("data.mix={s3://bucket/corpus: 1}", "data.patience=5")
+    return bench.words("data.mix={s3://bucket/corpus: 1}", "data.timeout_seconds=5")
 
 
 @contextmanager

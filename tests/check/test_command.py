@@ -15,7 +15,7 @@ def test_output_has_marks_topics_and_counts(bench):
     code, lines = printed(*bench.words("optimizer.warmup_steps=20", "--only=config", "--only=memory", "--only=folder"))
     assert code == 2
     assert lines[0].startswith("✓ config     gpt2/custom, ")
-    assert lines[1].startswith("!            optimizer.warmup_steps (20) are not over")
+    assert lines[1].startswith("!            optimizer.warmup_steps (20) is not less than")
     assert lines[2].startswith("? memory     unknown whether a rank fits on its device: name a machine with --machine.")
     assert lines[3].startswith("✗ folder     run (")
     assert lines[-1] == "1 fault, 1 warning, 1 unknown, 1 ok."

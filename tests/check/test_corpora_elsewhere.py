@@ -21,7 +21,7 @@ def url(s3, real_corpus, tmp_path):
 @pytest.fixture
 def check_remote_corpus(bench, url):
     return lambda: bench.check(
-        *bench.words(f"data.mix={{{url}: 1}}", f"data.cache={bench.folder}/cache"), topics=("data",)
+        *bench.words(f"data.mix={{{url}: 1}}", f"data.cache_dir={bench.folder}/cache"), topics=("data",)
     )
 
 

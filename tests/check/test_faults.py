@@ -199,19 +199,19 @@ WARNINGS = [
     (memory_disk, r"folder: /dev/shm/.* is in memory \(tmpfs\): checkpoints there are lost with the machine"),
     (
         arguments_only("optimizer.warmup_steps=20"),
-        r"config: optimizer.warmup_steps \(20\) are not over when the run ends",
+        r"config: optimizer.warmup_steps \(20\) is not less than the length of the run",
     ),
     (
         arguments_only("optimizer.decay=linear", "optimizer.stable_steps=20"),
-        r"config: optimizer.stable_steps \(20\) are not over when the run ends",
+        r"config: optimizer.stable_steps \(20\) is not less than the length of the run",
     ),
     (
         arguments_only("optimizer.decay_steps=90"),
-        r"config: optimizer.decay_steps \(90\) lie far beyond train.steps \(20\): the rate",
+        r"config: optimizer.decay_steps \(90\) is far beyond train.steps \(20\): the rate",
     ),
     (
         arguments_only("optimizer.decay_steps=9"),
-        r"config: optimizer.decay_steps \(9\) end long before train.steps \(20\): the last 1",
+        r"config: optimizer.decay_steps \(9\) is far below train.steps \(20\): the last 1",
     ),
     (
         arguments_only("objective={causal-lm: {weight: {0: 1, 50: 0.5}}}"),
@@ -223,16 +223,16 @@ WARNINGS = [
     ),
     (
         arguments_only("objective={a: {task: causal-lm, share: 1}, b: {task: causal-lm, share: {0: 0, 20: 2}}}"),
-        r"config: objective.b begins at step 20, where train.steps ends: only a phase after this one \(train.after",
+        r"config: objective.b starts at step 20, the end of the run: only a following phase \(train.phase_start",
     ),
     (
         arguments_only("train.ramp={steps: {0: 6, 50: 12}}"),
-        r"config: the batch has 6 rows when the run ends \(train.steps 20\), not the 12 of train.batch: train.ramp"
-        r".steps has 12 from step 50 on; raise",
+        r"config: the batch has 6 sequences at the end of the run \(train.steps 20\), not the 12 of train.batch: "
+        r"train.ramp.steps has 12 from step 50 on; raise",
     ),
     (
         arguments_only("train.ramp={start: 6, increment: 6, samples: 10000000}"),
-        r"config: the batch has 6 rows .*: train.ramp.samples \(10,000,000\) are more than it reads; raise",
+        r"config: the batch has 6 sequences .*: train.ramp.samples \(10,000,000\) is more than the run reads; raise",
     ),
 ]
 
@@ -298,7 +298,7 @@ def test_all_config_errors_are_reported_and_other_topics_checked(bench):
 def test_file_of_word_vectors_must_exist(tmp_path, name, state):
     (tmp_path / "glove.txt").write_text("a 1 2\n")
     path = tmp_path / name
-    config = load(ROOT / "configs/cove/tiny.yaml", [f"model.vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
+    config = load(ROOT / "configs/cove/tiny.yaml", [f"model.word_vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
     _, finding = run_checks([("data", check_data)], Case(config=config, hashing="none"))
     assert finding.state == state
     assert str(path) in finding.message

@@ -310,7 +310,7 @@ def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
             r"99 text_tokens .* 77 learned positions \(model.stacks.text.context\)",
         ),
         ("objective=image-labels", "it makes tokens, and this family reads tokens and text_tokens"),
-        ("model.embedding=64", "model.embedding \(64\) is not used by clip"),
+        ("model.embedding=64", r"model.embedding \(64\) is not used by clip"),
         ("layout.tensor=16", "must divide the 12 attention heads"),
     ],
 )

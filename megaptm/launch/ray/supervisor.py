@@ -134,7 +134,7 @@ class Supervisor:
         watchdog = Watchdog(
             self._logs / HEARTBEATS,
             range(reservation.layout.processes),
-            limits=Limits(hang_seconds=config.train.hang_seconds, patience=config.data.patience),
+            limits=Limits(hang_seconds=config.train.hang_seconds, patience=config.data.timeout_seconds),
         )
         logs = self._logs
         with (
