@@ -31,7 +31,7 @@ TRAINING_TEXTS = {"byte-bpe": 8000, "wordpiece": 8000, "unigram": 1500}
 NO_STEPS: dict[str, Any] = {"steps": [], "deduplicate": {"documents": False, "near": None}}
 WHOLE: dict[str, Any] = {
     # With the thresholds that datatrove has.
-    "steps": ["gopher-repetition", "gopher-quality", {"c4-quality": {"least_sentences": 5, "least_words_per_line": 3}}],
+    "steps": ["gopher-repetition", "gopher-quality", {"c4-quality": {"min_sentences": 5, "min_words_per_line": 3}}],
     "deduplicate": {"documents": True, "near": {}},
 }
 

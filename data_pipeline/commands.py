@@ -27,8 +27,8 @@ from data_pipeline.inspection import inspect_corpus
 from data_pipeline.progress import Stages
 from data_pipeline.recipe import LISTS, Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
+from data_pipeline.settings import parse_settings
 from data_pipeline.sources import find_files
-from data_pipeline.typed import typed
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.console import Console
@@ -69,7 +69,7 @@ def images(words: Sequence[str], *, console: Console | None = None) -> ImageRepo
         raise UserError(f"images are of one source, a folder, {DIGITS} or {SHAPES}, not of {len(sources)}: name one.")
     said = read_image_settings(settings)
     ready = {"steps": LISTS["steps"](said["steps"], "images")} if "steps" in said else {}
-    recipe = typed(ImageRecipe, {"source": sources[0], **said}, "images", ready)
+    recipe = parse_settings(ImageRecipe, {"source": sources[0], **said}, "images", ready)
     report = build_images(recipe, console=console, **asdict(options))
     report.print(console)
     return report
@@ -81,7 +81,9 @@ def _told(words: Sequence[str]) -> tuple[list[str], list[str], Build]:
     asked = [word for word in settings if word.partition("=")[0] in Build.__annotations__]
     if not any(word.startswith("out=") for word in asked):
         raise UserError("out is missing, the folder or URL that the corpus is to have: add out=corpora/NAME.")
-    options = typed(Build, {key: value for word in asked for key, value in read_override(word).values.items()}, "build")
+    options = parse_settings(
+        Build, {key: value for word in asked for key, value in read_override(word).values.items()}, "build"
+    )
     rest = [word for word in settings if word not in asked]
     return [word for word in words if not _is_setting(word)], rest, options
 

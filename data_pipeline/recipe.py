@@ -11,9 +11,9 @@ from typing import Any
 from data_pipeline.annotate import Annotations
 from data_pipeline.clean import CLEAN, STEPS, CleaningStep
 from data_pipeline.deduplicate import Deduplicate
+from data_pipeline.settings import parse_settings
 from data_pipeline.sources import OnError, Source
 from data_pipeline.sources.overrides import check_overrides
-from data_pipeline.typed import typed
 from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_file, read_override
 from megaptm.errors import UserError, nearest
@@ -137,7 +137,7 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}
     if isinstance(folder := content.get("tokenizer"), str):
         content["tokenizer"] = {"folder": folder}
-    return typed(Recipe, content, where, ready)
+    return parse_settings(Recipe, content, where, ready)
 
 
 def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _sources(written: Any, where: str) -> tuple[Source, ...]:
     """Read one source or a list of them; each is a path, or a table that contains `path`."""
     found = []
     for number, table in enumerate(_tables(written), 1):
-        found.append(typed(Source, table, f"{where}: source {number}"))
+        found.append(parse_settings(Source, table, f"{where}: source {number}"))
         check_overrides(found[-1], f"{where}: source {number}")
     return tuple(found)
 
@@ -195,7 +195,7 @@ def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
 def _step(written: Any, where: str) -> CleaningStep:
     """Read a step: `drop-short`, or `drop-short: {characters: 40}`."""
     name, options = next(iter(written.items())) if isinstance(written, dict) and len(written) == 1 else (written, {})
-    return typed(_kind(name, where), options or {}, f"{where}: step {name}")
+    return parse_settings(_kind(name, where), options or {}, f"{where}: step {name}")
 
 
 def _kind(name: Any, where: str) -> type:

@@ -42,7 +42,7 @@ class RetrievalOptions:
     """Consecutive documents that are compared with each other. Twice as many take twice as long per document."""
     columns: int = 1
     """Columns into which an image is divided. Objects match if they are in the same column of both images."""
-    longest: int = 64
+    max_tokens: int = 64
     """Maximum tokens of a text that are compared and read."""
     detector: tuple[int, int] = (2048, 1601)
     """Number of a region's features, and number of classes."""
@@ -122,7 +122,7 @@ def retrieve(
     for kind in ("images", "captions"):  # a wrong `detector` fails here, before anything is stored
         _ = [*_documents(sources[kind], splits[0], 0, 1, how, regions=True)]
     places = {kind: RetrievedFrom(one.manifest.id, _place(one)) for kind, one in sources.items()}
-    header = RetrievedHeader(corpus.manifest.id, how.longest, places)
+    header = RetrievedHeader(corpus.manifest.id, how.max_tokens, places)
     work = _Work.begin(out, header, how)
     blocks = {split: -(-corpus.split(split).samples // how.block) for split in splits}
     every = [(split, block) for split in splits for block in range(blocks[split])]
@@ -236,7 +236,7 @@ def _documents(
             continue
         shard = corpus.open_shard(info, "size")
         for document in range(begin, end):
-            tokens = shard.tokens(document, 0, how.longest).astype(np.int64)
+            tokens = shard.tokens(document, 0, how.max_tokens).astype(np.int64)
             if not regions:
                 yield ComparedDocument(tokens)
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from data_pipeline.annotate.parts import parts_of
-from data_pipeline.clean.step import Change, Filter, require_least, require_shares, with_text
+from data_pipeline.clean.step import Change, Filter, require_minimum, require_shares, with_text
 from data_pipeline.document import Document, Dropped
 
 
@@ -37,7 +37,7 @@ class DropShort(Filter):
     """Words are separated by white space."""
 
     def __post_init__(self) -> None:
-        require_least(0, self, "drop-short", "characters", "words")
+        require_minimum(0, self, "drop-short", "characters", "words")
 
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) < self.characters:
@@ -56,8 +56,8 @@ class DropLong(Filter):
     """Words are separated by white space; 0 means no limit."""
 
     def __post_init__(self) -> None:
-        require_least(1, self, "drop-long", "characters")
-        require_least(0, self, "drop-long", "words")
+        require_minimum(1, self, "drop-long", "characters")
+        require_minimum(0, self, "drop-long", "words")
 
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) > self.characters:
@@ -94,7 +94,7 @@ class CutLong:
     characters: int = 20_000
 
     def __post_init__(self) -> None:
-        require_least(1, self, "cut-long", "characters")
+        require_minimum(1, self, "cut-long", "characters")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import require_least, stamp, with_text
+from data_pipeline.clean.hash_set import Known
+from data_pipeline.clean.step import require_minimum, stamp, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -29,10 +29,10 @@ class C4Quality:
     The first version of the paper, and datatrove, require lines of 3 words and pages of 5 sentences.
     """
 
-    least_sentences: int = 3
+    min_sentences: int = 3
     """Minimum sentences in the lines that are retained."""
-    least_words_per_line: int = 5
-    longest_word: int = 1_000
+    min_words_per_line: int = 5
+    max_word_length: int = 1_000
     """Characters. A line with a longer word is removed."""
     terminal_punctuation: bool = True
     """Keep only lines that end in a period, exclamation mark, question mark, or closing quotation mark."""
@@ -50,16 +50,16 @@ class C4Quality:
         return () if self.bad_words is None else (self.bad_words,)
 
     def __post_init__(self) -> None:
-        require_least(1, self, "c4-quality", "longest_word")
-        require_least(0, self, "c4-quality", "least_sentences", "least_words_per_line")
+        require_minimum(1, self, "c4-quality", "max_word_length")
+        require_minimum(0, self, "c4-quality", "min_sentences", "min_words_per_line")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
             reason, text = self._of_page(document.text), ""
             if reason is None:
                 text = self._kept_lines(document.text)
-                if _has_fewer_sentences(text, self.least_sentences):
-                    reason = f"fewer than {self.least_sentences} sentences"
+                if _has_fewer_sentences(text, self.min_sentences):
+                    reason = f"fewer than {self.min_sentences} sentences"
             if reason is None:
                 yield with_text(document, text)
             else:
@@ -86,9 +86,9 @@ class C4Quality:
     def _keeps(self, line: str) -> bool:
         if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
             return False
-        if len(line.split(None, self.least_words_per_line)) < self.least_words_per_line:
+        if len(line.split(None, self.min_words_per_line)) < self.min_words_per_line:
             return False
-        return len(line) <= self.longest_word or not _longer_than(self.longest_word).search(line)
+        return len(line) <= self.max_word_length or not _longer_than(self.max_word_length).search(line)
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from pathlib import Path
 from data_pipeline.annotate.dictionary import read_words
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.sentences import sentence_begins
-from data_pipeline.clean.step import require_least
+from data_pipeline.clean.step import require_minimum
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
@@ -35,11 +35,11 @@ class PairByConnective:
 
     connectives: str | None = None
     """File of connectives in the format of `connectives.tsv` in this folder, the default (English and Chinese)."""
-    least_bytes: int = 8
+    min_bytes: int = 8
     """Minimum UTF-8 bytes of each part: two short words, or three Chinese characters."""
 
     def __post_init__(self) -> None:
-        require_least(1, self, "pair-by-connective", "least_bytes")
+        require_minimum(1, self, "pair-by-connective", "min_bytes")
         self.labels()
 
     @property
@@ -63,7 +63,7 @@ class PairByConnective:
     def _pairs(self, document: Document) -> Iterator[Document]:
         notes = {name: note for name, note in document.notes.items() if name != "turns"}
         for at, first, label, second in _read(self._file).found(document.text, document.form):
-            if min(len(one.encode("utf-8", "replace")) for one in (first, second)) >= self.least_bytes:
+            if min(len(one.encode("utf-8", "replace")) for one in (first, second)) >= self.min_bytes:
                 text, parts = text_and_parts([first, second])
                 pair = replace(document, text=text, source=f"{document.source}@{at}")
                 yield replace(pair, notes={**notes, **parts, "label": label})

@@ -14,8 +14,8 @@ import numpy as np
 
 from data_pipeline.clean.basic import piece
 from data_pipeline.clean.comparable import comparable, comparable_places
-from data_pipeline.clean.known import Known
-from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, require_least, stamp
+from data_pipeline.clean.hash_set import Known
+from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, require_minimum, stamp
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -46,16 +46,16 @@ class Decontaminate:
     cut: bool = False
     """Cut out the shared n-gram with `around` characters on both sides, and keep the pieces, as GPT-3 did."""
     around: int = 200
-    least_piece: int = 200
+    min_piece_characters: int = 200
     """Minimum characters of a piece; shorter pieces are dropped."""
-    most_pieces: int = 10
+    max_pieces: int = 10
     """A document that would be cut into more pieces is dropped."""
 
     def __post_init__(self) -> None:
         require(bool(self.against), "decontaminate: against is empty: name files of evaluation texts.")
         require(self.ngram >= LEAST_WORDS, f"decontaminate: ngram ({self.ngram}) must be {LEAST_WORDS} words or more.")
-        require_least(0, self, "decontaminate", "around", "least_piece")
-        require_least(1, self, "decontaminate", "most_pieces")
+        require_minimum(0, self, "decontaminate", "around", "min_piece_characters")
+        require_minimum(1, self, "decontaminate", "max_pieces")
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
     def inputs(self) -> tuple[str, ...]:
@@ -87,12 +87,12 @@ class Decontaminate:
 
     def _pieces(self, document: Document, runs: Sequence[tuple[int, int]], dropped: Dropped) -> Iterator[Document]:
         bounds = list(self._between(runs, len(document.text)))
-        if len(bounds) > self.most_pieces:
+        if len(bounds) > self.max_pieces:
             dropped.add(
-                f"decontaminate: {REASON} in more than {self.most_pieces} places", document.source, document.text
+                f"decontaminate: {REASON} in more than {self.max_pieces} places", document.source, document.text
             )
             return
-        long = [(start, stop) for start, stop in bounds if stop - start >= self.least_piece]
+        long = [(start, stop) for start, stop in bounds if stop - start >= self.min_piece_characters]
         if not long:
             dropped.add(f"decontaminate: {REASON}", document.source, document.text)
         yield from (piece(document, start, stop) for start, stop in long)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from data_pipeline.clean.lines import lines_of
-from data_pipeline.clean.step import BatchFilter, require_least, require_shares
+from data_pipeline.clean.step import BatchFilter, require_minimum, require_shares
 from data_pipeline.clean.words import per_text, words_of
 from data_pipeline.document import Document
 
@@ -24,31 +24,35 @@ LOOKED_AT = 100
 class GopherQuality(BatchFilter):
     """Drop text that does not look like prose. Defaults are those of the paper; `null` disables a rule.
 
-    The rules are for English. In Chinese each character counts as a word: set `least_word_length` to 1, and other stop
-    words.
+    The rules are for English. In Chinese each character counts as a word: set `min_mean_word_length` to 1, and other
+    stop words.
     """
 
-    least_words: int | None = 50
-    most_words: int | None = 100_000
-    least_word_length: float | None = 3
+    min_words: int | None = 50
+    max_words: int | None = 100_000
+    min_mean_word_length: float | None = 3
     """Mean word length of a document, in characters."""
-    most_word_length: float | None = 10
-    most_symbols: float | None = 0.1
+    max_mean_word_length: float | None = 10
+    max_symbols_per_word: float | None = 0.1
     """Maximum number of hash signs per word, and of ellipses per word."""
-    most_bullet_lines: float | None = 0.9
+    max_bullet_line_share: float | None = 0.9
     """Maximum share of lines that start with a bullet. Blank lines are not counted."""
-    most_ellipsis_lines: float | None = 0.3
+    max_ellipsis_line_share: float | None = 0.3
     """Maximum share of lines that end with an ellipsis. Blank lines are not counted."""
-    least_alphabetic_words: float | None = 0.8
+    min_alphabetic_word_share: float | None = 0.8
     """Minimum share of words that contain a letter."""
-    least_stop_words: int | None = 2
+    min_stop_words: int | None = 2
     """Minimum number of different stop words."""
     stop_words: tuple[str, ...] = STOP_WORDS
 
     def __post_init__(self) -> None:
-        require_least(0, self, "gopher-quality", "least_words", "least_word_length", "most_symbols", "least_stop_words")
-        require_least(1, self, "gopher-quality", "most_words", "most_word_length")
-        require_shares(self, "gopher-quality", "most_bullet_lines", "most_ellipsis_lines", "least_alphabetic_words")
+        require_minimum(
+            0, self, "gopher-quality", "min_words", "min_mean_word_length", "max_symbols_per_word", "min_stop_words"
+        )
+        require_minimum(1, self, "gopher-quality", "max_words", "max_mean_word_length")
+        require_shares(
+            self, "gopher-quality", "max_bullet_line_share", "max_ellipsis_line_share", "min_alphabetic_word_share"
+        )
 
     def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:
         words, firsts = words_of([document.text for document in documents], fold=False, split="spaces")
@@ -60,39 +64,39 @@ class GopherQuality(BatchFilter):
             yield fault and f"gopher-quality: {fault}"
 
     def _of_words(self, words: int, characters: int, alphabetic: int) -> str | None:
-        if self.least_words is not None and words < self.least_words:
-            return f"fewer than {self.least_words:,} words"
-        if self.most_words is not None and words > self.most_words:
-            return f"more than {self.most_words:,} words"
+        if self.min_words is not None and words < self.min_words:
+            return f"fewer than {self.min_words:,} words"
+        if self.max_words is not None and words > self.max_words:
+            return f"more than {self.max_words:,} words"
         if not words:
             return None
-        if self.least_word_length is not None and characters / words < self.least_word_length:
-            return f"mean word length below {self.least_word_length:g}"
-        if self.most_word_length is not None and characters / words > self.most_word_length:
-            return f"mean word length above {self.most_word_length:g}"
-        if self.least_alphabetic_words is not None and alphabetic / words < self.least_alphabetic_words:
-            return f"less than {self.least_alphabetic_words:.0%} of words with a letter"
+        if self.min_mean_word_length is not None and characters / words < self.min_mean_word_length:
+            return f"mean word length below {self.min_mean_word_length:g}"
+        if self.max_mean_word_length is not None and characters / words > self.max_mean_word_length:
+            return f"mean word length above {self.max_mean_word_length:g}"
+        if self.min_alphabetic_word_share is not None and alphabetic / words < self.min_alphabetic_word_share:
+            return f"less than {self.min_alphabetic_word_share:.0%} of words with a letter"
         return None
 
     def _of_text(self, text: str, *, words: int) -> str | None:
-        if self.most_symbols is not None:
-            if text.count("#") > self.most_symbols * words:
-                return f"more than {self.most_symbols:g} hash signs a word"
-            if _count_ellipses(text) > self.most_symbols * words:
-                return f"more than {self.most_symbols:g} ellipses a word"
+        if self.max_symbols_per_word is not None:
+            if text.count("#") > self.max_symbols_per_word * words:
+                return f"more than {self.max_symbols_per_word:g} hash signs a word"
+            if _count_ellipses(text) > self.max_symbols_per_word * words:
+                return f"more than {self.max_symbols_per_word:g} ellipses a word"
         return self._of_lines(text) or self._of_stop_words(text)
 
     def _of_lines(self, text: str) -> str | None:
-        lines, most = lines_of(text), self.most_bullet_lines
+        lines, most = lines_of(text), self.max_bullet_line_share
         if most is not None and _are_more(most, lines, sum(map(text.count, BULLETS)), _begins_with_bullet):
             return f"more than {most:.0%} of lines begin with a bullet"
-        most = self.most_ellipsis_lines
+        most = self.max_ellipsis_line_share
         if most is not None and _are_more(most, lines, _count_ellipses(text), _ends_with_ellipsis):
             return f"more than {most:.0%} of lines end with an ellipsis"
         return None
 
     def _of_stop_words(self, text: str) -> str | None:
-        least = self.least_stop_words
+        least = self.min_stop_words
         if least and _count_different(text, self.stop_words, enough=least) < least:
             return f"fewer than {least} stop words"
         return None

@@ -31,13 +31,13 @@ class KeepLanguage:
 
     languages: tuple[str, ...] = ("en",)
     """ISO 639-1 codes."""
-    least_probability: float = 0.65
+    min_probability: float = 0.65
     """Threshold of FineWeb (arXiv:2406.17557, section 3.3), which uses another model."""
 
     def __post_init__(self) -> None:
         require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
-        good = 0 <= self.least_probability <= 1
-        require(good, f"keep-language: least_probability ({self.least_probability}) must be from 0 to 1.")
+        good = 0 <= self.min_probability <= 1
+        require(good, f"keep-language: min_probability ({self.min_probability}) must be from 0 to 1.")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         self._require_known()
@@ -45,8 +45,8 @@ class KeepLanguage:
             language, probability = identify(document.text)
             if language not in self.languages:
                 dropped.add(f"keep-language: not {' or '.join(self.languages)}", document.source, document.text)
-            elif probability < self.least_probability:
-                reason = f"keep-language: {language} with a probability below {self.least_probability:g}"
+            elif probability < self.min_probability:
+                reason = f"keep-language: {language} with a probability below {self.min_probability:g}"
                 dropped.add(reason, document.source, document.text)
             else:
                 yield replace(document, notes={**document.notes, "language": language})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from data_pipeline.clean.step import Change, require, require_least
+from data_pipeline.clean.step import Change, require, require_minimum
 
 BOILERPLATE = (
     "accept all cookies",
@@ -55,11 +55,11 @@ class DropLines(Change):
     """Phrases, matched in any case."""
     patterns: tuple[str, ...] = ()
     """Python regular expressions, searched in each line. `^` and `$` match its ends."""
-    longest: int = 200
+    max_characters: int = 200
     """Maximum characters of a removed line."""
 
     def __post_init__(self) -> None:
-        require_least(1, self, "drop-lines", "longest")
+        require_minimum(1, self, "drop-lines", "max_characters")
         for pattern in self.patterns:
             try:
                 re.compile(pattern)
@@ -75,7 +75,7 @@ class DropLines(Change):
 
     def _drops(self, line: str, phrases: tuple[str, ...]) -> bool:
         line = line.removesuffix("\r")
-        if not line or len(line) > self.longest:
+        if not line or len(line) > self.max_characters:
             return False
         lowered = line.lower()
         if any(phrase in lowered for phrase in phrases):

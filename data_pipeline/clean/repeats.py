@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.clean.known import Known
+from data_pipeline.clean.hash_set import Known
 from data_pipeline.clean.words import Words, per_text
 
 TEXT_BITS = 8

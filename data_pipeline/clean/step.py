@@ -173,7 +173,7 @@ def require_shares(step: object, name: str, *fields: str) -> None:
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
-def require_least(least: int, step: object, name: str, *fields: str) -> None:
+def require_minimum(least: int, step: object, name: str, *fields: str) -> None:
     """Raise a `UserError` unless each option is at least `least`, or None."""
     for field in fields:
         value = getattr(step, field)

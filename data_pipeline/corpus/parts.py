@@ -19,7 +19,7 @@ from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
 from data_pipeline.recipe import MAX_SECONDS, Recipe
-from data_pipeline.sources import InputFile, OnError, Span, deal, read
+from data_pipeline.sources import InputFile, OnError, Span, partition_files, read_span
 from data_pipeline.time_limit import limiting
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
@@ -72,7 +72,7 @@ class Part:
 def make_part(job: PartJob) -> Part:
     """Read, clean and write one part."""
     dropped = Dropped()
-    documents = (document for span in job.spans for document in read(span, dropped, job.on_error))
+    documents = (document for span in job.spans for document in read_span(span, dropped, job.on_error))
     with limiting(job.max_seconds, Path(job.folder, "slow")):
         documents_written = write_part(
             job.stem, run_steps(job.steps, documents, dropped, job.on_error), job.deduplicate
@@ -88,7 +88,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     inputs = hashes_of(path for step in recipe.steps for path in inputs_of(step))
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs, recipe.max_seconds)
-        for spans in deal(files, size)
+        for spans in partition_files(files, size)
     ]
     found = work.run("read and clean", make_part, jobs)
     # The path is taken from the job and not from the result, which may be a stored one.

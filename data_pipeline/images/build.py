@@ -25,7 +25,7 @@ from data_pipeline.images.folders import (
     refuse_odd_name,
     write_image_shard,
 )
-from data_pipeline.images.given import GivenShardJob, index_shard
+from data_pipeline.images.index_shards import GivenShardJob, index_shard
 from data_pipeline.images.page import kept_pictures, write_image_page
 from data_pipeline.images.pairs import find_pairs, packed, with_texts
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.look import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
+from data_pipeline.images.check import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter, through_outages

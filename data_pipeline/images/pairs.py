@@ -13,9 +13,9 @@ from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
+from data_pipeline.images.duplicates import repeated
 from data_pipeline.images.folders import ImageFile, ImageShardResult, deal
 from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.repeated import repeated
 from data_pipeline.images.shard_source import GivenShard
 from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
 from data_pipeline.images.text_steps import TextSteps
@@ -89,7 +89,7 @@ def with_texts(
         [tuple(one.tolist()) for one in rows],
         tokenizer,
         place,
-        longest=recipe.longest,
+        max_tokens=recipe.max_tokens,
         columns=columns,
         work=work,
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from data_pipeline.clean import CleaningStep
-from data_pipeline.images.look import MOST_PIXELS, ImageLimits
+from data_pipeline.images.check import MOST_PIXELS, ImageLimits
 from data_pipeline.images.region_shapes import DETECTOR as OF_SHAPES
 from data_pipeline.images.text_steps import check_text_steps
 from data_pipeline.recipe import TokenizerRecipe, plain_step
@@ -21,7 +21,7 @@ DIGITS = "digits"
 SHAPES = "shapes"
 """Source name: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
-OF_TEXTS = ("text", "steps", "duplicates", "tokenizer", "longest")
+OF_TEXTS = ("text", "steps", "duplicates", "tokenizer", "max_tokens")
 """Settings that only apply to images with texts."""
 CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
 """Tokenizer for texts with image regions (UNITER)."""
@@ -53,7 +53,7 @@ class ImageRecipe:
     values of the drawn shapes."""
     tokenizer: TokenizerRecipe = TOKENIZER
     """Tokenizer of the texts."""
-    longest: Annotated[int, Field(ge=1, le=4096)] = 75
+    max_tokens: Annotated[int, Field(ge=1, le=4096)] = 75
     """Maximum tokens of a text; the rest is cut off. CLIP reads 75, plus a token before and after."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
     """Share for the validation split: images, chosen by a hash of their names, or complete given shards. At least
@@ -68,11 +68,11 @@ class ImageRecipe:
     """Given shards: text file with the label names, one per line. Default: labels are named by their numbers."""
     label: str = "label"
     """Given shards without `.cls`: field of `.json` that holds the label index."""
-    smallest: Annotated[int, Field(ge=1)] = ImageLimits.smallest
+    min_side: Annotated[int, Field(ge=1)] = ImageLimits.min_side
     """Minimum pixels of an image's shorter side."""
-    most_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = ImageLimits.most_pixels
+    max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = ImageLimits.max_pixels
     """Maximum pixels of an image."""
-    stretched: Annotated[float, Field(ge=1)] = ImageLimits.stretched
+    max_aspect_ratio: Annotated[float, Field(ge=1)] = ImageLimits.max_aspect_ratio
     """Maximum ratio of the longer to the shorter side."""
     check: Literal["pixels", "header"] = ImageLimits.check
     """Decode each image once (`pixels`), or check only its header and its end (`header`)."""
@@ -97,9 +97,9 @@ class ImageRecipe:
     @property
     def limits(self) -> ImageLimits:
         return ImageLimits(
-            smallest=self.smallest,
-            most_pixels=self.most_pixels,
-            stretched=self.stretched,
+            min_side=self.min_side,
+            max_pixels=self.max_pixels,
+            max_aspect_ratio=self.max_aspect_ratio,
             check=self.check,
             sketch=self.duplicates == "near",
             detector=(self.detector or (OF_SHAPES if self.source == SHAPES else DETECTOR)) if self.regions else None,

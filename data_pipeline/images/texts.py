@@ -20,8 +20,8 @@ from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
+from data_pipeline.images.check import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.folders import ImageFile, in_utf8
-from data_pipeline.images.look import MOST_BYTES, ImageLimits, RefusedImage, look
 from data_pipeline.images.region_hdf5 import groups_in, regions_of
 from data_pipeline.images.text_steps import RefusedText, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
@@ -309,12 +309,12 @@ def with_ids(
     tokenizer: Tokenizer,
     place: str,
     *,
-    longest: int,
+    max_tokens: int,
     columns: int,
     work: JobRunner,
 ) -> tuple[str, list[ShardInfo]]:
     """Return the manifest's `dtype`, and the shards with token ids in renamed indexes."""
-    dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{longest}]"
+    dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{max_tokens}]"
     folder = str(work.folder / SHARDS)
     jobs = [
         EncodeJob(folder, info, place, tokenizer.fingerprint, dtype, columns, rows)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import IO, Literal
 
-from data_pipeline.sources.bad import Bad, Unreadable, bad_record
 from data_pipeline.sources.compression import compression_of, without_compression
-from data_pipeline.sources.content import Stream, UpToFault, chunks, open_file, unpacks_to_too_much
+from data_pipeline.sources.content import ChunkStream, ChunksUntilError, expansion_error, open_file, read_chunks
 from data_pipeline.sources.listing import is_hidden
 from data_pipeline.sources.source import InputFile
+from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_unreadable_record
 from megaptm.credentials import in_brief
 from megaptm.data.files import open_tar, tar_members
 from megaptm.errors import FULL_DISK, UserError
@@ -35,58 +35,58 @@ def archive_kind(name: str) -> Literal["zip", "tar"] | None:
 
 
 @dataclass(frozen=True)
-class _Member:
+class _ArchiveMember:
     name: str
     size: int
     stream: IO[bytes] | None
     """None for a link, a device or another member without text."""
 
 
-def members(file: InputFile, bad: Bad) -> Iterator[InputFile]:
+def copy_members(file: InputFile, handler: UnreadableHandler) -> Iterator[InputFile]:
     """Yield a local copy of each member that would be read if it were in a folder.
 
     A copy is deleted when the next one is requested. Raises `Unreadable`.
     """
-    data = UpToFault(chunks(file))
-    found = _zip_members(file, bad) if archive_kind(file.name) == "zip" else _tar_members(data)
+    data = ChunksUntilError(read_chunks(file))
+    archive_members = _zip_members(file, handler) if archive_kind(file.name) == "zip" else _tar_members(data)
     unpacked = 0
-    for member in found:
+    for member in archive_members:
         # The name is only displayed and never used as a path to write to, so `..` in it is harmless.
         parts = PurePosixPath(member.name.encode("utf-8", "backslashreplace").decode()).parts
-        below = "/".join(part for part in parts if part not in ("..", "/"))
-        if any(is_hidden(part) for part in below.split("/")):
+        inner_path = "/".join(part for part in parts if part not in ("..", "/"))
+        if any(is_hidden(part) for part in inner_path.split("/")):
             continue
-        name = f"{file.name}/{below}"
+        name = f"{file.name}/{inner_path}"
         if member.stream is None:
-            bad.left_out("not a file", name)
+            handler.count_skipped("not a file", name)
             continue
         if (unpacked := unpacked + member.size) > file.max_unpacked:
-            raise unpacks_to_too_much(file)
+            raise expansion_error(file)
         with tempfile.NamedTemporaryFile(prefix="megaptm-member-") as copy:
             try:
                 shutil.copyfileobj(member.stream, copy, 1 << 20)
                 copy.flush()
             except (tarfile.TarError, Unreadable, EOFError) as error:
-                raise data.fault or _damaged(error) from None
+                raise data.error or _damaged_error(error) from None
             except Exception as error:  # zip compresses and checks each member separately
                 if getattr(error, "errno", None) in FULL_DISK:
                     raise UserError(
-                        f"{tempfile.gettempdir()} has no room for a copy of {below} from {file.path} ({member.size:,} "
-                        "bytes): set TMPDIR to a folder of a larger disk."
+                        f"{tempfile.gettempdir()} has no space for a copy of {inner_path} from {file.path} "
+                        f"({member.size:,} bytes): set TMPDIR to a folder on a larger disk."
                     ) from None
-                bad.record(name, f"member {below}", bad_record(error))
+                handler.handle_record(name, f"member {inner_path}", to_unreadable_record(error))
                 continue
-            yield replace(file, path=copy.name, name=name, size=member.size, label=f"{file.path}: {below}")
+            yield replace(file, path=copy.name, name=name, size=member.size, label=f"{file.path}: {inner_path}")
 
 
-def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
+def _zip_members(file: InputFile, handler: UnreadableHandler) -> Iterator[_ArchiveMember]:
     with open_file(file) as stream:
         try:
             archive = zipfile.ZipFile(stream)
         except UserError:  # raised when a server fails
             raise
         except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise _damaged(error) from None
+            raise _damaged_error(error) from None
         with archive:
             for info in archive.infolist():
                 if info.is_dir():
@@ -95,25 +95,25 @@ def _zip_members(file: InputFile, bad: Bad) -> Iterator[_Member]:
                     opened = archive.open(info)
                 except Exception as error:  # encrypted, or compressed with a method that Python does not support
                     name = info.filename.encode("utf-8", "backslashreplace").decode()
-                    bad.record(f"{file.name}/{name}", f"member {name}", bad_record(error))
+                    handler.handle_record(f"{file.name}/{name}", f"member {name}", to_unreadable_record(error))
                     continue
                 with opened:
-                    yield _Member(info.filename, info.file_size, opened)
+                    yield _ArchiveMember(info.filename, info.file_size, opened)
 
 
-def _tar_members(data: UpToFault) -> Iterator[_Member]:
+def _tar_members(data: ChunksUntilError) -> Iterator[_ArchiveMember]:
     try:
-        with open_tar(io.BufferedReader(Stream(data))) as archive:
+        with open_tar(io.BufferedReader(ChunkStream(data))) as archive:
             for info in tar_members(archive):
                 if not info.isdir():
-                    yield _Member(info.name, info.size, archive.extractfile(info) if info.isreg() else None)
+                    yield _ArchiveMember(info.name, info.size, archive.extractfile(info) if info.isreg() else None)
     except tarfile.TarError as error:
-        raise data.fault or _damaged(error) from None
-    if data.fault:
-        raise data.fault
+        raise data.error or _damaged_error(error) from None
+    if data.error:
+        raise data.error
 
 
-def _damaged(error: Exception) -> Unreadable:
+def _damaged_error(error: Exception) -> Unreadable:
     if isinstance(error, Unreadable):
         return error
-    return Unreadable("damaged", f"is no archive that can be read ({in_brief(error)})", "fetch it again")
+    return Unreadable("damaged", f"is not a readable archive ({in_brief(error)})", "download it again")

@@ -14,16 +14,16 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_pipeline.sources.bad import Unreadable, needed
+from data_pipeline.sources.unreadable import Unreadable, require_library
 from megaptm.errors import UserError
 
 HEAD_BYTES = 18
 """Bytes at the start of a file that identify its compression: the longest header of a Zstandard frame."""
 CHUNK_BYTES = 1 << 20
 """Size of a read and of an output chunk. Fixed, because it determines where reading of a damaged file stops."""
-KINDS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
-SHORT = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
-OTHERS = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
+FULL_SUFFIXES = {".tgz": ".tar.gz", ".tbz": ".tar.bz2", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+UNSUPPORTED = frozenset({".7z", ".rar", ".lz4", ".lzma", ".lz", ".lzo", ".z", ".br", ".sz", ".snappy", ".cab", ".ace"})
 """Suffixes of compressed files that are not supported."""
 MAX_WINDOW_LOG = 31
 """Longest window that the Zstandard library supports (`zstd --long=31`): 2 GiB."""
@@ -35,52 +35,53 @@ MAX_DICTIONARY_BYTES = 64 << 20
 
 
 def compression_of(name: str) -> str | None:
-    return KINDS.get(PurePosixPath(_in_full(name)).suffix.lower())
+    return COMPRESSIONS.get(PurePosixPath(_with_full_suffix(name)).suffix.lower())
 
 
 def without_compression(name: str) -> str:
     """`pile.jsonl.gz` -> `pile.jsonl`"""
-    name = _in_full(name)
+    name = _with_full_suffix(name)
     return name[: -len(PurePosixPath(name).suffix)] if compression_of(name) else name
 
 
-def has_other_compression(name: str) -> bool:
+def is_unsupported(name: str) -> bool:
     """Whether the suffix is that of a compression that is not supported."""
-    return PurePosixPath(name).suffix.lower() in OTHERS
+    return PurePosixPath(name).suffix.lower() in UNSUPPORTED
 
 
-def _in_full(name: str) -> str:
+def _with_full_suffix(name: str) -> str:
     """`pile.tgz` -> `pile.tar.gz`"""
     suffix = PurePosixPath(name).suffix
-    return name[: -len(suffix)] + SHORT[suffix.lower()] if suffix.lower() in SHORT else name
+    return name[: -len(suffix)] + FULL_SUFFIXES[suffix.lower()] if suffix.lower() in FULL_SUFFIXES else name
 
 
 def check_compression(kind: str | None, head: bytes) -> None:
     """Compare the first HEAD_BYTES of a file with the compression that its suffix implies; raise `Unreadable` if they
     differ."""
-    if kind and _is_taken(head, kind):
+    if kind and _is_accepted(head, kind):
         return
-    real = next((name for name in KINDS.values() if _is_taken(head, name)), None)
-    if real == kind:
+    actual = next((name for name in COMPRESSIONS.values() if _is_accepted(head, name)), None)
+    if actual == kind:
         return
-    if real is None and not _is_text(head):
-        raise Unreadable("damaged", f"does not begin as {kind} data do", "fetch it again")
-    what = f"is not {kind}, as its suffix says" if kind else f"holds {real} data, which its suffix does not say"
-    ending = next((suffix for suffix, name in KINDS.items() if name == real), None)
-    raise Unreadable("wrong compression", what, f"let its name end in {ending}" if ending else "take the suffix off")
+    if actual is None and not _is_text(head):
+        raise Unreadable("damaged", f"does not start like {kind} data", "download it again")
+    problem = f"is not {kind} as its suffix says" if kind else f"contains {actual} data but has no such suffix"
+    suffix = next((suffix for suffix, name in COMPRESSIONS.items() if name == actual), None)
+    remedy = f"rename it to end in {suffix}" if suffix else "remove the suffix from its name"
+    raise Unreadable("wrong compression", problem, remedy)
 
 
-def _is_taken(head: bytes, kind: str) -> bool:
+def _is_accepted(head: bytes, kind: str) -> bool:
     """Whether the decompressor accepts `head`: the first HEAD_BYTES of a file, or all bytes of a shorter file."""
     try:
-        machine = _decompressor(kind)()
-        machine.decompress(head, CHUNK_BYTES)
-        return len(head) == HEAD_BYTES or machine.eof
+        decompressor = _decompressor(kind)()
+        decompressor.decompress(head, CHUNK_BYTES)
+        return len(head) == HEAD_BYTES or decompressor.eof
     except UserError:  # the library is not installed
         return False
     except Exception as error:  # each library has its own exceptions
-        fault = _fault(error, kind)
-        return not isinstance(fault, Unreadable) or fault.reason != "damaged"
+        converted = _convert_error(error, kind)
+        return not isinstance(converted, Unreadable) or converted.reason != "damaged"
 
 
 def _is_text(head: bytes) -> bool:
@@ -95,48 +96,48 @@ def decompress(chunks: Iterator[bytes], kind: str) -> Iterator[bytes]:
     dictionary = None
     if kind == "zstd":
         dictionary, chunks = _split_dictionary(chunks)
-    new = _decompressor(kind, dictionary)
-    machine, inside = new(), False
+    create = _decompressor(kind, dictionary)
+    decompressor, in_stream = create(), False
     for data in chunks:
         # Zero padding may follow a stream; gzip and xz allow it.
-        while data := data if inside else data.lstrip(b"\0"):
-            inside = True
-            yield from _outputs(machine, data, kind)
+        while data := data if in_stream else data.lstrip(b"\0"):
+            in_stream = True
+            yield from _decompress_chunk(decompressor, data, kind)
             data = b""
-            if machine.eof:
-                data, machine, inside = machine.unused_data, new(), False
-    if inside:
-        raise Unreadable("truncated", f"ends in the middle of its {kind} data", "fetch it again")
+            if decompressor.eof:
+                data, decompressor, in_stream = decompressor.unused_data, create(), False
+    if in_stream:
+        raise Unreadable("truncated", f"ends in the middle of its {kind} data", "download it again")
 
 
-def _outputs(machine: Any, data: bytes, kind: str) -> Iterator[bytes]:
+def _decompress_chunk(decompressor: Any, data: bytes, kind: str) -> Iterator[bytes]:
     """Yield the decompressed data in chunks of at most CHUNK_BYTES, whatever the compression ratio."""
     while True:
         try:
-            output = machine.decompress(data, CHUNK_BYTES)
+            output = decompressor.decompress(data, CHUNK_BYTES)
         except Exception as error:  # each library has its own exceptions
-            raise _fault(error, kind) from None
+            raise _convert_error(error, kind) from None
         if output:
             yield output
-        if machine.eof or machine.needs_input:
+        if decompressor.eof or decompressor.needs_input:
             return
         data = b""
 
 
-def _fault(error: Exception, kind: str) -> Exception:
+def _convert_error(error: Exception, kind: str) -> Exception:
     """Convert an error of a library: damaged data, a limit of the library, or too little memory on this machine."""
     if isinstance(error, MemoryError) or "Allocation error" in str(error):
         # Not counted as a drop: the corpus would then depend on the memory of the machine.
         return UserError(
-            f"there is not enough memory to decompress {kind} data: give the build more, or fewer workers."
+            f"there is not enough memory to decompress {kind} data: use a machine with more memory, or fewer workers."
         )
     if "requires too much memory" in str(error):
-        what = "needs a window of more than 2 GiB to be decompressed"
-        return Unreadable("window too long", what, f"compress it again with --long={MAX_WINDOW_LOG} or less")
+        problem = "needs a decompression window of more than 2 GiB"
+        return Unreadable("window too large", problem, f"compress it again with --long={MAX_WINDOW_LOG} or less")
     if "Dictionary mismatch" in str(error):
-        what = "was compressed with a dictionary, which it does not hold"
-        return Unreadable("needs a dictionary", what, "decompress it with that dictionary")
-    return Unreadable("damaged", f"holds damaged {kind} data ({error})", "fetch it again")
+        problem = "was compressed with a dictionary that it does not contain"
+        return Unreadable("missing dictionary", problem, "decompress it with that dictionary")
+    return Unreadable("damaged", f"contains damaged {kind} data ({error})", "download it again")
 
 
 def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
@@ -160,7 +161,7 @@ def _split_dictionary(chunks: Iterator[bytes]) -> tuple[Any, Iterator[bytes]]:
 
 @lru_cache(maxsize=1)
 def _zstd() -> Any:
-    with needed("backports.zstd"):
+    with require_library("backports.zstd"):
         return importlib.import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
@@ -169,7 +170,7 @@ def _decompressor(kind: str, dictionary: Any = None) -> Callable[[], Any]:
         options = {_zstd().DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
         return partial(_zstd().ZstdDecompressor, zstd_dict=dictionary, options=options)
     if kind == "brotli":
-        with needed("brotli"):
+        with require_library("brotli"):
             import brotli  # noqa: F401
         return _BrotliDecompressor
     if kind == "gzip":
@@ -206,11 +207,11 @@ class _DeflateDecompressor(_ZlibDecompressor):
 
     def __init__(self) -> None:
         super().__init__(zlib.MAX_WBITS)
-        self.begun = False
+        self.has_header = False
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        if data and not self.begun:
-            self.begun = True
+        if data and not self.has_header:
+            self.has_header = True
             # RFC 1950: compression method 8, and a header that is a multiple of 31.
             if len(data) > 1 and (data[0] & 15 != 8 or int.from_bytes(data[:2]) % 31):
                 self.zlib = zlib.decompressobj(wbits=-zlib.MAX_WBITS)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from data_pipeline.sources.bad import Unreadable
 from data_pipeline.sources.compression import (
     CHUNK_BYTES,
     HEAD_BYTES,
@@ -17,13 +16,14 @@ from data_pipeline.sources.compression import (
 )
 from data_pipeline.sources.open import open_bytes
 from data_pipeline.sources.source import InputFile
+from data_pipeline.sources.unreadable import Unreadable
 from megaptm.errors import shown
 from megaptm.storage import is_remote
 
 EMPTY = Unreadable("empty file", "is empty", "remove it")
 
 
-def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
+def read_chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
     """Yield decompressed content from byte `start`; raises `Unreadable`."""
     with open_file(file) as stream:
         kind = compression_of(file.name)
@@ -33,53 +33,53 @@ def chunks(file: InputFile, start: int = 0) -> Iterator[bytes]:
         check_compression(kind, head)
         stream.seek(start if kind is None else 0)
         raw = iter(lambda: stream.read(CHUNK_BYTES), b"")
-        yield from raw if kind is None else _after(_bounded(decompress(raw, kind), file), start)
+        yield from raw if kind is None else _skip_bytes(_limit_size(decompress(raw, kind), file), start)
 
 
 def open_file(file: InputFile) -> BinaryIO:
     """Open a file without decompression; raise `Unreadable` if it does not exist or may not be read."""
     # A server that does not respond is not an error of the file. It ends the build instead of being counted.
-    faults = (FileNotFoundError, PermissionError, IsADirectoryError) if is_remote(file.path) else (OSError,)
+    file_errors = (FileNotFoundError, PermissionError, IsADirectoryError) if is_remote(file.path) else (OSError,)
     try:
         return open_bytes(file.path)
-    except faults as error:
+    except file_errors as error:
         if not is_remote(file.path) and os.path.islink(file.path) and not os.path.exists(file.path):
-            what = f"is a link to {shown(os.readlink(file.path))}, where nothing is"
-            raise Unreadable("unreadable", what, "correct the link, or remove it") from None
-        what = f"cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise Unreadable("unreadable", what, "make it readable") from None
+            problem = f"is a link to {shown(os.readlink(file.path))}, which does not exist"
+            raise Unreadable("unreadable", problem, "correct the link, or remove it") from None
+        problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise Unreadable("unreadable", problem, "make it readable") from None
 
 
-def _bounded(data: Iterator[bytes], file: InputFile) -> Iterator[bytes]:
+def _limit_size(data: Iterator[bytes], file: InputFile) -> Iterator[bytes]:
     size = 0
     for chunk in data:
         if (size := size + len(chunk)) > file.max_unpacked:
-            raise unpacks_to_too_much(file)
+            raise expansion_error(file)
         yield chunk
 
 
-def unpacks_to_too_much(file: InputFile) -> Unreadable:
-    what = f"unpacks to more than {file.max_unpacked:,} bytes, and has {file.size:,}"
-    return Unreadable("unpacks to too much", what, "unpack it, or raise `max_expansion` of its source")
+def expansion_error(file: InputFile) -> Unreadable:
+    problem = f"expands from {file.size:,} to more than {file.max_unpacked:,} bytes"
+    return Unreadable("expands too much", problem, "decompress it, or raise `max_expansion` of its source")
 
 
-def _after(data: Iterator[bytes], start: int) -> Iterator[bytes]:
-    found = False
+def _skip_bytes(data: Iterator[bytes], start: int) -> Iterator[bytes]:
+    has_data = False
     for chunk in data:
-        found = True
+        has_data = True
         if start < len(chunk):
             yield chunk[start:] if start else chunk
         start = max(0, start - len(chunk))
-    if not found:
+    if not has_data:
         raise EMPTY
 
 
-class UpToFault:
-    """Iterator that ends where its chunks cannot be read, so that a reader can use what it holds; then see `fault`."""
+class ChunksUntilError:
+    """Iterator that ends where its chunks cannot be read, so that a reader can use the earlier ones; see `error`."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data
-        self.fault: Unreadable | None = None
+        self.error: Unreadable | None = None
         """Reason for an early end."""
 
     def __iter__(self) -> Iterator[bytes]:
@@ -89,27 +89,27 @@ class UpToFault:
         try:
             return next(self.data)
         except Unreadable as error:
-            self.fault = error
+            self.error = error
             raise StopIteration from None
 
 
-class Stream(io.RawIOBase):
+class ChunkStream(io.RawIOBase):
     """Raw stream over chunks, for libraries that read from a stream."""
 
     def __init__(self, data: Iterator[bytes]):
         self.data = data
-        self.rest = memoryview(b"")
+        self.pending = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def, override]
-        while not self.rest:
+        while not self.pending:
             chunk = next(self.data, None)
             if chunk is None:
                 return 0
-            self.rest = memoryview(chunk)
-        count = min(len(buffer), len(self.rest))
-        buffer[:count] = self.rest[:count]
-        self.rest = self.rest[count:]
+            self.pending = memoryview(chunk)
+        count = min(len(buffer), len(self.pending))
+        buffer[:count] = self.pending[:count]
+        self.pending = self.pending[count:]
         return count

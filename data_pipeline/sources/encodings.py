@@ -9,12 +9,12 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from data_pipeline.sources.bad import BadRecord, Unreadable, needed
-from data_pipeline.sources.content import chunks
+from data_pipeline.sources.content import read_chunks
 from data_pipeline.sources.source import InputFile
+from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord, require_library
 
 # UTF-32 first: its little-endian byte order mark starts with that of UTF-16.
-MARKS = (
+BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -45,65 +45,67 @@ class Encoding:
 
     def plain_lines(self, data: Iterator[bytes]) -> Iterator[bytes]:
         """Return `data`, converted to UTF-8 if the bytes do not show where lines end; raises `Unreadable`."""
-        return data if self.has_plain_lines else (text.encode() for text in texts(data, self.codec))
+        return data if self.has_plain_lines else (text.encode() for text in decode_chunks(data, self.codec))
 
     def decode(self, data: bytes | bytearray) -> tuple[str, Mapping[str, Any]]:
-        """Decode a record, and return its text and notes; raises `BadRecord`."""
+        """Decode a record, and return its text and notes; raises `UnreadableRecord`."""
         codec = "utf-8" if self.is_tried_as_utf8 else self.codec
         try:
             return data.decode(codec), self.notes
         except UnicodeDecodeError as error:
-            guess = _guess(bytes(data)) if self.codec == "auto" else None
+            guess = _guess_codec(bytes(data)) if self.codec == "auto" else None
             if guess is None:
-                raise BadRecord(*_not_in(codec, error, error.start)) from None
+                raise UnreadableRecord(*_decoding_problem(codec, error, error.start)) from None
             return data.decode(guess), {"encoding": guess}
 
 
-def encoding_of_records(file: InputFile) -> Encoding:
+def detect_record_encoding(file: InputFile) -> Encoding:
     """Return the encoding of a file of lines. `auto` detects each line's codec, unless the file has a byte order
     mark."""
     if file.source.encoding != "auto":
         return Encoding(codecs.lookup(file.source.encoding).name.removesuffix("-sig"))
-    head = next(chunks(file))
-    marked = next((codec for mark, codec in MARKS if head.startswith(mark)), None)
-    return Encoding(marked, {"encoding": marked}) if marked else Encoding("auto")
+    head = next(read_chunks(file))
+    codec_of_mark = next((codec for mark, codec in BYTE_ORDER_MARKS if head.startswith(mark)), None)
+    return Encoding(codec_of_mark, {"encoding": codec_of_mark}) if codec_of_mark else Encoding("auto")
 
 
-def encoding_of_whole(file: InputFile) -> Encoding:
+def detect_file_encoding(file: InputFile) -> Encoding:
     """Return the encoding of a file that is one text. `auto` first reads the file to its end to check for UTF-8."""
-    found = encoding_of_records(file)
-    if found.codec != "auto":
-        return found
-    sample = _not_utf8(chunks(file))
-    guess = _guess(sample) if sample else None
+    encoding = detect_record_encoding(file)
+    if encoding.codec != "auto":
+        return encoding
+    sample = _sample_not_utf8(read_chunks(file))
+    guess = _guess_codec(sample) if sample else None
     return Encoding(guess, {"encoding": guess}) if guess else Encoding("utf-8")
 
 
-def texts(data: Iterable[bytes], codec: str) -> Iterator[str]:
+def decode_chunks(data: Iterable[bytes], codec: str) -> Iterator[str]:
     """Decode chunks incrementally, without the byte order mark. A character may span two chunks. Raises
     `Unreadable`."""
     decoder = codecs.getincrementaldecoder(codec)()
-    at, begun = 0, False
+    offset, has_started = 0, False
     for chunk in chain(data, (b"",)):
         held = len(decoder.getstate()[0])
         try:
             text = decoder.decode(chunk, not chunk)
         except UnicodeDecodeError as error:
-            raise Unreadable(*_not_in(codec, error, at - held + error.start)) from None
-        at += len(chunk)
+            raise Unreadable(*_decoding_problem(codec, error, offset - held + error.start)) from None
+        offset += len(chunk)
         if text:
-            yield text if begun else text.removeprefix("\ufeff")
-            begun = True
+            yield text if has_started else text.removeprefix("\ufeff")
+            has_started = True
 
 
-def _not_in(codec: str, error: UnicodeDecodeError, offset: int) -> tuple[str, str, str]:
+def _decoding_problem(codec: str, error: UnicodeDecodeError, offset: int) -> tuple[str, str, str]:
     name = codec.upper() if codec.startswith("utf") else codec
-    what = f"is not {name}: byte 0x{error.object[error.start]:02x} at offset {offset:,}"
-    remedy = "convert it to UTF-8, or give its source `encoding: auto`" if codec == "utf-8" else f"convert it to {name}"
-    return f"not {name}", what, remedy
+    problem = f"is not {name}: byte 0x{error.object[error.start]:02x} at offset {offset:,}"
+    remedy = (
+        "convert it to UTF-8, or set `encoding: auto` for its source" if codec == "utf-8" else f"convert it to {name}"
+    )
+    return f"not {name}", problem, remedy
 
 
-def _not_utf8(data: Iterator[bytes]) -> bytes:
+def _sample_not_utf8(data: Iterator[bytes]) -> bytes:
     """Return up to SAMPLE_BYTES, starting at the first line that is not UTF-8; empty if all of it is UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     line = b""
@@ -112,7 +114,7 @@ def _not_utf8(data: Iterator[bytes]) -> bytes:
             decoder.decode(chunk, not chunk)
         except UnicodeDecodeError:
             sample = line + chunk + next(data, b"")
-            start = _start_of_bad_line(sample)
+            start = _start_of_invalid_line(sample)
             end = sample.rfind(b"\n", start, start + SAMPLE_BYTES) + 1
             return sample[start : end or start + SAMPLE_BYTES]
         line = (line + chunk)[-SAMPLE_BYTES:]
@@ -120,7 +122,7 @@ def _not_utf8(data: Iterator[bytes]) -> bytes:
     return b""
 
 
-def _start_of_bad_line(sample: bytes) -> int:
+def _start_of_invalid_line(sample: bytes) -> int:
     try:
         sample.decode()
     except UnicodeDecodeError as error:
@@ -128,9 +130,9 @@ def _start_of_bad_line(sample: bytes) -> int:
     return 0
 
 
-def _guess(data: bytes) -> str | None:
+def _guess_codec(data: bytes) -> str | None:
     """Return the most likely codec, or None."""
-    with needed("charset-normalizer"):
+    with require_library("charset-normalizer"):
         from charset_normalizer import from_bytes
     best = from_bytes(data).best()
     return best.encoding if best else None

@@ -7,12 +7,12 @@ from typing import Any
 
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.turns import text_and_turns
-from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.source import NAMED_FIELD, Source
+from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
 
 def text_of(record: Any, field: str, option: str = "text") -> str:
-    """Return the string in a field, or raise `BadRecord`. `option` is the option that names the field."""
+    """Return the string in a field, or raise `UnreadableRecord`. `option` is the option that names the field."""
     text = record.get(field) if isinstance(record, Mapping) else None
     if not isinstance(text, str):
         names = (
@@ -20,20 +20,22 @@ def text_of(record: Any, field: str, option: str = "text") -> str:
             if isinstance(record, Mapping)
             else []
         )
-        there = f", but in {', '.join(names[:20])}" if names else ""
-        what = f"has no string in its field `{field}`{there}"
-        raise BadRecord("no text field", what, f"add it, or name another with `{option}`{_instead(record, option)}")
+        known_names = f", but in {', '.join(names[:20])}" if names else ""
+        problem = f"has no string in its field `{field}`{known_names}"
+        raise UnreadableRecord(
+            "no text field", problem, f"add it, or name another with `{option}`{_suggest_messages(record, option)}"
+        )
     return text
 
 
-def refuse_twins(columns: Sequence[str], source: Source) -> None:
+def refuse_duplicate_columns(columns: Sequence[str], source: Source) -> None:
     """Raise `Unreadable` if two columns share the name of a requested field: the text would be ambiguous."""
     for name in (*source.fields, *source.keep):
         if (count := columns.count(name)) > 1:
-            raise Unreadable("columns of one name", f"has {count} columns `{name}`", "rename all but one of them")
+            raise Unreadable("duplicate column names", f"has {count} columns `{name}`", "rename all but one of them")
 
 
-def _instead(record: Any, option: str) -> str:
+def _suggest_messages(record: Any, option: str) -> str:
     """Suggest the option `messages` for a record that has no text but has a field with a conversation."""
     if option != "text" or not isinstance(record, Mapping):
         return ""
@@ -46,29 +48,29 @@ def _instead(record: Any, option: str) -> str:
 
 
 def text_and_notes(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
-    """Return the text of a record, and the offsets of its parts if it has parts; raises `BadRecord`."""
+    """Return the text of a record, and the offsets of its parts if it has parts; raises `UnreadableRecord`."""
     if not source.parts:
         return text_of(record, source.text), {}
-    return text_and_parts(source.with_prefix([_part(record, said) for said in source.parts]))
+    return text_and_parts(source.with_prefix([_part_text(record, template) for template in source.parts]))
 
 
-def _part(record: Any, said: str) -> str:
+def _part_text(record: Any, template: str) -> str:
     """Return the text of a field, or of a template whose `{field}` names are replaced by texts."""
-    if not NAMED_FIELD.search(said):
-        return text_of(record, said, "parts")
-    return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), said)
+    if not NAMED_FIELD.search(template):
+        return text_of(record, template, "parts")
+    return NAMED_FIELD.sub(lambda name: text_of(record, name[1], "parts"), template)
 
 
 def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
-    """Return the text of a conversation, and the offset and role of each turn as a note; raises `BadRecord`."""
+    """Return the text of a conversation, and the offset and role of each turn as a note; raises `UnreadableRecord`."""
     messages = record.get(field) if isinstance(record, Mapping) else None
     try:
         text, turns = text_and_turns(messages or ())
     except (AttributeError, KeyError, TypeError):
         turns = []
     if not turns:
-        what = f"has no list of messages (`role`, `content`) in its field `{field}`"
-        raise BadRecord("no messages", what, "add it, or name another with `messages`")
+        problem = f"has no list of messages (`role`, `content`) in its field `{field}`"
+        raise UnreadableRecord("no messages", problem, "add it, or name another with `messages`")
     return text, {"turns": turns}
 
 

@@ -11,12 +11,12 @@ from pathlib import PurePosixPath
 from data_pipeline.document import Dropped
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.compression import without_compression
-from data_pipeline.sources.formats import FORMATS, format_of, passed_over
+from data_pipeline.sources.formats import FORMATS, format_of, skip_reason
 from data_pipeline.sources.formats.image_text import is_image, is_metadata
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
-from data_pipeline.sources.overrides import overridden, refuse_unmatched
+from data_pipeline.sources.overrides import apply_overrides, refuse_unmatched
 from data_pipeline.sources.remote import list_url
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
@@ -35,117 +35,121 @@ def find_files(sources: Sequence[str | Source], dropped: Dropped | None = None) 
     or has no text, or if two sources name the same file.
     """
     if not sources:
-        raise UserError("no source is named: name a file, a folder, a glob or a URL of these.")
-    found: list[InputFile] = []
+        raise UserError("no source is given: name a file, a folder, a glob or a URL.")
+    all_files: list[InputFile] = []
     owners: dict[str, int] = {}
-    for number, given in enumerate(sources):
-        source = given if isinstance(given, Source) else Source(given)
-        passed = Dropped()
-        for file in _files_of(source, passed):
-            owner = owners.setdefault(_identity(file.path), number)
-            if owner != number:
-                raise _twice(sources[owner], source, file)
-            found.append(file)
+    for index, source_or_path in enumerate(sources):
+        source = source_or_path if isinstance(source_or_path, Source) else Source(source_or_path)
+        skipped = Dropped()
+        for file in _files_of(source, skipped):
+            owner = owners.setdefault(_canonical_path(file.path), index)
+            if owner != index:
+                raise _duplicate_file_error(sources[owner], source, file)
+            all_files.append(file)
         if dropped is not None and source.path != PYTHON_LIBRARY:  # users do not expect text of their own there
-            dropped.merge(passed)
-    refuse_unmatched((source for source in sources if isinstance(source, Source)), found)
-    return found
+            dropped.merge(skipped)
+    refuse_unmatched((source for source in sources if isinstance(source, Source)), all_files)
+    return all_files
 
 
-SAID = {
-    "no known format": "has no suffix of a format that is read: name it, or a glob and a `format`, if it is text",
-    "unknown compression": "is compressed in a way that is not read here: decompress it, or use .gz, .zst, .bz2 or .xz",
-    "corpus": "is the corpus of another build, and no text of its own",
-    "unfinished build": "is where a corpus is being made",
-    "folder read already": "is a link to a folder that is read under another name, and is not read again",
-    "not a file": "is a pipe, a socket or a device: write it to a file",
+REASON_MESSAGES = {
+    "unknown format": "does not have the suffix of a known format: to read it, name the file, or a glob and a `format`",
+    "unsupported compression": "has an unsupported compression: decompress it, or use .gz, .zst, .bz2 or .xz",
+    "corpus": "is a corpus that another build created",
+    "unfinished build": "is the folder of an unfinished build",
+    "folder already read": "is a link to a folder that is already read under another name",
+    "not a file": "is a pipe, a socket or a device: write its content to a file",
 }
 
 
-def _files_of(source: Source, passed: Dropped) -> list[InputFile]:
-    listing = _list(source)
-    paired = _with_images if source.format == "image-text" else _aligned if source.aligned else _alone
-    files = sorted(paired(source, listing), key=lambda file: (file.name, file.path))
+def _files_of(source: Source, skipped: Dropped) -> list[InputFile]:
+    listing = _list_source(source)
+    find_inputs = (
+        _image_text_files if source.format == "image-text" else _aligned_files if source.aligned else _unpaired_files
+    )
+    files = sorted(find_inputs(source, listing), key=lambda file: (file.name, file.path))
     taken = {file.path for file in files} | {file.aligned.path for file in files if file.aligned is not None}
-    left_out = [
-        (passed_over(file.name, source, listing.kind) or "no known format", file.name)
+    not_taken = [
+        (skip_reason(file.name, source, listing.kind) or "unknown format", file.name)
         for file in listing.files
         if file.path not in taken
     ]
-    for name, reason in sorted((name, reason) for reason, name in [*listing.left_out, *left_out]):
-        passed.add(reason, name, said=SAID[reason])
+    for name, reason in sorted((name, reason) for reason, name in [*listing.skipped, *not_taken]):
+        skipped.add(reason, name, said=REASON_MESSAGES[reason])
     if not files:
         suffixes = FORMATS[source.format].suffixes if source.format else (*FORMATS["text"].suffixes, *JSON_LINES)
-        there = ", ".join(
-            f"{count:,} {reason} ({passed.examples[reason][0][0]})" for reason, count in passed.counts.items()
+        counts = ", ".join(
+            f"{count:,} {reason} ({skipped.examples[reason][0][0]})" for reason, count in skipped.counts.items()
         )
-        images = any(is_image(name) for _, name in left_out)
+        images = any(is_image(name) for _, name in not_taken)
         raise UserError(
-            f"no text found in {source.path}{f', but {there}' if there else ''}: name a file, or a folder or glob with "
-            f"files such as {', '.join(sorted(suffixes)) or 'its format has'}, or say the `format` of what is there"
-            f"{'; of images `megaptm corpus images` makes a corpus' if images else ''}."
+            f"no text found in {source.path}{f', but {counts}' if counts else ''}: name a file, or a folder or glob "
+            f"with files such as {', '.join(sorted(suffixes)) or 'those of its format'}, or set the `format` of its "
+            f"files{'; for images, use `megaptm corpus images`' if images else ''}."
         )
     return files
 
 
-def _list(source: Source) -> Listing:
+def _list_source(source: Source) -> Listing:
     path = os.path.expanduser(source.path.removeprefix("file://"))
     listing = list_url(path) if is_remote(path) else list_path(path)
     if listing is None and path == PYTHON_LIBRARY:
         listing = list_folder(sysconfig.get_path("stdlib"), PYTHON_LIBRARY)
     if listing is None:
-        what = f"a file, a folder, a glob, a URL of these, or `{PYTHON_LIBRARY}`"
-        raise UserError(f"source {source.path} does not exist: name {what}.")
+        known_kinds = f"a file, a folder, a glob, a URL of these, or `{PYTHON_LIBRARY}`"
+        raise UserError(f"source {source.path} does not exist: name {known_kinds}.")
     return listing
 
 
-def _alone(source: Source, listing: Listing) -> Iterator[InputFile]:
-    for found in listing.files:
-        file = _input(found, source)
+def _unpaired_files(source: Source, listing: Listing) -> Iterator[InputFile]:
+    for entry in listing.files:
+        file = _input_file(entry, source)
         named = listing.kind == "file" or file.source is not source
-        if named or archive_kind(file.name) or not passed_over(file.name, source, listing.kind):
+        if named or archive_kind(file.name) or not skip_reason(file.name, source, listing.kind):
             yield file
 
 
-def _aligned(source: Source, listing: Listing) -> Iterator[InputFile]:
+def _aligned_files(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield files, each with its neighbor that has the suffix `Source.aligned` and the same compression."""
     assert source.aligned is not None
-    for file in _alone(source, listing):
+    for file in _unpaired_files(source, listing):
         inner = without_compression(file.name)
         name = str(PurePosixPath(inner).with_suffix(source.aligned)) + file.name[len(inner) :]
         if name == file.name:
             continue  # the file is the aligned neighbor of another one
         if FORMATS[format_of(file)].reader is not read_text:
-            raise UserError(f"source {source.path}: aligned is for lines of text, and {file.path} is none: use parts.")
+            raise UserError(
+                f"source {source.path}: aligned works on lines of text, but {file.path} is another format: use parts."
+            )
         path = file.path.removesuffix(PurePosixPath(file.name).name) + PurePosixPath(name).name
         other = list_url(path) if is_remote(path) else list_path(path)
         if other is None:
-            raise UserError(f"source {source.path}: there is no {path} beside {file.path}: put it there.")
-        yield replace(file, aligned=_input(other.files[0], source))
+            raise UserError(f"source {source.path}: {path} does not exist beside {file.path}: add it.")
+        yield replace(file, aligned=_input_file(other.files[0], source))
 
 
-def _with_images(source: Source, listing: Listing) -> Iterator[InputFile]:
+def _image_text_files(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
     described = {_folder(file.name) for file in listing.files if is_metadata(file.name)}
-    loose = [file for file in listing.files if not any(folder in described for folder in _above(file.name))]
+    loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
     images = {_stem(file.name): file.path for file in loose if is_image(file.name)}
     captions = {_stem(file.name) for file in loose if file.name.lower().endswith(".txt")}
     for file in listing.files:
         if is_metadata(file.name):
-            yield _input(file, source)
+            yield _input_file(file, source)
     for file in loose:
         stem = _stem(file.name)
         if file.name.lower().endswith(".txt"):
-            yield _input(file, source, images.get(stem))
+            yield _input_file(file, source, images.get(stem))
         elif is_image(file.name) and stem not in captions:
-            yield _input(file, source)  # counted later as an image without a caption
+            yield _input_file(file, source)  # counted later as an image without a caption
 
 
 def _folder(name: str) -> str:
     return str(PurePosixPath(name).parent)
 
 
-def _above(name: str) -> list[str]:
+def _parent_folders(name: str) -> list[str]:
     return [str(folder) for folder in PurePosixPath(name).parents]
 
 
@@ -153,18 +157,19 @@ def _stem(name: str) -> str:
     return str(PurePosixPath(name).with_suffix(""))
 
 
-def _input(file: FoundFile, source: Source, image: str | None = None) -> InputFile:
-    return overridden(InputFile(file.path, file.name, file.size, file.version, source, image))
+def _input_file(file: FoundFile, source: Source, image: str | None = None) -> InputFile:
+    return apply_overrides(InputFile(file.path, file.name, file.size, file.version, source, image))
 
 
-def _identity(path: str) -> str:
+def _canonical_path(path: str) -> str:
     return path if is_remote(path) else os.path.realpath(path)
 
 
-def _twice(one: str | Source, other: Source, file: InputFile) -> UserError:
-    first = one.path if isinstance(one, Source) else one
-    if first == other.path:
-        return UserError(f"source {first} is named twice: name it once, or all of its text counts twice.")
+def _duplicate_file_error(first_source: str | Source, second_source: Source, file: InputFile) -> UserError:
+    first_path = first_source.path if isinstance(first_source, Source) else first_source
+    if first_path == second_source.path:
+        return UserError(f"source {first_path} is named twice, which would duplicate its text: name it once.")
     return UserError(
-        f"sources {first} and {other.path} both have {file.path}: leave it out of one, or it counts twice."
+        f"sources {first_path} and {second_source.path} both contain {file.path}, which would duplicate its text: "
+        "remove it from one of them."
     )

@@ -10,22 +10,22 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from data_pipeline.sources.bad import BadRecord, Unreadable
 from data_pipeline.sources.compression import without_compression
-from data_pipeline.sources.content import chunks
-from data_pipeline.sources.encodings import Encoding, encoding_of_whole, texts
-from data_pipeline.sources.lines import BOM, longest_line, too_long
+from data_pipeline.sources.content import read_chunks
+from data_pipeline.sources.encodings import Encoding, decode_chunks, detect_file_encoding
+from data_pipeline.sources.lines import BOM, line_too_long_error, max_line_bytes
 from data_pipeline.sources.source import InputFile, Source
+from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
-HEAD = 1 << 16
+HEAD_BYTES = 1 << 16
 """Size of the prefix that identifies the layout of a file."""
 MARGIN = 16
 """Characters. A parse error this close to the end of the buffer may be a word (`false`) or number that continues."""
 
 Value = tuple[int, Any]
-"""Offset of the first byte, and the value, or a `BadRecord`. Parsing cannot continue after a `BadRecord`."""
+"""Offset of the first byte, and the value or an `UnreadableRecord`, after which parsing cannot continue."""
 
 
 def has_values(file: InputFile, encoding: Encoding) -> bool:
@@ -34,12 +34,12 @@ def has_values(file: InputFile, encoding: Encoding) -> bool:
     Objects over several lines are not considered if the name ends in `.jsonl` or `.ndjson`: the first line may be
     damaged.
     """
-    head = _head(encoding.plain_lines(chunks(file))).removeprefix(BOM).lstrip()
+    head = _read_head(encoding.plain_lines(read_chunks(file))).removeprefix(BOM).lstrip()
     if head.startswith(b"["):
         return True
     line, end, _ = head.partition(b"\n")
-    lines = without_compression(file.name).lower().endswith((".jsonl", ".ndjson"))
-    if lines or not (head.startswith(b"{") and end):
+    is_json_lines = without_compression(file.name).lower().endswith((".jsonl", ".ndjson"))
+    if is_json_lines or not (head.startswith(b"{") and end):
         return False
     try:
         json.loads(line.decode("utf-8", "replace"))
@@ -50,26 +50,26 @@ def has_values(file: InputFile, encoding: Encoding) -> bool:
     return False
 
 
-def values_of(file: InputFile) -> Iterator[Value]:
+def read_values(file: InputFile) -> Iterator[Value]:
     """Yield values in order, and arrays element by element; raises `Unreadable`."""
-    codec = encoding_of_whole(file).codec
-    marked = codec == "utf-8" and _head(chunks(file)).startswith(BOM)
-    return _values(_Text(texts(chunks(file), codec), len(BOM) if marked else 0), file.source)
+    codec = detect_file_encoding(file).codec
+    marked = codec == "utf-8" and _read_head(read_chunks(file)).startswith(BOM)
+    return _parse_values(_TextBuffer(decode_chunks(read_chunks(file), codec), len(BOM) if marked else 0), file.source)
 
 
-def _head(data: Iterator[bytes]) -> bytes:
+def _read_head(data: Iterator[bytes]) -> bytes:
     """Return the first HEAD bytes, or fewer if the data end or become unreadable."""
     head = bytearray()
     try:
-        while len(head) < HEAD and (chunk := next(data, b"")):
+        while len(head) < HEAD_BYTES and (chunk := next(data, b"")):
             head += chunk
     except Unreadable:
         if not head:  # a later error is reported when the file is read
             raise
-    return bytes(head[:HEAD])
+    return bytes(head[:HEAD_BYTES])
 
 
-class _Text:
+class _TextBuffer:
     """Buffer of text from the parse position to the end of what was read."""
 
     def __init__(self, source: Iterator[str], offset: int):
@@ -102,44 +102,44 @@ class _Text:
                 return ""
 
 
-def _values(text: _Text, source: Source) -> Iterator[Value]:
-    inside, comma = False, False
-    while sign := text.sign():
-        if not inside and sign == "[":
-            inside, comma = True, False
+def _parse_values(text: _TextBuffer, source: Source) -> Iterator[Value]:
+    in_array, comma = False, False
+    while character := text.sign():
+        if not in_array and character == "[":
+            in_array, comma = True, False
             text.move(text.at + 1)
-        elif inside and sign == "]":
-            inside = False
+        elif in_array and character == "]":
+            in_array = False
             text.move(text.at + 1)
-        elif inside and comma:
-            if sign != ",":
-                yield text.offset, _not_json("a comma is missing")
+        elif in_array and comma:
+            if character != ",":
+                yield text.offset, _not_json_error("a comma is missing")
                 return
             comma = False
             text.move(text.at + 1)
         else:
-            offset, value = text.offset, _value(text, source)
-            yield offset, too_long(source) if text.offset - offset > longest_line(source) else value
-            if isinstance(value, BadRecord):
+            offset, value = text.offset, _parse_value(text, source)
+            yield offset, line_too_long_error(source) if text.offset - offset > max_line_bytes(source) else value
+            if isinstance(value, UnreadableRecord):
                 return
             comma = True
-    if inside:
-        yield text.offset, _not_json("the array does not end")
+    if in_array:
+        yield text.offset, _not_json_error("the array does not end")
 
 
-def _value(text: _Text, source: Source) -> Any:
+def _parse_value(text: _TextBuffer, source: Source) -> Any:
     while True:
         try:
             value, end = DECODER.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
-            goes_on = error.pos >= len(text.text) - MARGIN or error.msg.startswith("Unterminated")
-            if len(text.text) - text.at > longest_line(source):
-                return too_long(source)
+            may_continue = error.pos >= len(text.text) - MARGIN or error.msg.startswith("Unterminated")
+            if len(text.text) - text.at > max_line_bytes(source):
+                return line_too_long_error(source)
             # The buffer doubles each time, so that a long value is not parsed again for each chunk.
-            if not goes_on or not text.more(len(text.text) - text.at):
-                return _not_json(error.msg)
+            if not may_continue or not text.more(len(text.text) - text.at):
+                return _not_json_error(error.msg)
         except RecursionError:
-            return too_deep()
+            return too_deep_error()
         else:
             if end == len(text.text) and isinstance(value, int | float) and text.more():
                 continue  # the number may have more digits
@@ -147,9 +147,9 @@ def _value(text: _Text, source: Source) -> Any:
             return value
 
 
-def _not_json(why: str) -> BadRecord:
-    return BadRecord("not JSON", f"begins what is not valid JSON ({why})", "correct it")
+def _not_json_error(reason: str) -> UnreadableRecord:
+    return UnreadableRecord("not JSON", f"starts invalid JSON ({reason})", "correct it")
 
 
-def too_deep() -> BadRecord:
-    return BadRecord("nested too deep", "is nested deeper than JSON is read here", "make it flat")
+def too_deep_error() -> UnreadableRecord:
+    return UnreadableRecord("nested too deeply", "is nested too deeply for the JSON parser", "flatten it")

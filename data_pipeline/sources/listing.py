@@ -27,7 +27,7 @@ class Listing:
 
     kind: Literal["file", "folder", "glob"]
     files: list[FoundFile]
-    left_out: list[tuple[str, str]] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
     """(reason, name) of skipped entries: folders that a build created, and entries that are not files."""
 
 

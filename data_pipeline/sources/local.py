@@ -13,7 +13,7 @@ from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_h
 from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
 
-TWICE = "folder read already"
+ALREADY_READ = "folder already read"
 
 
 def list_path(path: str) -> Listing | None:
@@ -22,8 +22,8 @@ def list_path(path: str) -> Listing | None:
         return list_folder(path, Path(path).resolve().name)
     if os.path.lexists(path):
         if not _is_file(path):
-            raise UserError(f"source {path} is a pipe, a socket or a device: write it to a file, and name that.")
-        return Listing("file", [_found(path, os.path.basename(path))])
+            raise UserError(f"source {path} is a pipe, a socket or a device: write its content to a file.")
+        return Listing("file", [_stat_file(path, os.path.basename(path))])
     if glob.has_magic(path):
         return _list_glob(path, fixed_folder(path))
     return None
@@ -34,64 +34,64 @@ def list_folder(root: str, name: str) -> Listing:
     listing = Listing("folder", [])
     for path, below, reason in _walk(root):
         if reason:
-            listing.left_out.append((reason, f"{name}/{below}"))
+            listing.skipped.append((reason, f"{name}/{below}"))
         else:
-            listing.files.append(_found(path, f"{name}/{below}"))
+            listing.files.append(_stat_file(path, f"{name}/{below}"))
     return listing
 
 
 def _list_glob(pattern: str, root: str) -> Listing:
     listing = Listing("glob", [])
-    twice: list[str] = []
-    for match in dict.fromkeys(_matches(pattern, twice)):
+    already_read: list[str] = []
+    for match in dict.fromkeys(_match_glob(pattern, already_read)):
         name = _name_in_glob(match, root)
         if os.path.isdir(match):
             continue
-        if reason := _not_text_above(os.path.dirname(match), root):
-            listing.left_out.append((reason, name))
+        if reason := _skip_reason_above(os.path.dirname(match), root):
+            listing.skipped.append((reason, name))
         elif not _is_file(match):
-            listing.left_out.append(("not a file", name))
+            listing.skipped.append(("not a file", name))
         else:
-            listing.files.append(_found(match, name))
-    listing.left_out.extend((TWICE, _name_in_glob(folder, root)) for folder in dict.fromkeys(twice))
+            listing.files.append(_stat_file(match, name))
+    listing.skipped.extend((ALREADY_READ, _name_in_glob(folder, root)) for folder in dict.fromkeys(already_read))
     return listing
 
 
-def _matches(pattern: str, twice: list[str]) -> Iterator[str]:
+def _match_glob(pattern: str, already_read: list[str]) -> Iterator[str]:
     """Yield the paths that match a glob. Below `**` each folder is searched once; further links to it go to `twice`."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern)
         return
-    place = parts.index("**")
-    behind = "/".join(parts[place + 1 :]) or "*"
-    for top in glob.iglob("/".join(parts[:place]) or "/") if place else [""]:
-        for folder in _folders(top, twice):
-            yield from _matches(os.path.join(glob.escape(folder), behind), twice)
+    index = parts.index("**")
+    inner_pattern = "/".join(parts[index + 1 :]) or "*"
+    for top in glob.iglob("/".join(parts[:index]) or "/") if index else [""]:
+        for folder in _folders(top, already_read):
+            yield from _match_glob(os.path.join(glob.escape(folder), inner_pattern), already_read)
 
 
-def _folders(top: str, twice: list[str]) -> Iterator[str]:
+def _folders(top: str, already_read: list[str]) -> Iterator[str]:
     """Yield a folder and its subfolders that are not hidden. Links are followed, and each folder is visited once."""
-    seen = {os.path.realpath(top)}
-    for folder, inner, _ in os.walk(top or ".", followlinks=True):
+    visited = {os.path.realpath(top)}
+    for folder, subfolders, _ in os.walk(top or ".", followlinks=True):
         yield folder if top else os.path.relpath(folder) if folder != "." else ""
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        for name in [*inner]:
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in [*subfolders]:
             path = os.path.join(folder, name)
             real = os.path.realpath(path)
-            if real in seen:
-                inner.remove(name)
-                twice.append(path)
-            seen.add(real)
+            if real in visited:
+                subfolders.remove(name)
+                already_read.append(path)
+            visited.add(real)
 
 
-def _not_text_above(folder: str, root: str) -> str | None:
+def _skip_reason_above(folder: str, root: str) -> str | None:
     """Return why the first skipped folder between `root` and `folder` is skipped, or None."""
-    reason = _not_text_above(os.path.dirname(folder), root) if len(folder) > len(root) else None
-    return reason or _not_text(folder or ".")
+    reason = _skip_reason_above(os.path.dirname(folder), root) if len(folder) > len(root) else None
+    return reason or _skip_reason(folder or ".")
 
 
-def _not_text(folder: str) -> str | None:
+def _skip_reason(folder: str) -> str | None:
     """Return why a folder is skipped, or None."""
     if is_unfinished(Path(folder)):
         return "unfinished build"
@@ -102,31 +102,31 @@ def _not_text(folder: str) -> str | None:
 def _walk(root: str) -> Iterator[tuple[str, str, str | None]]:
     """Yield path, path relative to the root, and reason to skip it. Links are followed, and each folder is visited
     once."""
-    if reason := _not_text(root):
+    if reason := _skip_reason(root):
         yield root, "", reason
         return
-    seen = {os.path.realpath(root)}
-    for folder, inner, files in os.walk(root, onerror=_refuse, followlinks=True):
-        kept = []
-        for name in sorted(inner):
+    visited = {os.path.realpath(root)}
+    for folder, subfolders, files in os.walk(root, onerror=_raise_unlistable, followlinks=True):
+        retained = []
+        for name in sorted(subfolders):
             path = os.path.join(folder, name)
             real = os.path.realpath(path)
             if is_hidden(name):
                 continue
-            if reason := TWICE if real in seen else _not_text(path):
+            if reason := ALREADY_READ if real in visited else _skip_reason(path):
                 yield path, Path(path).relative_to(root).as_posix(), reason
             else:
-                seen.add(real)
-                kept.append(name)
-        inner[:] = kept
+                visited.add(real)
+                retained.append(name)
+        subfolders[:] = retained
         for name in files:
             path = os.path.join(folder, name)
             if not is_hidden(name):
                 yield path, Path(path).relative_to(root).as_posix(), None if _is_file(path) else "not a file"
 
 
-def _refuse(error: OSError) -> NoReturn:
-    raise UserError(f"folder {error.filename} cannot be listed ({error.strerror}): make it readable, or move it away.")
+def _raise_unlistable(error: OSError) -> NoReturn:
+    raise UserError(f"folder {error.filename} cannot be listed ({error.strerror}): make it readable, or move it.")
 
 
 def _is_file(path: str) -> bool:
@@ -135,7 +135,7 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) or not os.path.exists(path)
 
 
-def _found(path: str, name: str) -> FoundFile:
+def _stat_file(path: str, name: str) -> FoundFile:
     # Names are written to UTF-8 files, but Linux allows arbitrary bytes in them.
     name = os.fsencode(name).decode("utf-8", "backslashreplace")
     try:

@@ -34,4 +34,4 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(url)
     except (TypeError, AttributeError):  # the file system needs options that a URL cannot hold
-        raise ValueError(f"a place of {url.partition('://')[0]}:// needs more than an address") from None
+        raise ValueError(f"a {url.partition('://')[0]}:// file system needs options besides the URL") from None

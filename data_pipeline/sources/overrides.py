@@ -8,29 +8,29 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
+from data_pipeline.settings import parse_settings
 from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.source import InputFile, Source
-from data_pipeline.typed import typed
 from megaptm.errors import UserError
 
-WHOLE_SOURCE = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
+SOURCE_SETTINGS = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
 """Settings of the source as a whole, which cannot be overridden per file."""
 
 
 def check_overrides(source: Source, where: str) -> None:
     """Raise `UserError` if a setting does not exist or cannot be overridden per file."""
     for pattern, settings in source.overrides.items():
-        if of_whole := sorted(WHOLE_SOURCE & settings.keys()):
-            raise UserError(f"{where}: {of_whole[0]} is of a whole source: name {pattern} as a source of its own.")
-        _source(pattern, settings, where)
+        if fixed := sorted(SOURCE_SETTINGS & settings.keys()):
+            raise UserError(f"{where}: {fixed[0]} applies to a complete source: make {pattern} a separate source.")
+        _read_settings(pattern, settings, where)
 
 
-def overridden(file: InputFile) -> InputFile:
+def apply_overrides(file: InputFile) -> InputFile:
     """Return the file with its overridden settings; the same object if there are none."""
-    for pattern in _matching(file):
+    for pattern in _matching_patterns(file):
         settings = file.source.overrides[pattern]
-        read = _source(pattern, settings, f"source {file.source.path}")
-        file = replace(file, source=replace(file.source, **{name: getattr(read, name) for name in settings}))
+        parsed = _read_settings(pattern, settings, f"source {file.source.path}")
+        file = replace(file, source=replace(file.source, **{name: getattr(parsed, name) for name in settings}))
     return file
 
 
@@ -42,16 +42,16 @@ def refuse_unmatched(sources: Iterable[Source], files: Iterable[InputFile]) -> N
     for file in files:
         if archive_kind(file.name):
             return  # members of the archive may match
-        for pattern in _matching(file):
+        for pattern in _matching_patterns(file):
             patterns.pop(pattern, None)
     for pattern, source in patterns.items():
-        raise UserError(f"source {source.path}: no file matches {pattern} of its overrides: correct the name or glob.")
+        raise UserError(f"source {source.path}: no file matches {pattern} in its overrides: correct the name or glob.")
 
 
-def _matching(file: InputFile) -> list[str]:
+def _matching_patterns(file: InputFile) -> list[str]:
     names = (file.name, file.path, PurePosixPath(file.name).name)
     return [pattern for pattern in file.source.overrides if any(fnmatchcase(name, pattern) for name in names)]
 
 
-def _source(pattern: str, settings: Mapping[str, Any], where: str) -> Source:
-    return typed(Source, {"path": pattern, **settings}, f"{where}: {pattern}")
+def _read_settings(pattern: str, settings: Mapping[str, Any], where: str) -> Source:
+    return parse_settings(Source, {"path": pattern, **settings}, f"{where}: {pattern}")

@@ -12,29 +12,29 @@ from itertools import groupby
 from operator import itemgetter
 
 from data_pipeline.sources.compression import CHUNK_BYTES
-from data_pipeline.sources.content import chunks, open_file
+from data_pipeline.sources.content import open_file, read_chunks
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.lines import BOM, can_be_cut, longest_line
+from data_pipeline.sources.lines import BOM, can_be_cut, max_line_bytes
 from data_pipeline.sources.source import InputFile, Span
 
 BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*\n)+")
 LINE_END_AND_BLANK_LINES = re.compile(rb"\n(?:[ \t\r\v\f]*\n)+")
 
-ByteSpan = tuple[int, int, bytes | None]
-"""Offset of the paragraph, offset of this block, and its complete lines. None for a line longer than LONGEST_LINE."""
+ParagraphBlock = tuple[int, int, bytes | None]
+"""Offset of the paragraph, offset of this block, and its complete lines. None for a line longer than MAX_LINE_BYTES."""
 
 
-def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[bytes | None]]]:
+def read_paragraphs(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterator[bytes | None]]]:
     """Yield the paragraphs that start in a span, as offset and blocks of lines; raises `Unreadable`."""
     start, end = span.start, span.end
     if not can_be_cut(span.file, encoding):
         if start:
             return
         end = float("inf")
-    begin = _before_whitespace(span.file, start)
-    data = encoding.plain_lines(chunks(span.file, begin))
-    found = _pieces(_whole_lines(data, begin, longest_line(span.file.source)))
-    for offset, pieces in groupby(found, itemgetter(0)):
+    read_start = _before_whitespace(span.file, start)
+    data = encoding.plain_lines(read_chunks(span.file, read_start))
+    blocks = _paragraph_blocks(_complete_lines(data, read_start, max_line_bytes(span.file.source)))
+    for offset, pieces in groupby(blocks, itemgetter(0)):
         if offset >= end:
             return
         if offset >= start:
@@ -43,44 +43,44 @@ def paragraphs_of(span: Span, encoding: Encoding) -> Iterator[tuple[int, Iterato
             return  # the paragraph starts before the span and ends after it
 
 
-def _pieces(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ByteSpan]:
+def _paragraph_blocks(blocks: Iterator[tuple[int, bytes | None]]) -> Iterator[ParagraphBlock]:
     paragraph: int | None = None
     for at, block in blocks:
         if block is None:
             paragraph = at if paragraph is None else paragraph
             yield paragraph, at, None
             continue
-        place = len(BOM) if not at and block.startswith(BOM) else 0
-        if blank := BLANK_LINES.match(block, place):
-            paragraph, place = None, blank.end()
-        while place < len(block):
-            gap = LINE_END_AND_BLANK_LINES.search(block, place)
+        position = len(BOM) if not at and block.startswith(BOM) else 0
+        if blank := BLANK_LINES.match(block, position):
+            paragraph, position = None, blank.end()
+        while position < len(block):
+            gap = LINE_END_AND_BLANK_LINES.search(block, position)
             stop = gap.start() + 1 if gap else len(block)
-            paragraph = at + place if paragraph is None else paragraph
-            yield paragraph, at + place, block[place:stop]
-            place = stop
+            paragraph = at + position if paragraph is None else paragraph
+            yield paragraph, at + position, block[position:stop]
+            position = stop
             if gap:
-                paragraph, place = None, gap.end()
+                paragraph, position = None, gap.end()
 
 
-def _whole_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
+def _complete_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterator[tuple[int, bytes | None]]:
     """Yield offset and block of complete lines; None instead of a block for a line that is too long."""
-    held, lost = bytearray(), 0
+    held, skipped_bytes = bytearray(), 0
     for chunk in data:
         first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
         held += chunk[:first] if first else chunk
-        if lost or len(held) > longest + bool(first):
-            lost, held = lost + len(held), bytearray()
+        if skipped_bytes or len(held) > longest + bool(first):
+            skipped_bytes, held = skipped_bytes + len(held), bytearray()
         if not first:
             continue
-        if lost:
+        if skipped_bytes:
             yield offset, None
         block = bytes(held) + chunk[first:last]
         if block:
-            yield offset + lost, block
-        offset, held, lost = offset + lost + len(block), bytearray(chunk[last:]), 0
-    if held.strip() or lost:
-        yield offset, None if lost else bytes(held)
+            yield offset + skipped_bytes, block
+        offset, held, skipped_bytes = offset + skipped_bytes + len(block), bytearray(chunk[last:]), 0
+    if held.strip() or skipped_bytes:
+        yield offset, None if skipped_bytes else bytes(held)
 
 
 def _before_whitespace(file: InputFile, start: int) -> int:

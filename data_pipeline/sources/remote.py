@@ -18,28 +18,30 @@ def list_url(url: str) -> Listing | None:
     """List a URL. None if nothing has this name."""
     try:
         system, path = file_system(url)
-        kind, folder, found = _find(system, path.rstrip("/"))
+        kind, folder, entries = _find(system, path.rstrip("/"))
     except Exception as error:  # each fsspec file system and its library raise their own exceptions
         cause = cause_of_not_found(error) if isinstance(error, FileNotFoundError) else error
         if isinstance(cause, FileNotFoundError):
             return None
         raise UserError(
-            f"source {url} cannot be listed ({cause}): correct it, or its server's address and keys."
+            f"source {url} cannot be listed ({cause}): correct the URL, or the endpoint and keys of its server."
         ) from None
     # A member found by `zip://*.txt::s3://bucket/pile.zip` keeps the chain to its archive.
     _, chained, outside = url.partition("::")
     top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
     listing = Listing(kind, [])
-    corpora = _corpora(found)
-    for name, info in found.items():
-        below = name[len(folder) :].lstrip("/")
-        if kind == "folder" and any(is_hidden(part) for part in below.split("/")):
+    corpora = _corpora(entries)
+    for name, info in entries.items():
+        inner_path = name[len(folder) :].lstrip("/")
+        if kind == "folder" and any(is_hidden(part) for part in inner_path.split("/")):
             continue
-        place = system.unstrip_protocol(name) + chained + outside
+        file_url = system.unstrip_protocol(name) + chained + outside
         if kind != "file" and any(name.startswith(f"{corpus}/") for corpus in corpora):
-            listing.left_out.append(("corpus", posixpath.join(top, below)))
+            listing.skipped.append(("corpus", posixpath.join(top, inner_path)))
         else:
-            listing.files.append(FoundFile(place, posixpath.join(top, below), info.get("size") or 0, _version(info)))
+            listing.files.append(
+                FoundFile(file_url, posixpath.join(top, inner_path), info.get("size") or 0, _version(info))
+            )
     return listing
 
 
@@ -58,8 +60,8 @@ def _find(system: Any, path: str) -> tuple[Literal["file", "folder", "glob"], st
     except FileNotFoundError:
         if not glob.has_magic(path):
             raise
-        found = system.glob(path, detail=True)
-        return "glob", fixed_folder(path), {name: one for name, one in found.items() if one["type"] == "file"}
+        matches = system.glob(path, detail=True)
+        return "glob", fixed_folder(path), {name: entry for name, entry in matches.items() if entry["type"] == "file"}
     if info["type"] == "file":
         return "file", posixpath.dirname(path), {path: info}
     return "folder", path, system.find(path, detail=True)

@@ -86,25 +86,23 @@ class Source:
         if len(self.parts) == 1 or len({*self.parts}) < len(self.parts):
             raise UserError(f"source {self.path}: parts ({', '.join(self.parts)}) must be several different fields.")
         if sum((bool(self.parts), self.messages is not None, self.aligned is not None)) > 1:
-            raise UserError(
-                f"source {self.path}: documents come from one of parts, messages and aligned: remove the rest."
-            )
+            raise UserError(f"source {self.path}: parts, messages and aligned exclude each other: set only one.")
         if self.aligned is not None and not re.fullmatch(r"\.[^./\\]+", self.aligned):
             raise UserError(f"source {self.path}: aligned ({self.aligned}) must be a suffix, such as .de.")
         if self.prefix and not self.has_parts:
-            raise UserError(f"source {self.path}: prefix stands before the first of parts: give parts, or aligned.")
+            raise UserError(f"source {self.path}: prefix needs parts or aligned: set one of them, or remove prefix.")
         if self.delimiter is not None and not (len(self.delimiter) == 1 and self.delimiter.isascii()):
             raise UserError(f"source {self.path}: delimiter ({self.delimiter}) must be one ASCII character.")
         if len({*self.columns}) < len(self.columns):
             raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) must be different names.")
-        if lacking := [name for name in (*self.fields, *self.keep) if self.columns and name not in self.columns]:
-            raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) do not name `{lacking[0]}`.")
+        if missing := [name for name in (*self.fields, *self.keep) if self.columns and name not in self.columns]:
+            raise UserError(f"source {self.path}: columns ({', '.join(self.columns)}) do not include `{missing[0]}`.")
         for name in ("max_bytes", "max_expansion"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"source {self.path}: {name} ({value}) must be 1 or more.")
         if self.encoding != "auto" and not _is_codec(self.encoding):
             raise UserError(
-                f"source {self.path}: encoding ({self.encoding}) is not known to Python: use utf-8, latin-1, auto, ..."
+                f"source {self.path}: encoding ({self.encoding}) is not a Python codec: use utf-8, latin-1, auto, ..."
             )
 
     @property
@@ -156,7 +154,7 @@ class InputFile:
         return max(MIN_UNPACKED, self.source.max_expansion * self.size) if self.size else float("inf")
 
     @property
-    def place(self) -> str:
+    def shown_path(self) -> str:
         return self.label or self.path
 
 

@@ -8,7 +8,7 @@ from data_pipeline.sources.formats import can_be_cut
 from data_pipeline.sources.source import InputFile, Span
 
 
-def deal(files: Iterable[InputFile], size: int) -> list[tuple[Span, ...]]:
+def partition_files(files: Iterable[InputFile], size: int) -> list[tuple[Span, ...]]:
     """Return parts of consecutive spans, of about `size` bytes each. They do not depend on the number of workers."""
     parts: list[list[Span]] = [[]]
     room = size

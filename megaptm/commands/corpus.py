@@ -85,11 +85,11 @@ def images(words: tuple[str, ...]) -> None:
     validation   share of the images held out, or of given shards; 0.02 by default
     held_out     folder of what is held out, in the place of a share
     classes      of given shards: text file with a name for each label; label: the field of .json that has it
-    texts        true: images with texts; text: the field of .json that has it; longest: tokens of one, at most
+    texts        true: images with texts; text: the field of .json that has it; max_tokens: tokens of one, at most
     steps        what is done with each text, and which are left out: those of `megaptm corpus build`
     regions      true: texts with files of what a detector found (.npz) in the place of images; detector: its numbers
     tokenizer    of texts: folder of a tokenizer to use; or tokenizer.vocabulary ... of one to train
-    smallest, most_pixels, stretched   which images are kept; check=header does not decode them
+    min_side, max_pixels, max_aspect_ratio   which images are kept; check=header does not decode them
     seed, shard_bytes ...: docs/images.md has them all
     """
     from data_pipeline import commands
@@ -190,7 +190,7 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
     show_default=True,
     help="Parts of an image, from left to right, in which the same must be.",
 )
-@click.option("--longest", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
+@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
 @click.option(
     "--detector",
     type=click.IntRange(1),
@@ -209,7 +209,7 @@ def retrieve(
     threshold: float,
     block: int,
     columns: int,
-    longest: int,
+    max_tokens: int,
     detector: tuple[int, int],
     part: str,
 ) -> None:
@@ -228,7 +228,7 @@ def retrieve(
 
     number, parts = read_part(part)
     how = RetrievalOptions(
-        top=top, threshold=threshold, block=block, columns=columns, longest=longest, detector=detector
+        top=top, threshold=threshold, block=block, columns=columns, max_tokens=max_tokens, detector=detector
     )
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)

@@ -303,7 +303,7 @@ def test_bytes_that_are_not_utf8(text):
     (text / "latin.txt").write_bytes("Der Müller mahlt.".encode("latin-1"))
     assert told(*build(text, "on_error=fail")) == (
         f"{text}/latin.txt is not UTF-8: byte 0xfc at offset 5: convert it to UTF-8, or give its source "
-        "`encoding: auto`, or leave such text out with `on_error: skip`."
+        "`encoding: auto`, or skip such text with `on_error: skip`."
     )
     assert nothing_built(text)
     done = CliRunner().invoke(main, [str(word) for word in build(text)])

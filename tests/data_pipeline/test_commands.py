@@ -26,14 +26,14 @@ def small(folder: Path, vocabulary: int = 400) -> list[str]:
     return [f"out={folder / 'c'}", "workers=0", f"tokenizer.vocabulary={vocabulary}"]
 
 
-def test_build_prints_its_report(text, tmp_path, console):
+def test_build_prints_report(text, tmp_path, console):
     report = build([str(text), *small(tmp_path)], console=console)
     assert f"{report.splits['train']['tokens']:,}" in printed(console)
     assert "left out 2 duplicate" in printed(console)
     assert "left out 1 not UTF-8 (library/latin.txt)" in printed(console)
 
 
-def test_build_reads_a_recipe_and_arguments_change_it(text, tmp_path, console):
+def test_arguments_override_recipe(text, tmp_path, console):
     recipe = tmp_path / "corpus.yaml"
     recipe.write_text(f"sources: [{text}]\ntokenizer: {{kind: wordpiece, vocabulary: 600}}\nseed: 3\n")
     build([str(recipe), *small(tmp_path), "tokenizer.vocabulary=500"], console=console)
@@ -42,7 +42,7 @@ def test_build_reads_a_recipe_and_arguments_change_it(text, tmp_path, console):
     assert manifest.made_from["recipe"]["seed"] == 3
 
 
-def test_a_trained_tokenizer_serves_a_corpus(text, tmp_path, console):
+def test_trained_tokenizer_is_used_by_build(text, tmp_path, console):
     trained = tokenizer_train([str(text)], str(tmp_path / "t"), "byte-bpe", 400, console=console)
     report = build([str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console)
     assert report.tokenizer["fingerprint"] == trained.fingerprint == load(tmp_path / "c" / "tokenizer").fingerprint
@@ -61,7 +61,7 @@ OBJECTIVES = [
 
 
 @pytest.mark.parametrize(("kind", "objective", "shown"), OBJECTIVES)
-def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp_path, console):
+def test_inspect_shows_objective_samples(kind, objective, shown, text, tmp_path, console):
     build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}", ANNOTATE], console=Console(quiet=True))
     inspect(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
     assert f"{objective}, sample 5" in printed(console)
@@ -69,16 +69,16 @@ def test_inspect_shows_what_an_objective_hides(kind, objective, shown, text, tmp
     assert "[MASK]→" in printed(console) or kind != "wordpiece"
 
 
-def test_inspect_names_the_objectives_there_are(text, tmp_path, console):
+def test_inspect_rejects_unknown_objective(text, tmp_path, console):
     build([str(text), *small(tmp_path)], console=console)
-    for unknown, told in (("diffusion", "causal-lm, .*masked-lm"), ("clm", "did you mean causal-lm")):
-        with pytest.raises(UserError, match=told):
+    for unknown, message in (("diffusion", "causal-lm, .*masked-lm"), ("clm", "did you mean causal-lm")):
+        with pytest.raises(UserError, match=message):
             inspect(str(tmp_path / "c"), objective=unknown, console=console)
     with pytest.raises(UserError, match="needs a tokenizer with a `pad`"):
         inspect(str(tmp_path / "c"), objective="masked-lm", console=console)
 
 
-def test_inspect_shows_documents_where_they_came_from_and_their_lengths(text, tmp_path, console):
+def test_inspect_shows_documents(text, tmp_path, console):
     build([str(text), *small(tmp_path)], console=Console(quiet=True))
     inspect(str(tmp_path / "c"), count=20, sequence=40, console=console)
     assert "library/textwrap.py: " in printed(console)
@@ -86,7 +86,7 @@ def test_inspect_shows_documents_where_they_came_from_and_their_lengths(text, tm
     assert "documents by length in tokens" in printed(console)
 
 
-def test_verify_says_whether_all_is_well_and_names_the_file_that_is_not(text, tmp_path, console):
+def test_verify_reports_missing_file(text, tmp_path, console):
     build([str(text), *small(tmp_path)], console=Console(quiet=True))
     assert verify(str(tmp_path / "c"), console=console)
     assert "✗" not in printed(console)

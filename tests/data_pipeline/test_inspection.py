@@ -12,18 +12,18 @@ from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.data.manifest import LABELS
 
 
-def test_what_an_objective_of_ones_own_asks_is_shown_by_its_name():
+def test_custom_objective_label_is_shown():
     batch = BatchSpec({"": 4}, fields((4,), "tokens") | fields((), "is_low"))
     tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
-    told = [shown({"tokens": np.arange(4), "is_low": np.array(low)}, batch, tokenizer).plain for low in (1, IGNORED)]
-    assert told == ["0 1 2 3\n\nis_low: 1", "0 1 2 3"]
+    texts = [shown({"tokens": np.arange(4), "is_low": np.array(low)}, batch, tokenizer).plain for low in (1, IGNORED)]
+    assert texts == ["0 1 2 3\n\nis_low: 1", "0 1 2 3"]
 
 
-def test_one_thing_is_no_plural():
+def test_plural():
     assert [plural(count, "shard") for count in (0, 1, 2000)] == ["0 shards", "1 shard", "2,000 shards"]
 
 
-def test_of_a_recipe_is_shown_what_it_says():
+def test_shown_recipe_omits_unset_values():
     recipe = {
         "annotate": None,
         "steps": [{"normalize": {}}],
@@ -36,17 +36,17 @@ def test_of_a_recipe_is_shown_what_it_says():
 
 
 @pytest.mark.parametrize(
-    ("made_from", "dtype", "told"),
+    ("made_from", "dtype", "rows"),
     [
         ({}, "uint16", ["tokenizer words, 5 ids", "train 2 documents, 7 tokens, 9 bytes of text, 1 shard"]),
         ({"images": {}}, "uint16", ["tokenizer words, 5 ids", "train 2 images, 7 tokens, 9 bytes, 1 shard"]),
         ({"images": {}}, LABELS, ["labels 5", "train 2 images, 9 bytes, 1 shard"]),
     ],
 )
-def test_images_are_no_documents_and_labels_no_tokens(made_from, dtype, told):
+def test_summary_of_text_and_image_corpora(made_from, dtype, rows):
     split = SimpleNamespace(samples=2, tokens=7, bytes=9, shards=(0,))
     manifest = SimpleNamespace(id="1f", splits={"train": split}, made_from=made_from, dtype=dtype)
     console = Console(file=io.StringIO(), width=120)
     console.print(summary(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
-    assert lines[:3] == ["id 1f", *told]
+    assert lines[:3] == ["id 1f", *rows]

@@ -25,7 +25,7 @@ OTHERS = (
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize(
-    ("out", "said"),
+    ("out", "message"),
     [
         ("/proc/x", r"--out ./proc/x. cannot be written .No such file or directory.: choose another place"),
         ("/proc/x/y", "cannot be written"),
@@ -36,19 +36,19 @@ OTHERS = (
         (".", "is a folder: name a file"),
     ],
 )
-def test_a_place_where_no_file_can_be_is_one_sentence(command: str, out: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_unwritable_output_file_is_rejected(command: str, out: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         COMMANDS[command](out)
 
 
 @pytest.mark.parametrize("words", OTHERS, ids=" ".join)
-def test_commands_with_another_output_say_so_too(words: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(main, [*words, "/proc/x"], catch_exceptions=False)
-    assert said.exit_code == 2
-    assert "(/proc/x) cannot be written (No such file or directory): choose another place." in said.stderr
+def test_unwritable_output_of_other_commands(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*words, "/proc/x"], catch_exceptions=False)
+    assert result.exit_code == 2
+    assert "(/proc/x) cannot be written (No such file or directory): choose another place." in result.stderr
 
 
-def test_nothing_is_left_of_looking(tmp_path: Path) -> None:
+def test_rejected_output_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="absent"):
         retrieved("absent", str(tmp_path / "below/out"), RetrievalOptions())
     assert not [*tmp_path.iterdir()]

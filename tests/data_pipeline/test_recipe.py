@@ -18,7 +18,7 @@ def written(tmp_path: Path, content: str) -> str:
     return str(path)
 
 
-def test_a_recipe_says_sources_steps_tokenizer_and_splits(tmp_path):
+def test_read_recipe(tmp_path):
     recipe = read_recipe(
         [
             written(
@@ -38,7 +38,7 @@ def test_a_recipe_says_sources_steps_tokenizer_and_splits(tmp_path):
     )
 
 
-def test_a_tokenizer_may_be_a_folder_and_a_source_a_word(tmp_path):
+def test_tokenizer_folder_and_single_source(tmp_path):
     recipe = read_recipe([written(tmp_path, "sources: python-library\ntokenizer: some/folder\n")])
     assert recipe.sources == (Source("python-library"),)
     assert recipe.tokenizer.folder == "some/folder"
@@ -47,7 +47,7 @@ def test_a_tokenizer_may_be_a_folder_and_a_source_a_word(tmp_path):
 @pytest.mark.parametrize(
     "path", sorted((REPOSITORY / "configs" / "corpora").glob("*.yaml")), ids=lambda path: path.stem
 )
-def test_every_recipe_of_the_repository_reads(path):
+def test_shipped_recipes_are_valid(path):
     assert read_recipe([str(path)]).sources
 
 
@@ -80,31 +80,31 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("content", "said"), WRONG)
-def test_a_mistake_gets_one_sentence_that_names_it(content, said, tmp_path):
-    with pytest.raises(UserError, match=said) as error:
+@pytest.mark.parametrize(("content", "message"), WRONG)
+def test_invalid_recipe_is_rejected(content, message, tmp_path):
+    with pytest.raises(UserError, match=message) as error:
         read_recipe([written(tmp_path, content)])
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_recipe_is_named(tmp_path):
+def test_missing_recipe_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml"):
         read_recipe([str(tmp_path / "none.yaml")])
 
 
-def test_the_manifest_does_not_say_where_a_given_tokenizer_lay():
+def test_manifest_omits_tokenizer_folder():
     recipe = Recipe(sources=(Source("a"),), tokenizer=TokenizerRecipe(folder="here"))
     assert recipe.plain() == replace(recipe, tokenizer=TokenizerRecipe(folder="there")).plain()
 
 
-def test_settings_of_the_command_line_change_a_recipe_and_its_tables(tmp_path):
+def test_command_line_settings_override_recipe(tmp_path):
     path = written(tmp_path, "sources: [a]\ntokenizer: {kind: wordpiece, vocabulary: 9}\nseed: 3\n")
     recipe = read_recipe([path], ["tokenizer.vocabulary=7", "validation=0.5"])
     assert recipe.tokenizer == TokenizerRecipe(kind="wordpiece", vocabulary=7)
     assert (recipe.seed, recipe.validation) == (3, 0.5)
 
 
-def test_a_setting_for_some_files_is_written_on_the_command_line():
+def test_override_on_command_line():
     recipe = read_recipe(["books", "s3://pile/x"], ["b*.jsonl:text=content", "b*.jsonl:keep=[url]", "seed=3"])
     changed = {"b*.jsonl": {"text": "content", "keep": ["url"]}}
     assert [source.overrides for source in recipe.sources] == [changed, changed]
@@ -112,7 +112,7 @@ def test_a_setting_for_some_files_is_written_on_the_command_line():
     assert recipe.seed == 3
 
 
-def test_a_setting_for_some_files_is_added_to_a_recipe(tmp_path):
+def test_override_is_added_to_recipe(tmp_path):
     path = written(tmp_path, "sources: [{path: a, text: body, overrides: {c.csv: {text: x}}}, b]")
     recipe = read_recipe([path, "c.csv:delimiter=;", "d:format=text"])
     expected = {"c.csv": {"text": "x", "delimiter": ";"}, "d": {"format": "text"}}
@@ -124,9 +124,9 @@ def test_a_setting_for_some_files_is_added_to_a_recipe(tmp_path):
     ("word", "sentence"),
     [
         ("a.csv:format=text-lines", "source 1: a.csv: format must be 'text'"),
-        ("a.csv:parts=[a, b]", "parts is of a whole source: name a.csv as a source of its own"),
+        ("a.csv:parts=[a, b]", "parts applies to a complete source: make a.csv a separate source"),
     ],
 )
-def test_a_mistake_in_such_a_setting_names_the_files(word, sentence):
+def test_invalid_override_is_rejected(word, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         read_recipe(["a", word])

@@ -46,26 +46,26 @@ class Reader(html.parser.HTMLParser):
         self.words.append(data)
 
 
-def test_the_page_says_what_the_report_does_and_closes_what_it_opens(tmp_path):
+def test_page_shows_report(tmp_path):
     write_page(REPORT, tmp_path)
     reader = Reader()
     reader.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert reader.open == []
-    said = " ".join(reader.words)
-    assert "10 documents in 3 files; 6 kept" in said
-    assert "<script>alert('no')</script>" in said
-    assert "in its place stays a.txt" in said
-    assert said.count("is empty: remove it") == 1
-    assert "4 jobs were found done" in said
+    text = " ".join(reader.words)
+    assert "10 documents in 3 files; 6 kept" in text
+    assert "<script>alert('no')</script>" in text
+    assert "in its place stays a.txt" in text
+    assert text.count("is empty: remove it") == 1
+    assert "4 jobs were found done" in text
     assert {"width:100.00%", "width:20.00%"} <= set(reader.widths)
 
 
-def test_text_of_documents_is_never_part_of_the_page(tmp_path):
+def test_page_escapes_document_text(tmp_path):
     write_page(REPORT, tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_terminal_says_what_is_wrong_with_the_first_of_each_reason():
+def test_terminal_shows_first_message_per_reason():
     console = Console(record=True, width=40, file=io.StringIO())
     REPORT.print(console)
     assert "left out 2 <script> (a.txt): the first has no `text`, but <b>: name it" in console.export_text()

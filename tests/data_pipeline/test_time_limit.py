@@ -43,12 +43,12 @@ def texts_left(folder, step) -> tuple[list[str], dict[str, int]]:
     dropped = Dropped()
     documents = [Document(text, text) for text in TEXTS]
     with limiting(LIMIT, folder):
-        kept = [document.text for document in run_steps([step], documents, dropped, "skip")]
-    return kept, dict(dropped.counts)
+        retained = [document.text for document in run_steps([step], documents, dropped, "skip")]
+    return retained, dict(dropped.counts)
 
 
 @pytest.mark.parametrize("step", [Stuck, Deaf])
-def test_a_document_that_takes_too_long_is_left_out_and_remembered(step, tmp_path):
+def test_document_over_time_limit_is_dropped(step, tmp_path):
     expected = (["short", "other"], {"took too long": 1})
     assert texts_left(tmp_path, step()) == expected
     step.ran = 0
@@ -56,7 +56,7 @@ def test_a_document_that_takes_too_long_is_left_out_and_remembered(step, tmp_pat
     assert step.ran == 0
 
 
-def test_another_limit_is_another_verdict(tmp_path):
+def test_time_limit_records_apply_to_same_limit(tmp_path):
     with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong, match=r"takes more than 0\.2 s of processor time"):
         busy()
     with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong), time_limit("x", "text"):
@@ -71,11 +71,11 @@ def busy():
             pass
 
 
-def test_sleep_is_no_work(tmp_path):
+def test_sleep_does_not_count(tmp_path):
     with limiting(LIMIT, tmp_path), time_limit("x", "text"):
         time.sleep(2 * LIMIT)
 
 
-def test_outside_of_a_job_nothing_is_limited():
+def test_no_limit_outside_of_a_job():
     with time_limit("x", "text"):
         assert sum(range(1000)) == 499500

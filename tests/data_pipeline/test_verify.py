@@ -21,24 +21,24 @@ from tests.data.corpora import publish
 
 
 @pytest.fixture(scope="module")
-def good(text, tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("good") / "corpus"
+def valid_corpus(text, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("valid") / "corpus"
     build_corpus(Recipe(sources=(Source(str(text)),), tokenizer=TokenizerRecipe(vocabulary=400)), out, workers=0)
     return out
 
 
 @pytest.fixture
-def corpus(good, tmp_path) -> Path:
-    return shutil.copytree(good, tmp_path / "corpus")
+def corpus(valid_corpus, tmp_path) -> Path:
+    return shutil.copytree(valid_corpus, tmp_path / "corpus")
 
 
-def bad(corpus: Path) -> list[FolderCheck]:
-    return [check for check in verify_corpus(corpus) if not check.good]
+def invalid_files(corpus: Path) -> list[FolderCheck]:
+    return [check for check in verify_corpus(corpus) if not check.is_valid]
 
 
-def test_a_sound_corpus_has_a_tick_for_every_file(corpus):
+def test_valid_corpus_passes(corpus):
     checks = list(verify_corpus(corpus))
-    assert all(check.good for check in checks)
+    assert all(check.is_valid for check in checks)
     assert {check.name for check in checks} == {
         "manifest.json",
         "tokenizer",
@@ -47,30 +47,30 @@ def test_a_sound_corpus_has_a_tick_for_every_file(corpus):
 
 
 @pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.index.npy"])
-def test_one_flipped_bit_is_found_and_its_file_named(name, corpus):
+def test_flipped_bit_is_found(name, corpus):
     content = bytearray((corpus / name).read_bytes())
     content[len(content) // 2] ^= 1
     (corpus / name).write_bytes(content)
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert check.name == "train-000000.tar"
     assert f"{name} is damaged" in check.found
 
 
 @pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.index.npy"])
-def test_a_missing_file_is_found(name, corpus):
+def test_missing_file_is_found(name, corpus):
     (corpus / name).unlink()
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert f"{name} is missing" in check.found
 
 
-def test_a_truncated_shard_is_found(corpus):
+def test_truncated_shard_is_found(corpus):
     with (corpus / "train-000000.tar").open("r+b") as file:
         file.truncate(5000)
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert "5,000 bytes" in check.found
 
 
-def test_a_manifest_that_was_edited_or_is_missing_ends_the_checks(corpus):
+def test_edited_or_missing_manifest_is_found(corpus):
     content = json.loads((corpus / "manifest.json").read_text())
     content["splits"]["train"]["tokens"] += 1
     (corpus / "manifest.json").write_text(json.dumps(content))
@@ -80,20 +80,20 @@ def test_a_manifest_that_was_edited_or_is_missing_ends_the_checks(corpus):
     assert "not a finished corpus" in check.found
 
 
-def test_the_tokenizer_of_another_corpus_is_found(corpus, text, tmp_path):
+def test_tokenizer_of_other_corpus_is_found(corpus, text, tmp_path):
     other = Recipe(sources=(Source(str(text)),), tokenizer=TokenizerRecipe(vocabulary=300))
     build_corpus(other, tmp_path / "other", workers=0)
     shutil.rmtree(corpus / "tokenizer")
     shutil.copytree(tmp_path / "other" / "tokenizer", corpus / "tokenizer")
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert check.name == "tokenizer"
     shutil.rmtree(corpus / "tokenizer")
-    assert [check.name for check in bad(corpus)] == ["tokenizer"]
+    assert [check.name for check in invalid_files(corpus)] == ["tokenizer"]
 
 
-def test_a_shard_of_another_build_is_found(corpus):
+def test_shard_of_other_build_is_found(corpus):
     shutil.copy(corpus / "validation-000000.tar", corpus / "train-000077.tar")
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert check.name == "train-000077.tar"
 
 
@@ -110,13 +110,13 @@ def rewritten(corpus: Path, tokens: list[int]) -> Path:
     return corpus
 
 
-def test_ids_beyond_the_tokenizer_are_found(corpus):
-    assert not bad(rewritten(corpus, [1, 2, 399]))
-    [check] = bad(rewritten(corpus, [1, 2, 400]))
+def test_ids_beyond_vocabulary_are_found(corpus):
+    assert not invalid_files(rewritten(corpus, [1, 2, 399]))
+    [check] = invalid_files(rewritten(corpus, [1, 2, 400]))
     assert "id 400, beyond the 400" in check.found
 
 
-def test_an_index_that_points_elsewhere_is_found_though_its_hash_is_right(corpus):
+def test_wrong_index_offset_is_found(corpus):
     rewritten(corpus, [1, 2, 3])
     manifest = read_manifest(corpus)
     index = np.load(corpus / "train-000000.index.npy")
@@ -126,23 +126,23 @@ def test_an_index_that_points_elsewhere_is_found_though_its_hash_is_right(corpus
     digest = hashlib.sha256((corpus / "train-000000.index.npy").read_bytes()).hexdigest()
     splits = {"train": [replace(info, index_sha256=digest)], "validation": []}
     write_manifest(corpus, dtype="uint16", splits=splits, tokenizer=manifest.tokenizer, made_from=manifest.made_from)
-    [check] = bad(corpus)
+    [check] = invalid_files(corpus)
     assert "train-000000.index.npy does not match" in check.found
 
 
-def test_a_corpus_at_a_url_is_inspected_and_checked_as_one_in_a_folder(corpus, tmp_path, faults, monkeypatch):
+def test_corpus_at_url_is_inspected_and_verified(corpus, tmp_path, faults, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     url = "s3://corpora/verified"
     publish(corpus, url, RetryPolicy(seconds=20))
-    assert all(check.good for check in verify_corpus(url))
+    assert all(check.is_valid for check in verify_corpus(url))
     shown = [Console(record=True, width=120, file=io.StringIO()) for _ in range(2)]
-    for place, console in zip((str(corpus), url), shown, strict=True):
-        inspect_corpus(place, console, objective=None, split="train", count=2, sequence=64)
+    for location, console in zip((str(corpus), url), shown, strict=True):
+        inspect_corpus(location, console, objective=None, split="train", count=2, sequence=64)
     (_, *here), (title, *there) = (console.export_text().splitlines() for console in shown)
     assert title.split() == ["corpus", url]
     assert there == here
     # Training has its own copies, which do not hide what is wrong at the URL.
     storage.upload(corpus / "manifest.json", f"{url}/train-000000.tar")
-    [check] = bad(url)
+    [check] = invalid_files(url)
     assert check.name == "train-000000.tar"
     assert "bytes where" in check.found

@@ -10,8 +10,7 @@ from typing import Literal
 
 from data_pipeline.document import Document
 from data_pipeline.sources.archives import archive_kind
-from data_pipeline.sources.bad import Bad
-from data_pipeline.sources.compression import compression_of, has_other_compression, without_compression
+from data_pipeline.sources.compression import compression_of, is_unsupported, without_compression
 from data_pipeline.sources.formats.csv import read_csv
 from data_pipeline.sources.formats.html import read_html
 from data_pipeline.sources.formats.image_text import read_image_text
@@ -21,6 +20,7 @@ from data_pipeline.sources.formats.text import read_code, read_text
 from data_pipeline.sources.formats.warc import read_warc
 from data_pipeline.sources.formats.wikipedia import read_wikipedia
 from data_pipeline.sources.source import FormatName, InputFile, Source, Span
+from data_pipeline.sources.unreadable import UnreadableHandler
 
 # fmt: off
 CODE = frozenset({
@@ -32,7 +32,7 @@ CODE = frozenset({
 # Parts of a dump are named `...-pages-articles1.xml-p1p41242.bz2`.
 DUMP = re.compile(r"-pages-(articles|meta)\S*\.xml(-p\d+p\d+)?$")
 
-Reader = Callable[[Span, Bad], Iterator[Document]]
+Reader = Callable[[Span, UnreadableHandler], Iterator[Document]]
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def format_name(file_name: str, *, named: bool) -> FormatName | None:
     return BY_SUFFIX.get(suffix) or (BY_NAMED_SUFFIX.get(suffix) if named else None)
 
 
-def passed_over(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
+def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
     """Return why a file is skipped, or None if it is read. A file that is named explicitly is always read."""
-    if has_other_compression(file_name):
-        return "unknown compression"
+    if is_unsupported(file_name):
+        return "unsupported compression"
     if kind == "file" or (kind == "glob" and source.format is not None):
         return None
-    found = format_name(file_name, named=kind == "glob" or source.format is not None)
-    return None if found is not None and source.format in (None, found) else "no known format"
+    implied = format_name(file_name, named=kind == "glob" or source.format is not None)
+    return None if implied is not None and source.format in (None, implied) else "unknown format"
 
 
 def format_of(file: InputFile) -> FormatName:

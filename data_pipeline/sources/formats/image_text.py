@@ -9,25 +9,25 @@ from pathlib import PurePosixPath
 
 from data_pipeline.document import Document
 from data_pipeline.images.suffixes import MEMBERS
-from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
 from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.source import Span
+from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord
 from megaptm.storage import file_name, is_remote
 
 METADATA = "metadata.jsonl"
 
 
-def read_image_text(span: Span, bad: Bad) -> Iterator[Document]:
+def read_image_text(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     file = span.file
     if is_metadata(file.name):
-        yield from _read_metadata(span, bad)
+        yield from _read_metadata(span, handler)
     elif is_image(file.name):
         raise Unreadable("no caption", "has no caption beside it", f"write one to {PurePosixPath(file.name).stem}.txt")
     elif file.image is None:
-        raise Unreadable("no image", "is the caption of no image beside it", "put the image there")
+        raise Unreadable("no image", "is a caption without an image beside it", "add the image")
     else:
-        for document in read_text(span, bad):
+        for document in read_text(span, handler):
             yield replace(document, text=document.text.strip(), notes={**document.notes, "image": file.image})
 
 
@@ -39,29 +39,31 @@ def is_metadata(name: str) -> bool:
     return PurePosixPath(name).name == METADATA
 
 
-def _read_metadata(span: Span, bad: Bad) -> Iterator[Document]:
+def _read_metadata(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     source = span.file.source
     with_name = replace(source, keep=(*source.keep, "file_name"))
-    for document in read_json_lines(replace(span, file=replace(span.file, source=with_name)), bad):
+    for document in read_json_lines(replace(span, file=replace(span.file, source=with_name)), handler):
         notes = dict(document.notes)
         image = notes.pop("file_name", None)
         try:
-            yield replace(document, notes={**notes, "image": _below(span.file.path, image)})
-        except BadRecord as error:
-            bad.record(document.source, f"({document.source})", error, document.text.encode())
+            yield replace(document, notes={**notes, "image": _image_path(span.file.path, image)})
+        except UnreadableRecord as error:
+            handler.handle_record(document.source, f"({document.source})", error, document.text.encode())
 
 
-def _below(path: str, image: object) -> str:
+def _image_path(path: str, image: object) -> str:
     """Return the path or URL of an image. A path is relative to the metadata's folder and may not leave that folder."""
     if not isinstance(image, str) or not image:
-        raise BadRecord("no image", "names no image in its field `file_name`", "name it")
+        raise UnreadableRecord("no image", "has no image in its field `file_name`", "set it")
     if is_remote(image):
         return image
     try:
         for name in PurePosixPath(image).parts:
             file_name(name)
     except ValueError:
-        raise BadRecord(
-            "no image", "names an image outside of its folder in its field `file_name`", "put it below"
+        raise UnreadableRecord(
+            "no image",
+            "names an image outside of its folder in its field `file_name`",
+            "move the image into the folder",
         ) from None
     return posixpath.join(posixpath.dirname(path), image)

@@ -6,14 +6,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.document import Document, is_of_document
-from data_pipeline.sources.bad import Bad, BadRecord, Unreadable, bad_record, needed
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
-from data_pipeline.sources.fields import notes_of, refuse_twins, text_and_notes
-from data_pipeline.sources.lines import longest_line, too_long
-from data_pipeline.sources.pieces import documents_of
+from data_pipeline.sources.fields import notes_of, refuse_duplicate_columns, text_and_notes
+from data_pipeline.sources.lines import line_too_long_error, max_line_bytes
+from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Source, Span
+from data_pipeline.sources.unreadable import (
+    Unreadable,
+    UnreadableHandler,
+    UnreadableRecord,
+    require_library,
+    to_unreadable_record,
+)
 from megaptm.credentials import in_brief
 
 if TYPE_CHECKING:
@@ -24,14 +30,14 @@ BATCH_BYTES = 8 << 20
 BATCH_ROWS = 4096
 
 
-def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
+def read_parquet(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     """Yield the documents of the row groups whose first byte is in the span."""
-    with needed("pyarrow"):
+    with require_library("pyarrow"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
 
     if compression_of(span.file.name):
-        raise Unreadable("wrong compression", "is Parquet inside of another compression", "decompress it")
+        raise Unreadable("wrong compression", "is Parquet inside another compression", "decompress it")
     with open_file(span.file) as stream:
         if not stream.read(1):
             raise EMPTY
@@ -39,49 +45,51 @@ def read_parquet(span: Span, bad: Bad) -> Iterator[Document]:
             # Without pre-buffering, pages are read on demand: a row group may be larger than memory.
             table = ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
         except (ArrowException, OSError) as error:
-            what = f"is not Parquet that can be read ({_complaint(error)})"
-            raise Unreadable("not Parquet", what, "write it again") from None
-        yield from _documents(table, span, bad)
+            problem = f"is not readable Parquet ({_error_message(error)})"
+            raise Unreadable("not Parquet", problem, "write it again") from None
+        yield from _read_documents(table, span, handler)
 
 
-def _documents(table: ParquetFile, span: Span, bad: Bad) -> Iterator[Document]:
+def _read_documents(table: ParquetFile, span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     source, name = span.file.source, span.file.name
     encoding = Encoding(source.encoding)
-    for row, record in _records(table, span, bad):
+    for row, record in _read_rows(table, span, handler):
         try:
-            if sum(len(value) for value in record.values() if isinstance(value, bytes)) > longest_line(source):
-                raise too_long(source)
+            if sum(len(value) for value in record.values() if isinstance(value, bytes)) > max_line_bytes(source):
+                raise line_too_long_error(source)
             decoded = {field: _value(value, encoding) for field, value in record.items()}
-            text, places = text_and_notes(decoded, source)
+            text, part_notes = text_and_notes(decoded, source)
         except Exception as error:
-            bad.record(f"{name}@{row}", f"row {row:,}", bad_record(error))
+            handler.handle_record(f"{name}@{row}", f"row {row:,}", to_unreadable_record(error))
             continue
-        yield from documents_of(text, f"{name}@{row}", notes_of(decoded, source, {**encoding.notes, **places}))
+        yield from to_documents(text, f"{name}@{row}", notes_of(decoded, source, {**encoding.notes, **part_notes}))
 
 
-def _records(table: ParquetFile, span: Span, bad: Bad) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield row index in the file (from 0) and the required columns. The damaged remainder of a row group counts
     once."""
-    source, start = span.file.source, 0
+    source, next_row = span.file.source, 0
     columns = _columns(table, source)
-    for number in range(table.metadata.num_row_groups):
-        group = table.metadata.row_group(number)
-        row, start = start, start + group.num_rows
+    for group_index in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(group_index)
+        row, next_row = next_row, next_row + group.num_rows
         if not span.start <= _first_byte(group) < span.end:
             continue
         try:
             for batch in table.iter_batches(
-                _batch_rows(group, columns), row_groups=[number], columns=columns, use_threads=False
+                _batch_rows(group, columns), row_groups=[group_index], columns=columns, use_threads=False
             ):
-                for values in zip(*(_plain(column) for column in batch.columns), strict=True):
+                for values in zip(*(_to_python(column) for column in batch.columns), strict=True):
                     yield row, dict(zip(batch.schema.names, values, strict=True))
                     row += 1
         except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's
-            damage = BadRecord("damaged", f"begins what is damaged ({_complaint(error)})", "write the file again")
-            bad.record(f"{span.file.name}@{row}", f"row {row:,}", damage)
+            damage = UnreadableRecord(
+                "damaged", f"starts a damaged part ({_error_message(error)})", "write the file again"
+            )
+            handler.handle_record(f"{span.file.name}@{row}", f"row {row:,}", damage)
 
 
-def _complaint(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """Return the message of an Arrow error about the file. Re-raise an error of the disk or the server."""
     if not is_of_document(error):
         raise error
@@ -91,7 +99,7 @@ def _complaint(error: Exception) -> str:
 def _columns(table: ParquetFile, source: Source) -> list[str]:
     """Return the required columns that exist; raise `Unreadable` if a text column is missing."""
     schema = table.schema_arrow
-    refuse_twins(schema.names, source)
+    refuse_duplicate_columns(schema.names, source)
     for text in source.fields:
         if text not in schema.names or not _is_text(schema.field(text).type):
             kinds = ", ".join(f"{field.name} ({field.type})" for field in list(schema)[:20])
@@ -122,7 +130,7 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def _plain(column: Any) -> list[Any]:
+def _to_python(column: Any) -> list[Any]:
     """Return Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
     import pyarrow
 

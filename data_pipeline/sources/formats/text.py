@@ -7,101 +7,104 @@ from itertools import chain, zip_longest
 
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.document import Document
-from data_pipeline.sources.bad import Bad, BadRecord, Unreadable
-from data_pipeline.sources.content import chunks
-from data_pipeline.sources.encodings import encoding_of_records, encoding_of_whole, texts
-from data_pipeline.sources.lines import Line, lines_of, too_long
-from data_pipeline.sources.paragraphs import paragraphs_of
-from data_pipeline.sources.pieces import LONGEST, documents_of, documents_of_stream
+from data_pipeline.sources.content import read_chunks
+from data_pipeline.sources.encodings import decode_chunks, detect_file_encoding, detect_record_encoding
+from data_pipeline.sources.lines import Line, line_too_long_error, read_lines
+from data_pipeline.sources.paragraphs import read_paragraphs
+from data_pipeline.sources.pieces import MAX_DOCUMENT_CHARACTERS, stream_to_documents, to_documents
 from data_pipeline.sources.source import InputFile, Source, Span
+from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord
 
 
-def read_text(span: Span, bad: Bad, form: str = "prose") -> Iterator[Document]:
+def read_text(span: Span, handler: UnreadableHandler, form: str = "prose") -> Iterator[Document]:
     if span.file.aligned is not None:
-        return _read_aligned(span.file, span.file.aligned, bad, form)
+        return _read_aligned(span.file, span.file.aligned, handler, form)
     read = {"file": _read_file, "line": _read_lines, "blank-line": _read_paragraphs}[span.file.source.documents]
-    return read(span, bad, form)
+    return read(span, handler, form)
 
 
-def read_code(span: Span, bad: Bad) -> Iterator[Document]:
-    return read_text(span, bad, "code")
+def read_code(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
+    return read_text(span, handler, "code")
 
 
-def _read_file(span: Span, bad: Bad, form: str) -> Iterator[Document]:
-    encoding = encoding_of_whole(span.file)
-    content = texts(chunks(span.file), encoding.codec)
-    return documents_of_stream(content, span.file.name, encoding.notes, form)
+def _read_file(span: Span, handler: UnreadableHandler, form: str) -> Iterator[Document]:
+    encoding = detect_file_encoding(span.file)
+    content = decode_chunks(read_chunks(span.file), encoding.codec)
+    return stream_to_documents(content, span.file.name, encoding.notes, form)
 
 
-def _read_lines(span: Span, bad: Bad, form: str) -> Iterator[Document]:
-    encoding, name = encoding_of_records(span.file), span.file.name
-    for offset, line in lines_of(span, encoding):
+def _read_lines(span: Span, handler: UnreadableHandler, form: str) -> Iterator[Document]:
+    encoding, name = detect_record_encoding(span.file), span.file.name
+    for offset, line in read_lines(span, encoding):
         try:
-            text, notes = encoding.decode(_content(line, span.file.source))
-        except BadRecord as error:
-            bad.line(offset, error, line or b"")
+            text, notes = encoding.decode(_line_content(line, span.file.source))
+        except UnreadableRecord as error:
+            handler.handle_line(offset, error, line or b"")
             continue
-        if len(text) > LONGEST:
-            yield from documents_of(text, f"{name}@{offset}", notes, form)
+        if len(text) > MAX_DOCUMENT_CHARACTERS:
+            yield from to_documents(text, f"{name}@{offset}", notes, form)
         elif text and not text.isspace():
             yield Document(text, f"{name}@{offset}", form, notes)
 
 
-def _read_aligned(first: InputFile, second: InputFile, bad: Bad, form: str) -> Iterator[Document]:
+def _read_aligned(first: InputFile, second: InputFile, handler: UnreadableHandler, form: str) -> Iterator[Document]:
     """Yield a document per pair of aligned lines, except where both lines are blank."""
-    encodings = [encoding_of_records(file) for file in (first, second)]
-    ones, others = (lines_of(Span(file), encoding) for file, encoding in zip((first, second), encodings, strict=True))
-    for (offset, one), (_, other) in _both(ones, others, second.place):
+    encodings = [detect_record_encoding(file) for file in (first, second)]
+    first_lines, second_lines = (
+        read_lines(Span(file), encoding) for file, encoding in zip((first, second), encodings, strict=True)
+    )
+    for (offset, first_line), (_, second_line) in _pair_lines(first_lines, second_lines, second.shown_path):
         try:
             (text, notes), (translation, _) = (
-                encoding.decode(_content(line, first.source))
-                for encoding, line in zip(encodings, (one, other), strict=True)
+                encoding.decode(_line_content(line, first.source))
+                for encoding, line in zip(encodings, (first_line, second_line), strict=True)
             )
-        except BadRecord as error:
-            bad.line(offset, error, one or b"")
+        except UnreadableRecord as error:
+            handler.handle_line(offset, error, first_line or b"")
             continue
         if text.strip() or translation.strip():
-            whole, places = text_and_parts(first.source.with_prefix((text, translation)))
-            yield from documents_of(whole, f"{first.name}@{offset}", {**notes, **places}, form)
+            joined, part_notes = text_and_parts(first.source.with_prefix((text, translation)))
+            yield from to_documents(joined, f"{first.name}@{offset}", {**notes, **part_notes}, form)
 
 
-def _both(first: Iterator[Line], second: Iterator[Line], place: str) -> Iterator[tuple[Line, Line]]:
+def _pair_lines(first: Iterator[Line], second: Iterator[Line], second_path: str) -> Iterator[tuple[Line, Line]]:
     """Yield pairs of lines; raise `Unreadable` if one file has more lines than the other."""
-    for number, (one, other) in enumerate(zip_longest(first, second)):
-        if one is None or other is None:
-            what = f"has {'fewer' if one is None else 'more'} lines than {place}: line {number + 1:,} has no partner"
-            raise Unreadable("not aligned", what, "give files of as many lines, where each line has its partner")
-        yield one, other
+    for index, (first_line, second_line) in enumerate(zip_longest(first, second)):
+        if first_line is None or second_line is None:
+            comparison = "fewer" if first_line is None else "more"
+            problem = f"has {comparison} lines than {second_path}: line {index + 1:,} has no counterpart"
+            raise Unreadable("not aligned", problem, "use files with the same number of lines")
+        yield first_line, second_line
 
 
-def _read_paragraphs(span: Span, bad: Bad, form: str) -> Iterator[Document]:
-    encoding = encoding_of_records(span.file)
-    for offset, pieces in paragraphs_of(span, encoding):
+def _read_paragraphs(span: Span, handler: UnreadableHandler, form: str) -> Iterator[Document]:
+    encoding = detect_record_encoding(span.file)
+    for offset, pieces in read_paragraphs(span, encoding):
         blocks = _blocks(pieces, span.file.source)
         try:
             text, notes = encoding.decode(next(blocks))
-            rest = (encoding.decode(block)[0] for block in blocks)
-            yield from documents_of_stream(chain((text,), rest), f"{span.file.name}@{offset}", notes, form)
-        except BadRecord as error:
-            bad.line(offset, error)
+            remaining = (encoding.decode(block)[0] for block in blocks)
+            yield from stream_to_documents(chain((text,), remaining), f"{span.file.name}@{offset}", notes, form)
+        except UnreadableRecord as error:
+            handler.handle_line(offset, error)
 
 
 def _blocks(pieces: Iterator[bytes | None], source: Source) -> Iterator[bytearray]:
-    """Yield a paragraph in blocks of complete lines, about LONGEST bytes each. Blocks do not depend on the read
-    chunks."""
+    """Yield a paragraph in blocks of complete lines, about MAX_DOCUMENT_CHARACTERS bytes each. Blocks do not depend on
+    the read chunks."""
     held = bytearray()
     for piece in pieces:
         if piece is None:
-            raise too_long(source)
+            raise line_too_long_error(source)
         held += piece
-        while stop := held.find(b"\n", LONGEST) + 1:
+        while stop := held.find(b"\n", MAX_DOCUMENT_CHARACTERS) + 1:
             yield held[:stop].replace(b"\r\n", b"\n")
             held = held[stop:]
     yield held.rstrip(b"\r\n").replace(b"\r\n", b"\n")
 
 
-def _content(line: bytes | bytearray | None, source: Source) -> bytes | bytearray:
-    """Return the line without a trailing carriage return; raises `BadRecord`."""
+def _line_content(line: bytes | bytearray | None, source: Source) -> bytes | bytearray:
+    """Return the line without a trailing carriage return; raises `UnreadableRecord`."""
     if line is None:
-        raise too_long(source)
+        raise line_too_long_error(source)
     return line.removesuffix(b"\r")

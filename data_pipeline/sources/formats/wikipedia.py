@@ -7,66 +7,68 @@ from itertools import chain
 from xml.etree import ElementTree
 
 from data_pipeline.document import EXAMPLE_CHARACTERS, Document
-from data_pipeline.sources.bad import Bad, Unreadable, bad_record
-from data_pipeline.sources.content import chunks
-from data_pipeline.sources.formats.html import page_too_long
+from data_pipeline.sources.content import read_chunks
+from data_pipeline.sources.formats.html import page_too_long_error
 from data_pipeline.sources.formats.wikitext import text_of_markup
-from data_pipeline.sources.pieces import documents_of
+from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Span
+from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_unreadable_record
 from data_pipeline.time_limit import time_limit
 
-LONGEST_ARTICLE = 4 << 20
+MAX_ARTICLE_BYTES = 4 << 20
 """Bytes of markup. MediaWiki itself limits a page to 2 MiB."""
-NOT_TEXT = ("6", "14")
+FILE_NAMESPACES = ("6", "14")
 """Namespaces of files and categories. A link to them shows a picture or nothing."""
 
 
-def read_wikipedia(span: Span, bad: Bad) -> Iterator[Document]:
+def read_wikipedia(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     """Yield articles (namespace 0) that are not redirects, named by page id."""
     prefixes = {"file", "image", "category"}  # valid in every language, in addition to the names in that language
-    longest = span.file.source.max_bytes or LONGEST_ARTICLE
+    longest = span.file.source.max_bytes or MAX_ARTICLE_BYTES
     for element in _elements(span):
         if element.tag == "namespace":
-            if element.get("key") in NOT_TEXT:
+            if element.get("key") in FILE_NAMESPACES:
                 prefixes.add((element.text or "").casefold())
             continue
-        number = element.findtext("id", "")
-        source = f"{span.file.name}@{number}"
+        page_id = element.findtext("id", "")
+        source = f"{span.file.name}@{page_id}"
         if element.findtext("ns", "0") != "0":
-            bad.left_out("not an article", source)
+            handler.count_skipped("not an article", source)
         elif element.find("redirect") is not None:
-            bad.left_out("redirect", source)
+            handler.count_skipped("redirect", source)
         else:
             markup = element.findtext("revision/text", "")
             try:
                 if len(markup.encode()) > longest:
-                    raise page_too_long(longest)
+                    raise page_too_long_error(longest)
                 with time_limit("article", markup):
                     text = text_of_markup(markup, span.file.source.leave_out, prefixes)
             except Exception as error:
-                bad.record(source, f"page {number}", bad_record(error), markup[:EXAMPLE_CHARACTERS].encode())
+                handler.handle_record(
+                    source, f"page {page_id}", to_unreadable_record(error), markup[:EXAMPLE_CHARACTERS].encode()
+                )
                 continue
-            notes = {"id": number, "title": element.findtext("title", "")}
-            yield from documents_of(text, source, notes)
+            notes = {"id": page_id, "title": element.findtext("title", "")}
+            yield from to_documents(text, source, notes)
 
 
 def _elements(span: Span) -> Iterator[ElementTree.Element]:
     """Yield namespace and page elements, with names without XML namespace. An element is freed when the next is
     read."""
-    pages = _Pages(span.file.source.max_bytes or LONGEST_ARTICLE)
+    pages = _ElementCollector(span.file.source.max_bytes or MAX_ARTICLE_BYTES)
     parser = ElementTree.XMLParser(target=pages)
-    for chunk in chain(chunks(span.file), (b"",)):
-        fault = None
+    for chunk in chain(read_chunks(span.file), (b"",)):
+        parse_error = None
         try:
             parser.feed(chunk) if chunk else parser.close()
         except ElementTree.ParseError as error:
-            fault = error
+            parse_error = error
         yield from pages.take()
-        if fault:
-            raise Unreadable("not XML", f"is not valid XML ({fault})", "fetch it again")
+        if parse_error:
+            raise Unreadable("not XML", f"is not valid XML ({parse_error})", "download it again")
 
 
-class _Pages(ElementTree.TreeBuilder):
+class _ElementCollector(ElementTree.TreeBuilder):
     """Collector of completed elements. Text is truncated once it exceeds `longest`."""
 
     def __init__(self, longest: int):

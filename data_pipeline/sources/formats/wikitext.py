@@ -6,9 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from data_pipeline.sources.bad import needed
-from data_pipeline.sources.formats.wikitext_leftovers import literal, without_leftovers
-from data_pipeline.sources.formats.wikitext_unclosed import AS_WRITTEN, without_unclosed
+from data_pipeline.sources.formats.wikitext_leftovers import protect_literal, without_leftovers
+from data_pipeline.sources.formats.wikitext_unclosed import UNHIDDEN, without_unclosed
+from data_pipeline.sources.unreadable import require_library
 
 # Tags whose content is not prose: formulas, source code, pictures, instructions.
 DROPPED_TAGS = frozenset({
@@ -33,12 +33,12 @@ BLANK_LINES = re.compile(r"\n{3,}")
 def text_of_markup(markup: str, leave_out: Collection[str], not_text: Collection[str]) -> str:
     """Return the prose of an article without templates. `not_text`: lower-case prefixes of links without visible
     text."""
-    with needed("mwparserfromhell"):
+    with require_library("mwparserfromhell"):
         import mwparserfromhell
 
     # Quotes for bold and italics are often unbalanced, which is expensive to parse. They are removed here instead.
     code = mwparserfromhell.parse(without_unclosed(markup), skip_style_tags=True)
-    text = "".join(_Walk(leave_out, not_text).texts(code)).translate(AS_WRITTEN)
+    text = "".join(_TextVisitor(leave_out, not_text).texts(code)).translate(UNHIDDEN)
     if "lists" in leave_out:
         text = "\n".join(line for line in text.split("\n") if ITEM not in line)
     text = without_leftovers(text, tables="tables" not in leave_out)
@@ -53,7 +53,7 @@ def _apostrophes(quotes: re.Match[str]) -> str:
     return "'" * (1 if count == 4 else max(0, count - 5))
 
 
-class _Walk:
+class _TextVisitor:
     """Visitor of the parsed nodes, which yields their text."""
 
     def __init__(self, leave_out: Collection[str], not_text: Collection[str]):
@@ -70,7 +70,7 @@ class _Walk:
         yield node.value
 
     def htmlentity(self, node: Any) -> Iterable[str]:
-        yield literal(node.normalize())
+        yield protect_literal(node.normalize())
 
     def heading(self, node: Any) -> Iterable[str]:
         if "headers" not in self.leave_out:
@@ -89,7 +89,7 @@ class _Walk:
         if name in DROPPED_TAGS or (name == "table" and "tables" in self.leave_out):
             return
         if name == "nowiki":
-            yield literal("".join(self.texts(node.contents)))
+            yield protect_literal("".join(self.texts(node.contents)))
             return
         if name in LIST_ITEMS:
             yield ITEM

@@ -26,7 +26,7 @@ CELL = re.compile(r"[ \t]*[|!]")
 CELLS = re.compile(r"\|\||!!")
 
 
-def literal(text: str) -> str:
+def protect_literal(text: str) -> str:
     """Protect text from being treated as markup."""
     return text.translate(LITERAL)
 
@@ -42,19 +42,19 @@ def _without_templates(text: str) -> str:
     """Repeatedly remove `{{...}}` without braces inside, for templates nested deeper than the parser supports."""
     if "}}" not in text:
         return text
-    kept: list[str] = []
+    retained: list[str] = []
     """Braces, and the text between them."""
     for piece in BRACE.split(text):
         if not piece:
             continue
-        kept.append(piece)
-        if kept[-2:] == ["}", "}"]:
-            place = len(kept) - 3
-            while place > 0 and kept[place] not in "{}":
-                place -= 1
-            if place > 0 and kept[place - 1 : place + 1] == ["{", "{"]:
-                del kept[place - 1 :]
-    return "".join(kept)
+        retained.append(piece)
+        if retained[-2:] == ["}", "}"]:
+            index = len(retained) - 3
+            while index > 0 and retained[index] not in "{}":
+                index -= 1
+            if index > 0 and retained[index - 1 : index + 1] == ["{", "{"]:
+                del retained[index - 1 :]
+    return "".join(retained)
 
 
 def _without_rows(lines: list[str], tables: bool) -> Iterator[str]:

@@ -14,7 +14,7 @@ MAX_REREAD = 4 << 20
 
 SIGNS = "{[<|"
 HIDDEN = str.maketrans(SIGNS, "\x0e\x0f\x10\x11")
-AS_WRITTEN = str.maketrans("\x0e\x0f\x10\x11", SIGNS)
+UNHIDDEN = str.maketrans("\x0e\x0f\x10\x11", SIGNS)
 """Replacements of hidden characters, which XML cannot contain -> the original characters."""
 
 TOKEN = re.compile(
@@ -31,18 +31,18 @@ def without_unclosed(markup: str) -> str:
     unclosed = _unclosed(markup)
     if sum(len(markup) - start for start, _ in unclosed) <= MAX_REREAD:
         return markup
-    pieces, done = [], 0
+    pieces, end = [], 0
     for start, stop in unclosed:
-        pieces += [markup[done:start], markup[start:stop].translate(HIDDEN)]
-        done = stop
-    return "".join((*pieces, markup[done:]))
+        pieces += [markup[end:start], markup[start:stop].translate(HIDDEN)]
+        end = stop
+    return "".join((*pieces, markup[end:]))
 
 
 def _unclosed(markup: str) -> list[tuple[int, int]]:
     """Return the spans (start, end) of unclosed openings, in order."""
     opened: list[tuple[str, int, int]] = []
     unclosed: list[tuple[int, int]] = []
-    waiting: dict[str, int] = {}
+    num_open: dict[str, int] = {}
     """Opening -> number that are currently open."""
     for match in TOKEN.finditer(markup):
         token, tag = match[0], (match["tag"] or "").lower()
@@ -55,11 +55,11 @@ def _unclosed(markup: str) -> list[tuple[int, int]]:
             elif not tag or not (match["single"] or tag in VOID):
                 opening = f"<{tag}" if tag else token
                 opened.append((opening, *match.span()))
-                waiting[opening] = waiting.get(opening, 0) + 1
-        elif waiting.get(closed):
+                num_open[opening] = num_open.get(opening, 0) + 1
+        elif num_open.get(closed):
             while True:
                 opening, start, stop = opened.pop()
-                waiting[opening] -= 1
+                num_open[opening] -= 1
                 if opening == closed:
                     break
                 unclosed.append((start, stop))

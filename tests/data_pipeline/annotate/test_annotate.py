@@ -43,7 +43,7 @@ def borders(pieces) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_asked_gives_the_plain_ids(kind, tokenizers, prose):
+def test_no_annotations_gives_plain_ids(kind, tokenizers, prose):
     documents = [Document(text, "x") for text in prose]
     for (ids, arrays), text in zip(annotate(documents, tokenizers[kind], Annotations()), prose, strict=True):
         assert arrays == {}
@@ -51,7 +51,7 @@ def test_nothing_asked_gives_the_plain_ids(kind, tokenizers, prose):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_annotations_change_no_token_and_rise_within_the_document(kind, tokenizers, prose):
+def test_annotations_keep_ids_and_ascend(kind, tokenizers, prose):
     documents = [Document(text, "x", notes={"turns": [[0, "user"], [20, "assistant"]]}) for text in prose]
     for (ids, arrays), text in zip(annotate(documents, tokenizers[kind], ALL), prose, strict=True):
         assert ids.tolist() == tokenizers[kind].encode(text).tolist()
@@ -72,7 +72,7 @@ def test_annotations_change_no_token_and_rise_within_the_document(kind, tokenize
         assert arrays["words"][0] == arrays["sentences"][0] == 0
 
 
-def test_words_of_wordpiece_are_its_own(tokenizers, prose):
+def test_wordpiece_words_match_continuation_marks(tokenizers, prose):
     """The rule of `##`: it marks what goes on with a word."""
     tokenizer = tokenizers["wordpiece"]
     # Kana are words by themselves here and runs to BERT.
@@ -83,27 +83,27 @@ def test_words_of_wordpiece_are_its_own(tokenizers, prose):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram"])
-def test_words_without_marks_spell_the_words_of_the_text(kind, tokenizers, prose):
+def test_word_starts_match_text(kind, tokenizers, prose):
     """Where words begin in the decoded groups is where they begin in the text, but for tokens that hold two words."""
     tokenizer = tokenizers[kind]
     # Unigram's normalization rewrites characters that are not compared here.
-    kept = r"[^\x00-\x7f]" if kind == "unigram" else r"[^\x00-\x7f\u4e00-\u9fff\u0400-\u04ff\uac00-\ud7a3]"
-    texts = [re.sub(kept, "", text) for text in prose]
+    retained = r"[^\x00-\x7f]" if kind == "unigram" else r"[^\x00-\x7f\u4e00-\u9fff\u0400-\u04ff\uac00-\ud7a3]"
+    texts = [re.sub(retained, "", text) for text in prose]
     annotated = annotate([Document(text, "x") for text in texts], tokenizer, Annotations(words=True))
     for (ids, arrays), text in zip(annotated, texts, strict=True):
         groups = [tokenizer.decode(group) for group in np.split(ids, arrays["words"][1:])]
         assert squeezed("".join(groups)) == squeezed(text)
         words = borders("".join(word) for word in np.split(list(text), word_begins(text)[1:]))
-        found = borders(groups)
-        assert set(found) <= set(words)
+        result = borders(groups)
+        assert set(result) <= set(words)
         tokens = borders(
             text[first:stop] for first, stop in pairwise([0, *tokenizer.encode_batch_with_ends([text])[0][1]])
         )
-        assert set(words) - set(found) == set(words) - set(tokens)
+        assert set(words) - set(result) == set(words) - set(tokens)
 
 
 @pytest.mark.parametrize("kind", SPELLING)
-def test_sentences_cut_the_ids_where_the_sentences_are(kind, tokenizers):
+def test_sentence_starts_split_ids(kind, tokenizers):
     text = "The parser is naïve. It returns self! Is it (x)?  Nothing."
     [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(sentences=True))
     pieces = [tokenizers[kind].decode(piece).strip() for piece in np.split(ids, arrays["sentences"][1:])]
@@ -112,23 +112,23 @@ def test_sentences_cut_the_ids_where_the_sentences_are(kind, tokenizers):
 
 
 @pytest.mark.parametrize("kind", SPELLING)
-def test_tags_cover_their_phrases(kind, tokenizers):
+def test_tags_cover_phrases(kind, tokenizers):
     text = "3,000 parsers of 2.5 ; 学生们喜欢读书 😀😀"
     [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], ALL)
     assert ALL.tables()["tags"] == ["face", "number", "verb"]
     labels = [ALL.tables()["tags"][label] for label in arrays["tags"][:, 2]]
-    found = {
+    result = {
         label: squeezed(tokenizers[kind].decode(ids[start:stop])) for start, stop, label in arrays["tags"].tolist()
     }
     assert labels[:3] == ["number", "number", "number"]
-    assert "2.5" in found[1]
+    assert "2.5" in result[1]
     if kind == "byte-bpe":
-        assert (found[2], found[0]) == ("喜欢", "😀")
+        assert (result[2], result[0]) == ("喜欢", "😀")
         assert labels == ["number", "number", "number", "verb", "face", "face"]
 
 
 @pytest.mark.parametrize("kind", SPELLING)
-def test_capitals_are_tokens_of_words_that_begin_so(kind, tokenizers):
+def test_capitals_mark_capitalized_words(kind, tokenizers):
     text = "The parser is Kind, iPhone NOT"
     [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(capitals=True))
     assert squeezed(tokenizers[kind].decode(ids[arrays["capitals"]])) == "thekindnot"
@@ -137,7 +137,7 @@ def test_capitals_are_tokens_of_words_that_begin_so(kind, tokenizers):
 
 
 @pytest.mark.parametrize("kind", SPELLING)
-def test_turns_start_where_their_messages_do(kind, tokenizers):
+def test_turns_start_at_messages(kind, tokenizers):
     messages = [("system", "The parser is kind."), ("user", "Is it?"), ("gpt", "Yes! It returns.")]
     text, turns = text_and_turns([{"role": role, "content": content} for role, content in messages])
     [(ids, arrays)] = annotate([Document(text, "x", notes={"turns": turns})], tokenizers[kind], Annotations(turns=True))
@@ -147,18 +147,18 @@ def test_turns_start_where_their_messages_do(kind, tokenizers):
     assert [squeezed(tokenizers[kind].decode(piece)) for piece in pieces] == [squeezed(text) for _, text in messages]
 
 
-def test_a_document_without_turns_has_no_rows(tokenizers):
+def test_document_without_turns_has_no_rows(tokenizers):
     [(_, arrays)] = annotate([Document("Yes.", "x")], tokenizers["byte-bpe"], Annotations(turns=True))
     assert arrays["turns"].shape == (0, 2)
 
 
-def test_a_text_without_tokens_has_empty_arrays(tokenizers):
+def test_text_without_tokens_has_empty_arrays(tokenizers):
     [(ids, arrays)] = annotate([Document(" \n", "x", notes={"turns": [[0, "user"]]})], tokenizers["wordpiece"], ALL)
     assert len(ids) == 0
     assert {len(array) for array in arrays.values()} == {0}
 
 
-def test_files_that_annotations_depend_on_are_named(tmp_path):
+def test_inputs_lists_files(tmp_path):
     (tmp_path / "p.tsv").write_text("place\tYork\n")
     assert Annotations(tags=str(tmp_path / "p.tsv")).inputs() == (str(tmp_path / "p.tsv"),)
     assert Annotations(tags=f"{__name__}:numbers").inputs() == (__file__,)
@@ -172,6 +172,6 @@ def test_files_that_annotations_depend_on_are_named(tmp_path):
         ({"chinese": "words"}, r"ask for annotate\.words"),
     ],
 )
-def test_settings_that_contradict_are_named(settings, sentence):
+def test_conflicting_settings_are_rejected(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         Annotations(**settings)

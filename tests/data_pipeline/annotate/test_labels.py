@@ -41,24 +41,24 @@ def corpus(tmp_path_factory):
     return folder / "corpus", report
 
 
-def test_a_pair_is_asked_for_its_label(corpus):
+def test_pair_has_its_label(corpus):
     folder, _ = corpus
     assert Corpus.open(folder).manifest.made_from["tables"]["labels"] == [*LABELS]
     tokenizer = load(folder / "tokenizer")
     mix = open_mix(
         {str(folder): 1.0}, objective={"titles": {"task": "relevance"}}, special=tokenizer.special, **OPTIONS
     )
-    seen = set()
+    visited = set()
     for number in range(mix.orders[0].per_epoch):
         sample = mix.sample(number)
-        seen.add(answer := int(sample["relevance"]))
+        visited.add(answer := int(sample["relevance"]))
         title = tokenizer.decode(sample["tokens"][(sample["segments"] == 1)])
         if answer != IGNORED:  # a stretch of a pair that is longer than a row
             assert LABELS[answer] in title
-    assert seen >= {0, 1, 2}
+    assert visited >= {0, 1, 2}
 
 
-def test_labels_must_be_those_of_the_question(corpus):
+def test_labels_are_shared_by_questions(corpus):
     folder, _ = corpus
     special = load(folder / "tokenizer").special
     mix = open_mix({str(folder): 1.0}, objective={"masked-lm": {}, "discourse": {}}, special=special, **OPTIONS)
@@ -72,7 +72,7 @@ def test_labels_must_be_those_of_the_question(corpus):
         )
 
 
-def test_a_question_with_fewer_answers_is_refused(corpus, monkeypatch):
+def test_question_with_fewer_classes_is_rejected(corpus, monkeypatch):
     folder, _ = corpus
     monkeypatch.setattr("megaptm.objectives.questions.TextQuestion.answers", 2)
     with pytest.raises(UserError, match=r"has 3 labels, and the question relevance has 2 answers"):
@@ -84,7 +84,7 @@ def test_a_question_with_fewer_answers_is_refused(corpus, monkeypatch):
         )
 
 
-def test_a_document_of_another_label_is_left_out_and_counted(corpus):
+def test_document_with_unknown_label_is_dropped(corpus):
     folder, report = corpus
     (reason,) = report.dropped
     assert report.dropped[reason] == 1

@@ -19,7 +19,7 @@ TABLE = "# colors\nattributes\tred\tcrimson\nattributes\tblue\n\nobjects\tcart\t
 
 
 @pytest.mark.parametrize(("kind", "specials"), [("wordpiece", "bert"), ("byte-bpe", "roberta")])
-def test_a_caption_is_rewritten_word_by_word(kind: str, specials: str, tmp_path: Path) -> None:
+def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path) -> None:
     tokenizer = train(kind, [TEXT], vocabulary=300 if kind == "byte-bpe" else 60, specials=specials)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "table.tsv").write_text(TABLE, encoding="utf-8")
@@ -28,20 +28,20 @@ def test_a_caption_is_rewritten_word_by_word(kind: str, specials: str, tmp_path:
 
     def rewritten(text: str, how: str) -> set[str]:
         made = getattr(known.rewriter, how)(known.words(tokenizer.encode(text)), rng, number=20)
-        return {tokenizer.decode(tokens_of(one)).replace(" ,", ",") for one in made}
+        return {tokenizer.decode(tokens_of(caption)).replace(" ,", ",") for caption in made}
 
     assert rewritten("a red cart and a cartoon", "kept") == {
         f"a {color} {thing} and a cartoon" for color in ("red", "crimson") for thing in ("cart", "wagon")
     } - {"a red cart and a cartoon"}
-    wrong = rewritten("a red cart", "broken")
-    assert {"a blue cart", "a red box"} <= wrong
-    assert not any("crimson" in one or "wagon" in one for one in wrong)
+    invalid = rewritten("a red cart", "broken")
+    assert {"a blue cart", "a red box"} <= invalid
+    assert not any("crimson" in caption or "wagon" in caption for caption in invalid)
     # Of words that only begin as a phrase nothing is found.
     assert rewritten("the redder cartoon", "broken") == set()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("objects\n", "line 1 of .* is not `kind<TAB>phrase<TAB>phrase"),
         ("objects\tcart\nverbs\tgo\n", "line 2 of .* of a kind that is one of objects, attributes, relations"),
@@ -49,9 +49,9 @@ def test_a_caption_is_rewritten_word_by_word(kind: str, specials: str, tmp_path:
         ("# nothing\n", "has no phrases"),
     ],
 )
-def test_a_table_that_is_none_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_invalid_table_is_rejected(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "table.tsv").write_text(text)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_meanings(tmp_path / "table.tsv")
     with pytest.raises(UserError, match="cannot be read"):
         read_meanings(tmp_path / "absent.tsv")

@@ -10,7 +10,7 @@ from tests.data_pipeline.annotate.pieces import split_sentences
     text=st.text(alphabet=st.characters() | st.sampled_from(list(".!?\n \t。\"')aA"))),
     form=st.sampled_from(["prose", "code"]),
 )
-def test_the_pieces_put_end_to_end_are_the_text(text, form):
+def test_sentences_concatenate_to_text(text, form):
     pieces = split_sentences(text, form)
     assert "".join(pieces) == text
     assert all(pieces)
@@ -29,10 +29,10 @@ PROSE = [
 
 
 @pytest.mark.parametrize(("text", "sentences"), PROSE)
-def test_prose(text, sentences):
+def test_prose_sentences(text, sentences):
     assert [piece.strip() for piece in split_sentences(text)] == sentences
 
 
-def test_code_divides_into_lines_that_are_not_blank():
+def test_code_splits_into_lines():
     code = "def f(x):\n    return x. Y\n\n\nf(1)\n"
     assert split_sentences(code, "code") == ["def f(x):\n", "    return x. Y\n\n\n", "f(1)\n"]

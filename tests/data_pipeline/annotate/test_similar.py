@@ -17,22 +17,22 @@ def tokenizer():
 
 
 def table(path) -> SimilarWords:
-    found = similar_named(str(path))
-    assert isinstance(found, SimilarWords)
-    return found
+    result = similar_named(str(path))
+    assert isinstance(result, SimilarWords)
+    return result
 
 
-def test_lines_of_a_table(tokenizer, tmp_path):
+def test_similar_words_from_table(tokenizer, tmp_path):
     (tmp_path / "words.tsv").write_text("# animals\ncat\tdog sat\ndog\tcat zebra\n\n", encoding="utf-8")
     tokenizer.save(tmp_path / "tokenizer")
     similar_words(str(tmp_path / "words.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "similar.npz"))
     cat, dog, sat = (tuple(tokenizer.encode(word).tolist()) for word in ("cat", "dog", "sat"))
-    found = table(tmp_path / "similar.npz")
-    assert [tuple(one) for one in found(cat)] == [dog, sat]
-    assert [tuple(one) for one in found(dog)] == [cat]  # the other has more tokens
+    result = table(tmp_path / "similar.npz")
+    assert [tuple(word_ids) for word_ids in result(cat)] == [dog, sat]
+    assert [tuple(word_ids) for word_ids in result(dog)] == [cat]  # the other has more tokens
 
 
-def test_words_whose_vectors_are_near(tokenizer, tmp_path):
+def test_similar_words_from_vectors(tokenizer, tmp_path):
     vectors = {"cat": "1 0.1", "dog": "3 0.2", "sea": "0 1", "mat": "0.1 2", "the": "-1 -1"}
     lines = ["5 2", *(f"{word} {numbers}" for word, numbers in vectors.items())]
     (tmp_path / "vectors.txt").write_text("\n".join(lines), encoding="utf-8")
@@ -42,33 +42,33 @@ def test_words_whose_vectors_are_near(tokenizer, tmp_path):
     assert write_similar_words(near, tokenizer, tmp_path / "similar.npz") == 5
 
 
-def test_vectors_whose_squares_are_beyond_any_number_have_angles(tokenizer, tmp_path):
+def test_large_vectors_do_not_overflow(tokenizer, tmp_path):
     lines = ["cat 1e30 1e29", "dog 3 0.2", "sea 0 1e30", "mat 0.1 2"]
     (tmp_path / "vectors.txt").write_text("\n".join(lines), encoding="utf-8")
     near = read_vectors(tmp_path / "vectors.txt", tokenizer, most=1)
     assert near == {"cat": ["dog"], "dog": ["cat"], "sea": ["mat"], "mat": ["sea"]}
 
 
-def test_bytes_know_a_word_with_and_without_its_space(tmp_path):
+def test_byte_bpe_words_with_and_without_space(tmp_path):
     tokenizer = train("byte-bpe", [TEXT], vocabulary=300)
     write_similar_words({"cat": ["dog"]}, tokenizer, tmp_path / "similar.npz")
-    found = table(tmp_path / "similar.npz")
+    result = table(tmp_path / "similar.npz")
     alone, within = (tuple(tokenizer.encode(text).tolist()) for text in ("cat", " cat"))
     assert alone != within
-    assert {len(alone), len(within)} == {len(found(word)[0]) for word in (alone, within) if found(word) is not None}
+    assert {len(alone), len(within)} == {len(result(word)[0]) for word in (alone, within) if result(word) is not None}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("cat dog", "line 1 of .* is not `word<TAB>"), ("cat\t", "line 1 of .* is not `word<TAB>")]
+    ("text", "message"), [("cat dog", "line 1 of .* is not `word<TAB>"), ("cat\t", "line 1 of .* is not `word<TAB>")]
 )
-def test_a_line_that_is_none(text, said, tmp_path):
+def test_invalid_table_line_is_rejected(text, message, tmp_path):
     (tmp_path / "words.tsv").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_table(tmp_path / "words.tsv")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("cat a b", "not a word and its numbers"),
         ("cat 1 2\ndog 1", "has 1 numbers, unlike the others"),
@@ -77,13 +77,13 @@ def test_a_line_that_is_none(text, said, tmp_path):
         ("cat 1 1e39", "line 1 of .* has a number that is not finite"),  # as one of 32 bits
     ],
 )
-def test_vectors_that_are_none(text, said, tokenizer, tmp_path):
+def test_invalid_vectors_are_rejected(text, message, tokenizer, tmp_path):
     (tmp_path / "vectors.txt").write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         read_vectors(tmp_path / "vectors.txt", tokenizer, most=2)
 
 
-def test_a_table_of_nothing_is_refused(tokenizer, tmp_path):
+def test_table_without_usable_words_is_rejected(tokenizer, tmp_path):
     with pytest.raises(UserError, match="no word has another of as many tokens"):
         write_similar_words({"cat": ["zebra"]}, tokenizer, tmp_path / "similar.npz")
     assert not (tmp_path / "similar.npz").exists()

@@ -23,7 +23,7 @@ def phrases(tmp_path) -> str:
     return str(file)
 
 
-def test_the_longest_phrase_of_whole_words_is_found_from_left_to_right(phrases):
+def test_longest_phrase_matches_first(phrases):
     text = "Ada Lovelace left New York City for York, not New Yorker's Yorkshire; 我在北京市"
     expected = [("Ada Lovelace", "person"), ("New York City", "place"), ("York", "place"), ("北京", "place")]
     assert tagged(phrases, text) == expected
@@ -50,7 +50,7 @@ def beyond(text):
 beyond.labels = ["x"]
 
 
-def test_a_function_tags_and_its_labels_are_numbered_in_order_of_their_names():
+def test_tagger_function_has_sorted_labels():
     name = f"{__name__}:shouts"
     assert tagged(name, "HELP, says he, STOP") == [("HELP", "help"), ("STOP", "stop")]
     assert tagger_named(name).labels == ("help", "stop")
@@ -65,12 +65,12 @@ def test_a_function_tags_and_its_labels_are_numbered_in_order_of_their_names():
         ("nowhere.tsv", r"nowhere\.tsv cannot be read"),
     ],
 )
-def test_a_tagger_that_is_none_is_named(name, sentence):
+def test_invalid_tagger_is_rejected(name, sentence):
     with pytest.raises(UserError, match=sentence):
         tagger_named(name)
 
 
-def test_a_tag_outside_the_text_is_named():
+def test_tag_outside_text_raises():
     with pytest.raises(ValueError, match=r"beyond gave \(0, 4, 'x'\) for a text of 3 characters"):
         tagged(f"{__name__}:beyond", "abc")
 
@@ -79,7 +79,7 @@ def test_a_tag_outside_the_text_is_named():
     ("written", "sentence"),
     [("place New York", "line 1 .* is not"), ("a\tYork\nb\tYork", "second label"), ("# only this", "no phrases")],
 )
-def test_a_file_of_phrases_that_is_none_is_named(written, sentence, tmp_path):
+def test_invalid_phrase_file_is_rejected(written, sentence, tmp_path):
     (tmp_path / "p.tsv").write_text(written)
     with pytest.raises(UserError, match=sentence):
         tagger_named(str(tmp_path / "p.tsv"))

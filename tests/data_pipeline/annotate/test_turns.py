@@ -5,7 +5,7 @@ import pytest
 from data_pipeline.annotate.turns import ROLES, role_number, text_and_turns
 
 
-def test_messages_stand_on_lines_of_their_own():
+def test_messages_are_joined_by_newlines():
     messages = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "Hello"}, {"type": "image"}]},
@@ -20,10 +20,10 @@ def test_messages_stand_on_lines_of_their_own():
 @pytest.mark.parametrize(
     ("name", "role"), [("User", "user"), ("human", "user"), ("gpt", "assistant"), ("ROMEO", "other"), ("tool", "tool")]
 )
-def test_roles_have_the_names_that_published_sets_give_them(name, role):
+def test_role_aliases(name, role):
     assert ROLES[role_number(name)] == role
 
 
-def test_what_is_no_message_raises():
+def test_invalid_message_raises():
     with pytest.raises(KeyError):
         text_and_turns([{"speaker": "a"}])

@@ -34,7 +34,7 @@ def test_words(text, expected):
     assert words(text) == expected
 
 
-def test_words_of_bert_itself(prose):
+def test_words_match_bert_pre_tokenizer(prose):
     """Its own splitting of the same text, where it does not drop characters and knows no kana."""
     normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     splitter = pre_tokenizers.BertPreTokenizer()
@@ -46,11 +46,11 @@ def test_words_of_bert_itself(prose):
 
 @settings(deadline=None)
 @given(text=st.text())
-def test_begins_rise_from_the_first_character_and_stay_in_the_text(text):
-    begins = word_begins(text).tolist()
-    assert begins == sorted(set(begins))
-    assert begins[:1] == [0] * bool(text)
-    assert all(begin < len(text) for begin in begins)
+def test_word_offsets_ascend_within_text(text):
+    starts = word_begins(text).tolist()
+    assert starts == sorted(set(starts))
+    assert starts[:1] == [0] * bool(text)
+    assert all(begin < len(text) for begin in starts)
 
 
 def in_twos(run: str) -> list[str]:
@@ -61,30 +61,30 @@ def upside_down(run: str) -> str:
     return run[::-1]
 
 
-def test_a_segmenter_of_ones_own_groups_chinese_characters():
+def test_segmenter_function():
     function = f"{__name__}:in_twos"
     assert words("北京大学在 ab 海", function) == ["北京", "大学", "在", "ab", "海"]
     assert words("ひら", function) == ["ひ", "ら"]
 
 
-def test_a_file_of_words_groups_chinese_characters(tmp_path):
+def test_word_list_segmenter(tmp_path):
     dictionary = tmp_path / "words.txt"
     dictionary.write_text("# as jieba has them\n北京 34488 ns\n北京大学\n大学\n", encoding="utf-8")
     assert words("北京大学在 ab 北京海大学", str(dictionary)) == ["北京大学", "在", "ab", "北京", "海", "大学"]
     assert Annotations(words=True, chinese=str(dictionary)).inputs() == (str(dictionary),)
-    for text, said in (("", "has no words"), (None, "cannot be read")):
-        other = tmp_path / f"{said}.txt"
+    for text, message in (("", "has no words"), (None, "cannot be read")):
+        other = tmp_path / f"{message}.txt"
         if text is not None:
             other.write_text(text)
-        with pytest.raises(UserError, match=rf"annotate\.chinese.*{said}"):
+        with pytest.raises(UserError, match=rf"annotate\.chinese.*{message}"):
             Annotations(words=True, chinese=str(other)).check()
 
 
-def test_jieba_groups_chinese_characters_into_words():
+def test_jieba_segmenter():
     pytest.importorskip("jieba")
     assert words("我来到北京清华大学。", "words") == ["我", "来到", "北京", "清华大学", "。"]
 
 
-def test_a_segmenter_that_changes_the_text_is_named():
+def test_segmenter_that_changes_text_is_rejected():
     with pytest.raises(UserError, match=r"annotate\.chinese.*are not its characters"):
         words("北京大学", f"{__name__}:upside_down")

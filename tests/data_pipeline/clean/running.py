@@ -11,12 +11,12 @@ def run(step, *texts, notes=None):
     return list(run_steps([step], documents, dropped)), dropped
 
 
-def texts(step, *given):
-    return [document.text for document in run(step, *given)[0]]
+def texts(step, *inputs):
+    return [document.text for document in run(step, *inputs)[0]]
 
 
 def reason(step, text):
     """Why a step leaves this text out, without the step's name; None when it keeps it."""
-    kept, dropped = run(step, text)
-    assert len(kept) + sum(dropped.counts.values()) == 1
-    return None if kept else next(iter(dropped.counts)).split(": ", 1)[1]
+    retained, dropped = run(step, text)
+    assert len(retained) + sum(dropped.counts.values()) == 1
+    return None if retained else next(iter(dropped.counts)).split(": ", 1)[1]

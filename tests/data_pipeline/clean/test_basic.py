@@ -17,48 +17,48 @@ def clean(*texts: str, steps=CLEAN) -> tuple[list[str], Dropped]:
     return [document.text for document in run_steps(steps, documents, dropped)], dropped
 
 
-def test_line_ends_become_one_kind_and_blank_lines_around_the_text_go():
+def test_normalize_unifies_line_ends():
     assert clean("\r\n\none\r\ntwo\rthree\n\n", steps=[Normalize()])[0] == ["one\ntwo\nthree\n"]
 
 
 @given(text=st.text())
-def test_normalizing_twice_is_normalizing_once(text):
+def test_normalize_is_idempotent(text):
     once = clean(text, steps=[Normalize()])[0]
     assert clean(*once, steps=[Normalize()])[0] == once
 
 
-def test_empty_documents_are_dropped_with_a_reason():
-    kept, dropped = clean("", " \n\t", "words", steps=[DropEmpty()])
-    assert kept == ["words"]
+def test_drop_empty():
+    retained, dropped = clean("", " \n\t", "words", steps=[DropEmpty()])
+    assert retained == ["words"]
     assert dropped.counts == {"empty": 2}
     assert dropped.examples == {"empty": [("0.txt", ""), ("1.txt", " \n\t")]}
 
 
-def test_short_documents_are_dropped_with_a_reason():
-    kept, dropped = clean("four", "12345  ", "123456", steps=[DropShort(characters=6)])
-    assert kept == ["123456"]
+def test_drop_short_by_characters():
+    retained, dropped = clean("four", "12345  ", "123456", steps=[DropShort(characters=6)])
+    assert retained == ["123456"]
     assert dropped.counts == {"shorter than 6 characters": 2}
 
 
-def test_long_documents_are_dropped_with_a_reason():
-    kept, dropped = clean("123456", " 12345 ", "1 2 3", "1 2", steps=[DropLong(characters=5, words=2)])
-    assert kept == [" 12345 ", "1 2"]
+def test_drop_long():
+    retained, dropped = clean("123456", " 12345 ", "1 2 3", "1 2", steps=[DropLong(characters=5, words=2)])
+    assert retained == [" 12345 ", "1 2"]
     assert dropped.counts == {"longer than 5 characters": 1, "longer than 2 words": 1}
 
 
-def test_documents_of_few_letters_are_dropped_with_a_reason():
-    kept, dropped = clean("IMG_0017", "ab 12", "a 123", "हिन्दी", "図1", "", steps=[DropFewLetters(share=0.5)])
-    assert kept == ["ab 12", "हिन्दी", "図1", ""]
+def test_drop_few_letters():
+    retained, dropped = clean("IMG_0017", "ab 12", "a 123", "हिन्दी", "図1", "", steps=[DropFewLetters(share=0.5)])
+    assert retained == ["ab 12", "हिन्दी", "図1", ""]
     assert dropped.counts == {"letters are less than 50%": 2}
 
 
-@pytest.mark.parametrize("wrong", [lambda: DropLong(characters=0), lambda: DropFewLetters(share=1.5)])
-def test_an_option_out_of_bounds_is_told(wrong):
+@pytest.mark.parametrize("invalid", [lambda: DropLong(characters=0), lambda: DropFewLetters(share=1.5)])
+def test_out_of_range_options_are_rejected(invalid):
     with pytest.raises(UserError, match=r"^drop-(long|few-letters): "):
-        wrong()
+        invalid()
 
 
-def test_only_a_few_names_are_kept_for_a_reason():
+def test_examples_per_reason_are_limited():
     _, dropped = clean(*[""] * 100)
     assert dropped.counts == {"empty": 100}
     other = Dropped()
@@ -69,46 +69,46 @@ def test_only_a_few_names_are_kept_for_a_reason():
 
 
 @given(text=st.text(alphabet="ab \n", min_size=1), characters=st.integers(1, 20))
-def test_what_was_cut_can_be_put_back(text, characters):
+def test_cut_pieces_concatenate_to_text(text, characters):
     pieces, dropped = clean(text, steps=[CutLong(characters=characters)])
     assert "".join(pieces) == text
     assert all(1 <= len(piece) <= characters for piece in pieces)
     assert not dropped.counts
 
 
-def test_long_documents_are_cut_at_blank_lines_where_there_are_any():
+def test_cut_long_prefers_blank_lines():
     assert clean("one two\n\nthree\nfour\n", steps=[CutLong(characters=12)])[0] == ["one two\n\n", "three\nfour\n"]
     assert clean("one two\nthree\nfour\n", steps=[CutLong(characters=12)])[0] == ["one two\n", "three\nfour\n"]
     assert clean("one two three", steps=[CutLong(characters=12)])[0] == ["one two thre", "e"]
 
 
-def test_pieces_say_where_in_a_document_they_begin():
+def test_cut_pieces_are_named_by_offset():
     document = Document("one two\n\nthree\n", "book.txt")
     pieces = list(CutLong(characters=12)([document, Document("short", "note.txt")], Dropped()))
     assert [piece.source for piece in pieces] == ["book.txt@0", "book.txt@9", "note.txt"]
 
 
-def test_documents_of_few_words_are_dropped_with_a_reason():
-    kept, dropped = clean("one two", "one two three", "a" * 100, steps=[DropShort(characters=1, words=3)])
-    assert kept == ["one two three"]
+def test_drop_short_by_words():
+    retained, dropped = clean("one two", "one two three", "a" * 100, steps=[DropShort(characters=1, words=3)])
+    assert retained == ["one two three"]
     assert dropped.counts == {"shorter than 3 words": 2}
 
 
-def test_speakers_go_with_the_piece_they_speak_in():
+def test_cut_pieces_keep_their_turns():
     document = Document("one two\n\nthree\n", "talk", notes={"turns": [[0, "a"], [9, "b"], [12, "a"]]})
     pieces = list(CutLong(characters=12)([document], Dropped()))
     assert [piece.notes["turns"] for piece in pieces] == [[[0, "a"]], [[0, "b"], [3, "a"]]]
 
 
-def test_pieces_have_a_size():
+def test_cut_long_needs_positive_length():
     with pytest.raises(UserError, match=r"cut-long: characters \(0\) must be 1 or more"):
         CutLong(characters=0)
 
 
 @pytest.mark.parametrize("kind", STEPS.values(), ids=STEPS)
-def test_no_number_of_a_step_is_below_zero(kind):
+def test_negative_step_options_are_rejected(kind):
     needed = {"against": ("some.txt",)} if kind is STEPS["decontaminate"] else {}
-    numbers = [one.name for one in fields(kind) if re.search(r"\b(int|float)\b", str(one.type))]
+    numbers = [field.name for field in fields(kind) if re.search(r"\b(int|float)\b", str(field.type))]
     for name in numbers:
         with pytest.raises(UserError, match=rf"{name} \(-3\) must be"):
             kind(**needed | {name: -3})

@@ -9,15 +9,15 @@ from tests.data_pipeline.clean.running import reason, texts
 STEP = C4Quality()
 GOOD = "This is a line of prose."
 PAGE = "\n".join([GOOD] * 3)
-LINES = C4Quality(least_sentences=0)
+LINES = C4Quality(min_sentences=0)
 
 
-def test_the_defaults_are_the_papers():
-    assert (STEP.least_sentences, STEP.least_words_per_line) == (3, 5)
+def test_defaults_match_paper():
+    assert (STEP.min_sentences, STEP.min_words_per_line) == (3, 5)
 
 
 @pytest.mark.parametrize(
-    ("kept", "left_out", "why"),
+    ("retained", "left_out", "why"),
     [
         (PAGE, "\n".join([GOOD] * 2), "fewer than 3 sentences"),
         ("One. Two. Three sentences stand here.", "One, two, three words. Stand here.", "fewer than 3 sentences"),
@@ -25,13 +25,13 @@ def test_the_defaults_are_the_papers():
         (PAGE + "\nlorem", PAGE + "\nLorem Ipsum", "lorem ipsum"),
     ],
 )
-def test_pages_on_both_sides_of_each_rule(kept, left_out, why):
-    assert reason(STEP, kept) is None
+def test_c4_page_rules(retained, left_out, why):
+    assert reason(STEP, retained) is None
     assert reason(STEP, left_out) == why
 
 
 @pytest.mark.parametrize("end", [".", "!", "?", '."', ".\u201d"])
-def test_lines_that_end_a_sentence_stay(end):
+def test_c4_keeps_sentence_lines(end):
     assert texts(LINES, f"five words are just enough{end}") == [f"five words are just enough{end}"]
 
 
@@ -47,32 +47,32 @@ def test_lines_that_end_a_sentence_stay(end):
         f"here is a word of length {'a' * 1001}.",
     ],
 )
-def test_lines_that_go(line):
+def test_c4_removes_lines(line):
     assert texts(LINES, f"{GOOD}\n{line}\n{GOOD}") == [f"{GOOD}\n{GOOD}"]
 
 
-def test_a_word_of_a_thousand_characters_stays():
+def test_c4_keeps_longest_allowed_word():
     line = f"here is a word of length {'a' * 999}."
     assert texts(LINES, line) == [line]
 
 
-def test_citations_go():
+def test_c4_removes_citations():
     assert texts(LINES, "The earth is[1] round[citation needed] and old.[23][edit]") == ["The earth is round and old."]
 
 
-def test_rules_can_be_turned_off():
+def test_c4_rules_can_be_disabled():
     step = C4Quality(
-        least_sentences=0, least_words_per_line=0, terminal_punctuation=False, remove_citations=False,
+        min_sentences=0, min_words_per_line=0, terminal_punctuation=False, remove_citations=False,
         drop_javascript_lines=False, drop_policy_lines=False, drop_lorem_ipsum=False, drop_curly_brackets=False,
     )  # fmt: skip
     text = "{ lorem ipsum [1]\njavascript\nterms of use"
     assert texts(step, text) == [text]
 
 
-def test_pages_with_bad_words_are_left_out(tmp_path):
+def test_c4_bad_words(tmp_path):
     path = tmp_path / "bad.txt"
     path.write_text("darn\nbloody hell\n\n坏话\n", encoding="utf-8")
-    step = C4Quality(least_sentences=0, bad_words=str(path))
+    step = C4Quality(min_sentences=0, bad_words=str(path))
     assert step.inputs() == (str(path),)
     why = "a word of the bad-words list"
     assert reason(step, "Well, DARN it, they all said.") == why
@@ -81,12 +81,12 @@ def test_pages_with_bad_words_are_left_out(tmp_path):
     assert reason(step, "The darned hell is a bloody place, 坏人话。") is None
 
 
-def test_a_missing_list_is_told():
+def test_c4_missing_word_list_is_rejected():
     with pytest.raises(UserError, match=r"c4-quality: bad_words \(nowhere.txt\) cannot be read"):
         reason(C4Quality(bad_words="nowhere.txt"), PAGE)
 
 
 @given(st.text(alphabet="ab .!\"'[1]\n…"))
-def test_cleaning_lines_twice_is_cleaning_them_once(text):
+def test_c4_is_idempotent(text):
     once = texts(LINES, text)
     assert texts(LINES, *once) == once

@@ -32,7 +32,7 @@ def pairs(text: str, step: PairByConnective | None = None, **notes: object) -> l
     return [(document.notes["label"], *document.text.split("\n")) for document in made]
 
 
-def test_each_two_clauses_are_a_pair_without_what_stood_between_them() -> None:
+def test_clauses_are_paired_without_connective() -> None:
     assert pairs(ENGLISH) == [
         ("in contrast", "The rain fell all day long.", "the south was dry, so farmers lost much."),
         ("so", "In  contrast, the south was dry", "farmers lost much."),
@@ -46,12 +46,12 @@ def test_each_two_clauses_are_a_pair_without_what_stood_between_them() -> None:
     ]
 
 
-def test_capitals_and_old_letters_are_known() -> None:
+def test_connectives_match_any_case() -> None:
     for written in ("BECAUSE", "becauſe", "Becauſe"):  # noqa: RUF001
         assert pairs(f"We walked home, {written} the rain fell.") == [("because", "We walked home", "the rain fell.")]
 
 
-def test_a_pair_says_where_it_was_and_keeps_what_is_known() -> None:
+def test_pair_keeps_notes_and_offset() -> None:
     document = Document("It was cold there. But we went out.", "a.txt", notes={"url": "x", "turns": [[0, "user"]]})
     dropped = Dropped()
     [made] = run_steps([PairByConnective()], [document, Document("Nothing here.", "b.txt")], dropped)
@@ -62,24 +62,24 @@ def test_a_pair_says_where_it_was_and_keeps_what_is_known() -> None:
 
 
 @pytest.mark.parametrize("line", [line for line in SHIPPED.read_text().splitlines() if not line.startswith("#")])
-def test_every_connective_that_is_shipped_is_found_as_its_label(line: str) -> None:
+def test_shipped_connectives_match(line: str) -> None:
     label, _, written = line.rpartition("\t")
     text = f"This stood before it{written} this stood behind it."
     if written[0] not in ",，":  # noqa: RUF001
         text = f"This stood before it. {written.capitalize()} this stood behind it."
     label = label or written.strip(",，")  # noqa: RUF001
-    assert [(found, second) for found, _, second in pairs(text)] == [(label, "this stood behind it.")]
+    assert [(result, second) for result, _, second in pairs(text)] == [(label, "this stood behind it.")]
 
 
-def test_as_many_are_shipped_as_the_question_tells_apart() -> None:
+def test_shipped_labels_fit_discourse_question() -> None:
     labels = PairByConnective().labels()
     assert len(labels) == 148 <= QUESTIONS["discourse"].classes
     assert {"however", "because", "但是", "因为"} <= {*labels}
 
 
-def test_a_file_of_the_users_takes_the_place_of_ours(tmp_path) -> None:
+def test_user_connectives_replace_shipped(tmp_path) -> None:
     (tmp_path / "mine.tsv").write_text("# mine\nagainst\tbut\nagainst\thowever,\nwhy\t, for\n", encoding="utf-8")
-    step = PairByConnective(connectives=str(tmp_path / "mine.tsv"), least_bytes=1)
+    step = PairByConnective(connectives=str(tmp_path / "mine.tsv"), min_bytes=1)
     assert step.labels() == ("against", "why")
     assert step.inputs() == (str(tmp_path / "mine.tsv"),)
     assert pairs("One. But two. However, three, for four. For five. So six.", step) == [
@@ -90,7 +90,7 @@ def test_a_file_of_the_users_takes_the_place_of_ours(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         (None, "cannot be read"),
         ("# none\n", "has no words: add one to a line"),
@@ -98,22 +98,22 @@ def test_a_file_of_the_users_takes_the_place_of_ours(tmp_path) -> None:
         ("a\tbut\nb\tBut,\n", "gives `but` a second label: leave one"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path, written, told) -> None:
+def test_invalid_connective_file_is_rejected(tmp_path, written, message) -> None:
     if written is not None:
         (tmp_path / "mine.tsv").write_text(written, encoding="utf-8")
-    with pytest.raises(UserError, match=rf"pair-by-connective: connectives: \S*mine\.tsv {told}"):
+    with pytest.raises(UserError, match=rf"pair-by-connective: connectives: \S*mine\.tsv {message}"):
         PairByConnective(connectives=str(tmp_path / "mine.tsv"))
-    with pytest.raises(UserError, match=r"least_bytes \(0\) must be 1 or more"):
-        PairByConnective(least_bytes=0)
+    with pytest.raises(UserError, match=r"min_bytes \(0\) must be 1 or more"):
+        PairByConnective(min_bytes=0)
 
 
-def test_what_stood_between_two_clauses_is_asked_and_not_shown(tmp_path) -> None:
+def test_connective_is_label_and_not_in_tokens(tmp_path) -> None:
     """From plain text by a recipe; the labels are the step's."""
-    said = {"but": "it failed", "therefore,": "it passed", "for example,": "one did"}
+    message = {"but": "it failed", "therefore,": "it passed", "for example,": "one did"}
     text = [
-        f"The trial number {number} ended. {word.capitalize()} {said[word]} as told in {number}."
+        f"The trial number {number} ended. {word.capitalize()} {message[word]} as told in {number}."
         for number in range(90)
-        for word in [[*said][number % 3]]
+        for word in [[*message][number % 3]]
     ]
     (tmp_path / "a.txt").write_text("\n".join(text), encoding="utf-8")
     source = f"sources=[{{path: {tmp_path}/a.txt, documents: line}}]"
@@ -140,12 +140,12 @@ def test_what_stood_between_two_clauses_is_asked_and_not_shown(tmp_path) -> None
         assert "trial" in first
         label = labels[int(sample["discourse"])]
         answers.add(label)
-        assert said[next(word for word in said if word.startswith(label))] in second
-        assert not any(word.strip(",") in f"{first} {second}" for word in said)
+        assert message[next(word for word in message if word.startswith(label))] in second
+        assert not any(word.strip(",") in f"{first} {second}" for word in message)
     assert answers == {"but", "therefore", "for example"}
 
 
-def test_sources_that_have_parts_are_refused(tmp_path) -> None:
+def test_sources_with_parts_are_rejected(tmp_path) -> None:
     source = f"sources=[{{path: {tmp_path}/a.jsonl, parts: [a, b]}}]"
     with pytest.raises(
         UserError, match="step pair-by-connective makes parts of plain text, and the sources have parts"

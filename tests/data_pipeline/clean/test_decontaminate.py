@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.comparable import comparable, comparable_places
 from data_pipeline.clean.decontaminate import Decontaminate
-from data_pipeline.clean.known import Known
+from data_pipeline.clean.hash_set import Known
 from data_pipeline.clean.lines import DropLines
 from data_pipeline.clean.predicate import KeepIf
 from data_pipeline.clean.scrub import Scrub
@@ -29,27 +29,29 @@ def evaluation(tmp_path):
     return str(path)
 
 
-def test_a_shared_run_of_thirteen_words_is_found_in_any_case_and_punctuation(evaluation):
+def test_shared_ngram_ignores_case_and_punctuation(evaluation):
     step = Decontaminate(against=(evaluation,))
     assert reason(step, "Before: " + ", ".join(WORDS[3:16]).upper() + "! After.") == WHY
     assert reason(step, " ".join(WORDS[3:15])) is None
     assert reason(step, " ".join(WORDS[3:15]) + " another " + " ".join(WORDS[15:27])) is None
 
 
-def test_a_short_evaluation_text_is_found_whole(evaluation):
+def test_short_evaluation_text_must_match_completely(evaluation):
     step = Decontaminate(against=(evaluation,))
     assert reason(step, "say, eight words are enough to be looked for here") == WHY
     assert reason(step, "eight words are enough to be looked at") is None
     assert reason(step, "it is too short to count, this") is None
 
 
-def test_runs_do_not_go_from_one_document_into_the_next(evaluation):
-    kept, dropped = run(Decontaminate(against=(evaluation,)), " ".join(WORDS[:10]), " ".join(WORDS[10:20]), QUESTION)
-    assert len(kept) == 2
+def test_ngrams_do_not_span_documents(evaluation):
+    retained, dropped = run(
+        Decontaminate(against=(evaluation,)), " ".join(WORDS[:10]), " ".join(WORDS[10:20]), QUESTION
+    )
+    assert len(retained) == 2
     assert dropped.examples == {f"decontaminate: {WHY}": [("2.txt", QUESTION[:200])]}
 
 
-def test_fields_of_json_lines(tmp_path):
+def test_evaluation_texts_from_json_fields(tmp_path):
     path = tmp_path / "tasks.jsonl"
     rows = [{"question": " ".join(WORDS[:13]), "answer": " ".join(WORDS[20:33])}, {"question": "short", "id": 3}]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -58,28 +60,28 @@ def test_fields_of_json_lines(tmp_path):
     assert reason(step, " ".join(WORDS[:13])) == reason(step, " ".join(WORDS[20:33])) == WHY
 
 
-def test_a_whole_file_may_be_one_text(tmp_path):
+def test_evaluation_file_as_one_text(tmp_path):
     path = tmp_path / "poem.txt"
     path.write_text("\n".join([" ".join(WORDS[:7]), " ".join(WORDS[7:14])]))
     assert reason(Decontaminate(against=(str(path),), texts="file"), " ".join(WORDS[:14])) == WHY
 
 
-def test_cutting_keeps_what_is_far_from_the_shared_run(evaluation):
-    step = Decontaminate(against=(evaluation,), cut=True, around=10, least_piece=20)
+def test_cutting_keeps_distant_text(evaluation):
+    step = Decontaminate(against=(evaluation,), cut=True, around=10, min_piece_characters=20)
     before, after = "é" * 40 + " ", " " + "b" * 50
-    kept, dropped = run(step, before + QUESTION + after, notes={"url": "here"})
-    assert [(document.text, document.source) for document in kept] == [
+    retained, dropped = run(step, before + QUESTION + after, notes={"url": "here"})
+    assert [(document.text, document.source) for document in retained] == [
         ("é" * 31, "0.txt@0"),
         ("b" * 41, f"0.txt@{len(before + QUESTION) + 10}"),
     ]
     assert not dropped.counts
-    kept, dropped = run(step, QUESTION, "short " + QUESTION)
-    assert not kept
+    retained, dropped = run(step, QUESTION, "short " + QUESTION)
+    assert not retained
     assert dropped.counts == {f"decontaminate: {WHY}": 2}
 
 
-def test_a_document_that_falls_into_many_pieces_is_left_out(evaluation):
-    step = Decontaminate(against=(evaluation,), cut=True, around=0, least_piece=0, most_pieces=2)
+def test_document_with_too_many_pieces_is_dropped(evaluation):
+    step = Decontaminate(against=(evaluation,), cut=True, around=0, min_piece_characters=0, max_pieces=2)
     between = " and so on "
     assert len(run(step, between.join([QUESTION] * 3)[: -len(QUESTION)])[0]) == 2
     assert reason(step, between.join([QUESTION] * 4)) == f"{WHY} in more than 2 places"
@@ -136,16 +138,16 @@ def nfd(text):
         (ENGLISH.replace(" ", "\n", 5), ENGLISH.replace(" ", "\r\n", 5)),
     ],
 )
-def test_what_reads_the_same_is_found(tmp_path, exam, text):
+def test_equivalent_spellings_match(tmp_path, exam, text):
     path = tmp_path / "exam.jsonl"
     path.write_text(json.dumps({"text": exam}))
     assert reason(Decontaminate(against=(str(path),)), f"Before it. {text} And after.") == WHY
 
 
-def test_unrelated_texts_stay(tmp_path):
+def test_unrelated_texts_are_retained(tmp_path):
     path = tmp_path / "exam.txt"
     path.write_text("\n".join([ENGLISH, FRENCH, TRADITIONAL, JAPANESE, KOREAN, LINKED]))
-    others = [
+    other_items = [
         ENGLISH.replace("jumps", "leaps").replace("open", "closed"),
         FRENCH.replace("mangé", "mange"),  # a letter without its accent is another letter
         SIMPLIFIED[:10] + "不是" + SIMPLIFIED[20:25],
@@ -153,11 +155,11 @@ def test_unrelated_texts_stay(tmp_path):
         "if a < b and c > d: return vector<int>(a, b, c, d) & mask[[0]] or the quick brown fox",
         "<p>See p. 3.</p> <ref name=a>The quick brown fox jumps over the lazy dog</ref>",
     ]
-    kept, _ = run(Decontaminate(against=(str(path),)), *others)
-    assert [document.text for document in kept] == others
+    retained, _ = run(Decontaminate(against=(str(path),)), *other_items)
+    assert [document.text for document in retained] == other_items
 
 
-def test_evaluation_texts_go_through_the_steps_before(tmp_path):
+def test_evaluation_texts_pass_earlier_steps(tmp_path):
     """Else documents that the steps change no longer share a run of words with them."""
     question = "Please write to jane.doe@mail.example.co.uk or call +1 (415) 555-2671 about the job before Monday."
     words = ENGLISH.split()
@@ -172,12 +174,12 @@ def test_evaluation_texts_go_through_the_steps_before(tmp_path):
     assert list(run_steps([KeepIf(call="os.path:no_such_function"), last], [], Dropped())) == []
 
 
-def test_cutting_finds_the_place_in_the_text_as_it_is_written(evaluation):
-    step = Decontaminate(against=(evaluation,), cut=True, around=0, least_piece=1)
+def test_cutting_uses_offsets_of_original_text(evaluation):
+    step = Decontaminate(against=(evaluation,), cut=True, around=0, min_piece_characters=1)
     written = nfd("<i>Ünïcödé</i> &amp; 한국어 \ufb03\uff61 ")
     question = QUESTION.replace("word1 ", "<b>wo\xadrd</b>1 ")
-    kept, _ = run(step, written + question + "!" + written)
-    assert [document.text for document in kept] == [written, "!" + written]
+    retained, _ = run(step, written + question + "!" + written)
+    assert [document.text for document in retained] == [written, "!" + written]
 
 
 ODD = [
@@ -199,24 +201,24 @@ ODD = [
 
 
 @given(st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*ODD, *map(nfd, ODD)]))))
-def test_every_place_of_the_comparable_text_is_known(pieces):
+def test_comparable_text_offsets(pieces):
     text = "".join(pieces)
-    compared, begins, ends = comparable_places(text)
+    compared, starts, ends = comparable_places(text)
     assert compared == comparable(text)
-    assert len(begins) == len(ends) == len(compared)
-    assert (begins < ends).all()
-    assert (begins[1:] >= begins[:-1]).all()
+    assert len(starts) == len(ends) == len(compared)
+    assert (starts < ends).all()
+    assert (starts[1:] >= starts[:-1]).all()
 
 
-@given(known=st.sets(st.integers(0, 2**64 - 1)), asked=st.lists(st.integers(0, 2**64 - 1)))
-def test_known_hashes_are_found_where_they_are(known, asked):
-    asked = asked + list(known)
-    found = Known(np.array(sorted(known), np.uint64)).places(np.array(asked, np.uint64))
-    assert found.tolist() == [place for place, value in enumerate(asked) if value in known]
+@given(known=st.sets(st.integers(0, 2**64 - 1)), requested=st.lists(st.integers(0, 2**64 - 1)))
+def test_hash_set_finds_known_hashes(known, requested):
+    requested = requested + list(known)
+    result = Known(np.array(sorted(known), np.uint64)).places(np.array(requested, np.uint64))
+    assert result.tolist() == [location for location, value in enumerate(requested) if value in known]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"against": ("nowhere.txt",)}, r"against \(nowhere.txt\) is no file: correct the path"),
         ({"against": ()}, "against is empty"),
@@ -224,26 +226,26 @@ def test_known_hashes_are_found_where_they_are(known, asked):
         ({"against": ("a",), "texts": "words"}, r"texts \(words\) must be `line` or `file`"),
     ],
 )
-def test_wrong_options_are_told(options, told):
-    with pytest.raises(UserError, match=told):
+def test_invalid_decontaminate_options_are_rejected(options, message):
+    with pytest.raises(UserError, match=message):
         run(Decontaminate(**options), "text")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("short.txt", "a few words\n", "have no text of 8 words or more"),
         ("bad.jsonl", "{\n", r"bad.jsonl:1 is no JSON"),
         ("other.jsonl", '\n{"question": "x"}\n', r"other.jsonl:2 has no text in `text`: set `fields`"),
     ],
 )
-def test_wrong_lists_are_told(tmp_path, name, content, told):
+def test_invalid_evaluation_files_are_rejected(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         run(Decontaminate(against=(str(tmp_path / name),)), "text")
 
 
-def test_a_changed_list_is_read_again(evaluation):
+def test_changed_evaluation_file_is_reread(evaluation):
     step = Decontaminate(against=(evaluation,))
     assert reason(step, QUESTION) == WHY
     with open(evaluation, "w") as file:

@@ -17,22 +17,22 @@ def words(count, word="word"):
     return " ".join(["the", "of", *[word] * (count - 2)])
 
 
-def test_the_defaults_are_the_papers():
+def test_defaults_match_paper():
     assert asdict(STEP) == {
-        "least_words": 50,
-        "most_words": 100_000,
-        "least_word_length": 3,
-        "most_word_length": 10,
-        "most_symbols": 0.1,
-        "most_bullet_lines": 0.9,
-        "most_ellipsis_lines": 0.3,
-        "least_alphabetic_words": 0.8,
-        "least_stop_words": 2,
+        "min_words": 50,
+        "max_words": 100_000,
+        "min_mean_word_length": 3,
+        "max_mean_word_length": 10,
+        "max_symbols_per_word": 0.1,
+        "max_bullet_line_share": 0.9,
+        "max_ellipsis_line_share": 0.3,
+        "min_alphabetic_word_share": 0.8,
+        "min_stop_words": 2,
         "stop_words": ("the", "be", "to", "of", "and", "that", "have", "with"),
     }
 
 
-def test_prose_is_kept():
+def test_prose_is_retained():
     assert reason(STEP, " ".join([PROSE] * 4)) is None
 
 
@@ -42,7 +42,7 @@ def lines(*, plain, marked, mark="{}"):
 
 
 @pytest.mark.parametrize(
-    ("kept", "left_out", "why"),
+    ("retained", "left_out", "why"),
     [
         (words(50), words(49), "fewer than 50 words"),
         (words(100_000), words(100_001), "more than 100,000 words"),
@@ -68,40 +68,40 @@ def lines(*, plain, marked, mark="{}"):
         ("The word " * 25 + "with", "the word " * 25, "fewer than 2 stop words"),
     ],
 )
-def test_each_rule_on_both_sides_of_its_bound(kept, left_out, why):
-    assert reason(STEP, kept) is None
+def test_gopher_quality_rule_bounds(retained, left_out, why):
+    assert reason(STEP, retained) is None
     assert reason(STEP, left_out) == why
 
 
 @pytest.mark.parametrize("end", ["the of", "(The) \u201cOF\u201d"])
-def test_stop_words_are_found_in_the_last_words_in_any_case_beside_punctuation(end):
+def test_stop_words_match_anywhere_in_any_case(end):
     assert reason(STEP, "word " * 1000 + end) is None
 
 
-def test_blank_lines_are_no_lines_whatever_they_hold():
+def test_blank_lines_are_not_counted():
     bullets = "\r\n \r\n".join(["- the first and second of all"] * 19 + ["the first of all"])
-    assert reason(GopherQuality(least_words=1), bullets) == "more than 90% of lines begin with a bullet"
+    assert reason(GopherQuality(min_words=1), bullets) == "more than 90% of lines begin with a bullet"
 
 
-def test_null_turns_rules_off():
+def test_null_disables_rules():
     off = {name: None for name in asdict(STEP) if name != "stop_words"}
     assert reason(GopherQuality(**off), "# ...\n- ...") is None
     assert reason(GopherQuality(**off), "") is None
 
 
-def test_characters_are_counted_not_bytes():
+def test_word_length_counts_characters():
     assert reason(STEP, "the " * 49 + "été with") is None
     assert reason(STEP, " ".join(["the", "and", *["ж" * 10] * 90])) is None
 
 
-def test_a_share_is_a_share():
-    with pytest.raises(UserError, match=r"gopher-quality: most_bullet_lines \(90\) must be a share from 0 to 1"):
-        GopherQuality(most_bullet_lines=90)
+def test_share_out_of_range_is_rejected():
+    with pytest.raises(UserError, match=r"gopher-quality: max_bullet_line_share \(90\) must be a share from 0 to 1"):
+        GopherQuality(max_bullet_line_share=90)
 
 
 @given(documents=st.lists(st.text(alphabet="the of\n#.-1é字", max_size=40), max_size=8))
-def test_a_document_is_judged_by_itself_whatever_stands_beside_it(documents):
-    step = GopherQuality(least_words=3, least_stop_words=1)
+def test_result_does_not_depend_on_batch(documents):
+    step = GopherQuality(min_words=3, min_stop_words=1)
     together = run(step, *documents)[1].counts
     alone = sum((run(step, text)[1].counts for text in documents), start=type(together)())
     assert together == alone

@@ -24,7 +24,7 @@ def fresh(count, length=4):
     return ["".join(word) for word in itertools.islice(letters, count)]
 
 
-def test_the_defaults_are_those_of_table_a1():
+def test_defaults_match_table_a1():
     assert asdict(STEP) == {
         "duplicate_lines": 0.30,
         "duplicate_paragraphs": 0.30,
@@ -42,12 +42,12 @@ def test_the_defaults_are_those_of_table_a1():
     }
 
 
-def test_text_without_repetition_is_kept():
+def test_text_without_repetition_is_retained():
     assert reason(STEP, " ".join(fresh(500))) is None
 
 
 @pytest.mark.parametrize(
-    ("rule", "kept", "left_out", "why"),
+    ("rule", "retained", "left_out", "why"),
     [
         (
             {"duplicate_lines": 0.3},
@@ -75,13 +75,13 @@ def test_text_without_repetition_is_kept():
         ),
     ],
 )
-def test_rules_about_lines_and_paragraphs_on_both_sides_of_their_bounds(rule, kept, left_out, why):
-    assert reason(only(**rule), kept) is None
+def test_line_and_paragraph_rule_bounds(rule, retained, left_out, why):
+    assert reason(only(**rule), retained) is None
     assert reason(only(**rule), left_out) == why
 
 
 @pytest.mark.parametrize("end", ["\r\n", " \n", "\t \n", "\r", "\n\x0c\n"])
-def test_line_ends_and_blank_lines_are_no_repetition(end):
+def test_line_ends_and_blank_lines_are_not_repetition(end):
     """A file of another system's, or one whose blank lines hold spaces, is judged as any other."""
     lines = [" ".join(words) for words in zip(*[iter(fresh(500))] * 10, strict=True)]
     assert reason(STEP, (end + end).join(lines)) is None
@@ -91,36 +91,39 @@ def test_line_ends_and_blank_lines_are_no_repetition(end):
     assert reason(only(duplicate_paragraphs=0.3), end.join(again)) is None or "\x0c" in end
 
 
-@pytest.mark.parametrize(("size", "most"), [(2, 0.20), (3, 0.18), (4, 0.16)])
-def test_the_most_frequent_run_on_both_sides_of_its_bound(size, most):
+@pytest.mark.parametrize(("size", "max_share"), [(2, 0.20), (3, 0.18), (4, 0.16)])
+def test_top_ngram_rule_bounds(size, max_share):
     """Of 100 words as long as each other, `size` words so many times are the share."""
-    times = round(100 * most / size)
-    kept, left_out = only(**{f"top_{size}_gram": times * size / 100}), only(**{f"top_{size}_gram": times * size / 101})
+    times = round(100 * max_share / size)
+    retained, left_out = (
+        only(**{f"top_{size}_gram": times * size / 100}),
+        only(**{f"top_{size}_gram": times * size / 101}),
+    )
     words = fresh(100 + times)
-    phrase, others = words[:size], iter(words[size:])
-    text = [word for _ in range(times) for word in (*phrase, next(others))]
-    text += itertools.islice(others, 100 - len(text))
+    phrase, other_items = words[:size], iter(words[size:])
+    text = [word for _ in range(times) for word in (*phrase, next(other_items))]
+    text += itertools.islice(other_items, 100 - len(text))
     assert len(text) == 100
-    assert reason(kept, " ".join(text)) is None
+    assert reason(retained, " ".join(text)) is None
     assert reason(left_out, " ".join(text)) == f"top {size} gram above {times * size / 101:.0%}"
 
 
-def test_a_run_that_stands_once_is_no_repetition():
+def test_ngram_that_occurs_once_is_not_counted():
     assert reason(only(top_2_gram=0.2), "only two") is None
 
 
-@pytest.mark.parametrize(("size", "most"), [(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)])
-def test_runs_that_stood_before_on_both_sides_of_their_bounds(size, most):
+@pytest.mark.parametrize(("size", "max_share"), [(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)])
+def test_duplicate_ngram_rule_bounds(size, max_share):
     """A passage of so many words, said again at the end of 100 words, is the share."""
-    again, name = round(100 * most), f"duplicate_{size}_grams"
+    again, name = round(100 * max_share), f"duplicate_{size}_grams"
     words = fresh(100 - again)
     text = " ".join(words + words[:again])
-    assert reason(only(**{name: most}), text) is None
+    assert reason(only(**{name: max_share}), text) is None
     longer = " ".join(words + words[: again + 1])
-    assert reason(only(**{name: most}), longer) == f"duplicate {size} grams above {most:.0%}"
+    assert reason(only(**{name: max_share}), longer) == f"duplicate {size} grams above {max_share:.0%}"
 
 
-def test_shorter_repeated_runs_do_not_count_as_longer_ones():
+def test_short_duplicates_are_not_long_duplicates():
     words = fresh(80)
     fives = [word for at in range(0, 50, 5) for word in (*words[at : at + 5], words[50 + at // 5])]
     text = " ".join(words[:50] + fives)
@@ -130,32 +133,32 @@ def test_shorter_repeated_runs_do_not_count_as_longer_ones():
 
 def covered(words, size):
     """Characters in runs that stood before, by the definition."""
-    seen, places = set(), set()
+    visited, offsets = set(), set()
     for at in range(len(words) - size + 1):
         run_of_words = tuple(words[at : at + size])
-        places |= set(range(at, at + size)) if run_of_words in seen else set()
-        seen.add(run_of_words)
-    return sum(len(words[at]) for at in places)
+        offsets |= set(range(at, at + size)) if run_of_words in visited else set()
+        visited.add(run_of_words)
+    return sum(len(words[at]) for at in offsets)
 
 
 def top(words, size):
     counts = Counter(tuple(words[at : at + size]) for at in range(len(words) - size + 1))
-    most = max(counts.values(), default=0)
-    return max((most * sum(map(len, gram)) for gram, count in counts.items() if count == most > 1), default=0)
+    max_share = max(counts.values(), default=0)
+    return max((max_share * sum(map(len, gram)) for gram, count in counts.items() if count == max_share > 1), default=0)
 
 
 @given(
     documents=st.lists(st.lists(st.sampled_from(["a", "bb", "é", "字", "dddd"]), max_size=25), max_size=5),
     size=st.integers(2, 10),
-    most=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
+    max_share=st.sampled_from([0.0, 0.1, 0.5, 0.9]),
 )
-def test_n_gram_rules_do_what_they_say(documents, size, most):
+def test_ngram_rules_match_definition(documents, size, max_share):
     name, count = (f"top_{size}_gram", top) if size < 5 else (f"duplicate_{size}_grams", covered)
-    kept, _ = run(only(**{name: most}), *(" ".join(words) for words in documents))
-    expected = [words for words in documents if count(words, size) <= most * sum(map(len, words))]
-    assert [document.text.split() for document in kept] == expected
+    retained, _ = run(only(**{name: max_share}), *(" ".join(words) for words in documents))
+    expected = [words for words in documents if count(words, size) <= max_share * sum(map(len, words))]
+    assert [document.text.split() for document in retained] == expected
 
 
-def test_a_share_is_a_share():
+def test_share_out_of_range_is_rejected():
     with pytest.raises(UserError, match=r"gopher-repetition: top_2_gram \(20\) must be a share from 0 to 1"):
         GopherRepetition(top_2_gram=20)

@@ -27,51 +27,51 @@ number = 3
 @pytest.fixture(autouse=True)
 def _rules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "rules_of_mine.py").write_text(MODULE)
+    (tmp_path / "user_rules.py").write_text(MODULE)
     yield
-    sys.modules.pop("rules_of_mine", None)
+    sys.modules.pop("user_rules", None)
     function_named.cache_clear()
 
 
-def test_a_function_keeps_and_drops():
-    kept, dropped = run(KeepIf(call="rules_of_mine:is_long"), "long enough", "no")
-    assert [document.text for document in kept] == ["long enough"]
-    assert dropped.counts == {"keep-if: rules_of_mine:is_long": 1}
+def test_function_filters_documents():
+    retained, dropped = run(KeepIf(call="user_rules:is_long"), "long enough", "no")
+    assert [document.text for document in retained] == ["long enough"]
+    assert dropped.counts == {"keep-if: user_rules:is_long": 1}
 
 
-def test_a_function_may_say_why():
-    kept, dropped = run(KeepIf(call="rules_of_mine:why"), "calm", "LOUD")
-    assert [document.text for document in kept] == ["calm"]
+def test_function_returns_drop_reason():
+    retained, dropped = run(KeepIf(call="user_rules:why"), "calm", "LOUD")
+    assert [document.text for document in retained] == ["calm"]
     assert dropped.examples == {"keep-if: it shouts": [("1.txt", "LOUD")]}
 
 
-def test_its_file_is_an_input(tmp_path):
-    assert KeepIf(call="rules_of_mine:why").inputs() == (str(tmp_path / "rules_of_mine.py"),)
+def test_module_file_is_an_input(tmp_path):
+    assert KeepIf(call="user_rules:why").inputs() == (str(tmp_path / "user_rules.py"),)
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (
-            "rules_of_mine:fails",
+            "user_rules:fails",
             "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): mend it, or leave",
         ),
         (
-            "rules_of_mine:says_three",
-            "(ValueError: rules_of_mine:says_three answered 3: it must say True, False, None or a reason)",
+            "user_rules:says_three",
+            "(ValueError: user_rules:says_three answered 3: it must say True, False, None or a reason)",
         ),
-        ("rules_of_mine:number", "`rules_of_mine:number` is not a function: correct the name."),
-        ("rules_of_mine:nothing", "module `rules_of_mine` has no function `nothing`: correct the name."),
+        ("user_rules:number", "`user_rules:number` is not a function: correct the name."),
+        ("user_rules:nothing", "module `user_rules` has no function `nothing`: correct the name."),
         ("no_such_module:f", "module `no_such_module` cannot be imported"),
     ],
 )
-def test_what_goes_wrong_is_told_in_a_sentence(call, told):
+def test_function_errors_are_reported(call, message):
     with pytest.raises(UserError) as error:
         run(KeepIf(call=call), "text")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("call", ["rules", "a:b:c", ":f", "rules:"])
-def test_a_call_names_a_module_and_a_function(call):
+def test_malformed_function_name_is_rejected(call):
     with pytest.raises(UserError, match=r"must be written `package\.module:function`"):
         KeepIf(call=call)

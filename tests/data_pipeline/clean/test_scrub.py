@@ -26,7 +26,7 @@ MARKED = Scrub(email="<email>", ipv4="<ipv4>", ipv6="<ipv6>", phone="<phone>")
         ("电话 phone: 010-65529988。", "电话 phone: <phone>。"),
     ],
 )
-def test_what_points_to_a_person_goes(text, scrubbed):
+def test_personal_data_is_replaced(text, scrubbed):
     assert texts(MARKED, text) == [scrubbed]
 
 
@@ -54,7 +54,7 @@ def test_what_points_to_a_person_goes(text, scrubbed):
         ("415-666-7777", "<phone>"),
     ],
 )
-def test_scripts_without_spaces_stand_beside_what_is_found(before, after, written, placeholder):
+def test_matches_beside_scripts_without_spaces(before, after, written, placeholder):
     assert texts(MARKED, before + written + after) == [before + placeholder + after]
 
 
@@ -77,7 +77,7 @@ def test_scripts_without_spaces_stand_beside_what_is_found(before, after, writte
         ("我的phone: 010-65529988", "我的phone: <phone>"),
     ],
 )
-def test_telephone_numbers_end_where_they_end(text, scrubbed):
+def test_phone_number_boundaries(text, scrubbed):
     assert texts(MARKED, text) == [scrubbed]
 
 
@@ -98,7 +98,7 @@ def test_telephone_numbers_end_where_they_end(text, scrubbed):
         "415-666-7777def, abc415-666-7777, É415-666-7777, 650-253-4561--455-234-3451, +14156667777É",
     ],
 )
-def test_coordinates_and_lists_stay(text):
+def test_coordinates_and_lists_are_retained(text):
     assert texts(MARKED, text) == [text]
 
 
@@ -118,19 +118,19 @@ def test_coordinates_and_lists_stay(text):
         "3.141592653589793, 1,000,000,000, 100 000 0000, 192-000-0000",
     ],
 )
-def test_versions_dates_and_numbers_stay(text):
+def test_versions_dates_and_numbers_are_retained(text):
     assert texts(MARKED, text) == [text]
 
 
-def test_kinds_can_be_left_alone():
+def test_kinds_can_be_disabled():
     text = "a@b.org 203.0.114.7 2001:4860:4860::8888 212-736-5000"
     assert texts(Scrub(email=None, ipv4=None, ipv6=None, phone=None), text) == [text]
     assert texts(Scrub(ipv4=None, ipv6=None, phone=None), text)[0].startswith("email@example.com 203.0.114.7 2001")
 
 
-def test_what_was_scrubbed_is_counted():
-    kept, _ = run(Scrub(), "a@b.org, 203.0.114.7", "nothing", notes={"url": "here"})
-    assert [document.notes for document in kept] == [{"url": "here", "scrubbed": 2}, {"url": "here"}]
+def test_replacements_are_counted():
+    retained, _ = run(Scrub(), "a@b.org, 203.0.114.7", "nothing", notes={"url": "here"})
+    assert [document.notes for document in retained] == [{"url": "here", "scrubbed": 2}, {"url": "here"}]
 
 
 PIECES = [
@@ -147,7 +147,7 @@ PIECES = [
 
 
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=10))
-def test_scrubbing_twice_is_scrubbing_once(pieces):
+def test_scrub_is_idempotent(pieces):
     once, _ = run(Scrub(), " ".join(pieces))
     again = list(Scrub()(once, None))
     assert again == once

@@ -12,9 +12,9 @@ WRITTEN = ["schön", "naïve café", "“quoted” \u2013 and… it\u2019s", "�
 
 
 @pytest.mark.parametrize("text", WRITTEN)
-def test_text_read_in_the_wrong_encoding_is_repaired(text):
-    broken = text.encode().decode("latin-1")
-    assert texts(RepairEncoding(), f"fine line\n{broken}\nfine line\n") == [f"fine line\n{text}\nfine line\n"]
+def test_repair_encoding(text):
+    invalid = text.encode().decode("latin-1")
+    assert texts(RepairEncoding(), f"fine line\n{invalid}\nfine line\n") == [f"fine line\n{text}\nfine line\n"]
 
 
 @pytest.mark.parametrize(
@@ -27,61 +27,61 @@ def test_text_read_in_the_wrong_encoding_is_repaired(text):
         "\n".join(WRITTEN),
     ],
 )
-def test_text_that_is_right_stays(text):
+def test_repair_encoding_keeps_valid_text(text):
     assert texts(RepairEncoding(), text) == [text]
 
 
-def test_each_line_is_repaired_by_itself():
+def test_repair_encoding_works_per_line():
     assert texts(RepairEncoding(), "日本\nschÃ¶n\n日本\r\n\nvoilÃ\xa0") == ["日本\nschön\n日本\r\n\nvoilà"]
 
 
 @given(st.lists(st.sampled_from(["Ã¶", "â€œ", "ö", "字", " ", "\n", "a", "\x85", "Â", "\x93"]), max_size=12))
-def test_repairing_twice_is_repairing_once(pieces):
+def test_repair_encoding_is_idempotent(pieces):
     once = texts(RepairEncoding(), "".join(pieces))
     assert texts(RepairEncoding(), *once) == once
 
 
-def test_composed_letters_by_default():
+def test_nfc_by_default():
     assert texts(NormalizeUnicode(), "cafe\u0301 ﬁ \uff26 ²") == ["café ﬁ \uff26 ²"]
 
 
-def test_compatibility_letters_when_asked():
+def test_nfkc_converts_compatibility_letters():
     assert texts(NormalizeUnicode(form="NFKC"), "cafe\u0301 ﬁ \uff26 ²") == ["café fi F 2"]
 
 
-def test_characters_that_cannot_be_seen_go_and_those_of_spelling_stay():
-    seen = "a\tb\r\nc\u200cd\u200de\u200ff👨\u200d👩\u00a0x\u3000y"
-    unseen = "\ufeffa\x00\x07\x1b\x7f\u200b\u2060\u00ad\ud800\ufffe" + seen
-    assert texts(NormalizeUnicode(), unseen) == ["a" + seen]
+def test_invisible_characters_are_removed():
+    visited = "a\tb\r\nc\u200cd\u200de\u200ff👨\u200d👩\u00a0x\u3000y"
+    unseen = "\ufeffa\x00\x07\x1b\x7f\u200b\u2060\u00ad\ud800\ufffe" + visited
+    assert texts(NormalizeUnicode(), unseen) == ["a" + visited]
     assert texts(NormalizeUnicode(), "\x00plain\x1b") == ["plain"]
     assert texts(NormalizeUnicode(remove_invisible=False), "\ufeffa\x00") == ["\ufeffa\x00"]
 
 
-def test_what_ends_a_line_or_a_page_keeps_words_apart():
+def test_form_feeds_become_line_ends():
     assert texts(NormalizeUnicode(), "end\x0cof\x0bpage\x1c.\n\x0cNext") == ["end\nof\npage\n.\n\nNext"]
     assert texts(NormalizeUnicode(), "Ende\x0cüber\x0b") == ["Ende\nüber\n"]
     assert texts(NormalizeUnicode(remove_invisible=False), "a\x0cb") == ["a\x0cb"]
 
 
-def test_case_is_folded_when_asked():
+def test_fold_case():
     assert texts(NormalizeUnicode(fold_case=True), "ÉCOLE Straße") == ["école straße"]
     assert texts(NormalizeUnicode(form="NFKC", fold_case=True), "\U0001d4a9") == ["n"]
 
 
-def test_traditional_chinese_becomes_simplified_when_asked():
+def test_simplify_chinese():
     pytest.importorskip("opencc")
     assert texts(NormalizeUnicode(simplify_chinese=True), "漢字與頭髮發現") == ["汉字与头发发现"]
     assert texts(NormalizeUnicode(), "漢字") == ["漢字"]
 
 
 @given(text=st.text(), form=st.sampled_from(["NFC", "NFD", "NFKC", "NFKD", "none"]), fold=st.booleans())
-def test_normalizing_twice_is_normalizing_once(text, form, fold):
+def test_normalize_unicode_is_idempotent(text, form, fold):
     step = NormalizeUnicode(form=form, fold_case=fold)
     once = texts(step, text)
     assert texts(step, *once) == once
     assert form == "none" or unicodedata.is_normalized(form, once[0])
 
 
-def test_a_form_has_a_name():
+def test_unknown_form_is_rejected():
     with pytest.raises(UserError, match=r"normalize-unicode: form \(NFX\) is not known: use one of NFC"):
         NormalizeUnicode(form="NFX")

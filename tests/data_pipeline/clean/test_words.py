@@ -16,37 +16,37 @@ def strings(text, **options):
     return [encoded[start:end].decode() for start, end in zip(words.starts, words.ends, strict=True)]
 
 
-def test_words_of_letters_leave_punctuation_out():
+def test_letter_words_exclude_punctuation():
     assert strings("Don't stop, e-mail_me (2 times)!") == ["Don", "t", "stop", "e", "mail", "me", "2", "times"]
 
 
-def test_words_between_spaces_keep_punctuation():
+def test_space_words_include_punctuation():
     assert strings("Don't stop,\n(2\u00a0times)!", split="spaces") == ["Don't", "stop,", "(2", "times)!"]
 
 
 @pytest.mark.parametrize("split", ["letters", "spaces"])
-def test_chinese_characters_and_kana_are_words_of_their_own(split):
+def test_chinese_characters_and_kana_are_words(split):
     assert strings("ab漢字cd のx", split=split) == ["ab", "漢", "字", "cd", "の", "x"]
 
 
-def test_marks_belong_to_their_letter():
+def test_combining_marks_belong_to_words():
     assert strings("cafe\u0301 हिन्दी") == ["cafe\u0301", "हिन्दी"]
 
 
 @given(text=st.text())
-def test_words_between_spaces_of_a_text_without_chinese_are_those_of_python(text):
+def test_space_words_match_str_split(text):
     text = "".join(character for character in text if character < "\u3041")
     assert strings(text, split="spaces") == text.split()
 
 
 @given(text=TEXTS)
-def test_a_word_hashes_the_same_wherever_it_stands(text):
+def test_word_hash_does_not_depend_on_position(text):
     words = strings(text)
     assert Words(text).hashes.tolist() == [Words(word).hashes[0] for word in words]
 
 
 @given(words=st.lists(st.text(alphabet="abé字", min_size=1, max_size=20), unique=True))
-def test_different_words_hash_differently(words):
+def test_different_words_have_different_hashes(words):
     assert len({int(value) for word in words for value in Words(word, split="spaces").ngrams(1)}) == len(
         {piece for word in words for piece in strings(word, split="spaces")}
     )
@@ -55,7 +55,7 @@ def test_different_words_hash_differently(words):
 @pytest.mark.parametrize(
     ("capital", "small"), [("ABC", "abc"), ("ÉCOLE", "école"), ("ΓΔ", "γδ"), ("𐐀", "𐐨"), ("Ж", "ж")]
 )
-def test_capitals_hash_as_small_letters_unless_asked(capital, small):
+def test_hashes_ignore_case_by_default(capital, small):
     assert Words(capital).hashes == Words(small).hashes
     assert Words(capital, fold=False).hashes != Words(small, fold=False).hashes
 
@@ -66,7 +66,7 @@ def test_lengths_count_characters(text):
 
 
 @given(text=TEXTS, size=st.integers(1, 6))
-def test_ngrams_are_equal_where_their_words_are(text, size):
+def test_equal_ngrams_have_equal_hashes(text, size):
     words, grams = Words(text, fold=False), Words(text, fold=False).ngrams(size)
     spelled = strings(text, fold=False)
     runs = [tuple(spelled[at : at + size]) for at in range(len(words) - size + 1)]
@@ -74,38 +74,38 @@ def test_ngrams_are_equal_where_their_words_are(text, size):
     assert len(np.unique(grams)) == len(set(runs))
 
 
-def test_the_order_of_words_counts():
+def test_ngram_hash_depends_on_order():
     assert Words("one two").ngrams(2) != Words("two one").ngrams(2)
 
 
 @given(text=TEXTS)
-def test_a_word_is_alphabetic_when_it_has_a_letter(text):
+def test_alphabetic_words_contain_a_letter(text):
     expected = [any(character.isalpha() for character in word) for word in strings(text, split="spaces")]
     assert Words(text, split="spaces").alphabetic.tolist() == expected
 
 
-def test_endless_words_are_told_apart_by_beginning_and_length():
+def test_long_words_hash_start_and_length():
     same, other, longer = ("a" * LONGEST + end for end in ("b", "c", "bb"))
     assert Words(same).hashes == Words(other).hashes
     assert Words(same).hashes != Words(longer).hashes
 
 
-def test_hashes_are_the_same_in_every_process():
+def test_hashes_are_equal_across_processes():
     hashing = "from data_pipeline.clean.words import Words; print(Words('One é 字 words').ngrams(2).tolist())"
-    found = {
+    result = {
         subprocess.run(
             [sys.executable, "-c", hashing], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         ).stdout
         for seed in ("1", "2")
     }
-    assert found == {f"{Words('One é 字 words').ngrams(2).tolist()}\n"}
+    assert result == {f"{Words('One é 字 words').ngrams(2).tolist()}\n"}
 
 
-def test_a_long_text_hashes_as_its_pieces():
+def test_long_text_hashes_match_pieces():
     pieces = [f"word{number} é{number}" for number in range(20_000)]
     assert (Words(" ".join(pieces)).hashes == np.concatenate([Words(piece).hashes for piece in pieces])).all()
 
 
 @pytest.mark.parametrize("text", ["", " ", "one", "\ud800"])
-def test_a_text_of_few_words_has_no_ngrams(text):
+def test_short_text_has_no_ngrams(text):
     assert Words(text).ngrams(2).tolist() == []

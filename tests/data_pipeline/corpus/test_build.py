@@ -38,14 +38,14 @@ def built(text, tmp_path_factory) -> Path:
     return out
 
 
-def test_every_document_arrives_once_as_the_tokens_of_its_text(built, text):
+def test_corpus_contains_each_document_once(built, text):
     expected = [path.read_text(encoding="utf-8").strip("\n") for path in text.glob("*.py")]
     expected += ["The first record has a sentence. And a second one!", "A record that comes twice."]
     arrived = [document.strip("\n") for split in ("train", "validation") for document in texts_of(built, split)]
     assert sorted(arrived) == sorted(set(expected))
 
 
-def test_the_report_counts_what_arrived_and_what_did_not(built):
+def test_report_counts_documents_and_drops(built):
     report = json.loads((built / "report.json").read_text(encoding="utf-8"))
     splits = read_manifest(built).splits
     assert report["dropped"] == {
@@ -53,12 +53,12 @@ def test_the_report_counts_what_arrived_and_what_did_not(built):
         "empty": 1,
         "shorter than 16 characters": 1,
         "duplicate": 2,
-        "no known format": 1,
+        "unknown format": 1,
     }
-    assert report["examples"]["no known format"] == [["library/picture.png", ""]]
-    said = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8, or give its source `encoding: auto`"
-    assert report["examples"]["not UTF-8"] == [["library/latin.txt", said]]
-    assert report["said"]["not UTF-8"] == said
+    assert report["examples"]["unknown format"] == [["library/picture.png", ""]]
+    message = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8, or set `encoding: auto` for its source"
+    assert report["examples"]["not UTF-8"] == [["library/latin.txt", message]]
+    assert report["said"]["not UTF-8"] == message
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
     assert report["tokens"] == sum(split.tokens for split in splits.values())
     assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]
@@ -67,7 +67,7 @@ def test_the_report_counts_what_arrived_and_what_did_not(built):
     }
 
 
-def test_shards_are_of_bounded_size_and_both_splits_have_some(built):
+def test_shard_size_is_bounded(built):
     splits = read_manifest(built).splits
     assert len(splits["train"].shards) > 2
     assert splits["validation"].samples > 0
@@ -75,7 +75,7 @@ def test_shards_are_of_bounded_size_and_both_splits_have_some(built):
     assert all(shard.bytes < (64 << 10) + biggest_document for shard in splits["train"].shards)
 
 
-def test_plain_tar_and_plain_webdataset_read_the_shards(built):
+def test_webdataset_reads_shards(built):
     import webdataset
 
     paths = sorted(str(path) for path in built.glob("train-*.tar"))
@@ -87,71 +87,71 @@ def test_plain_tar_and_plain_webdataset_read_the_shards(built):
         assert [member.mtime for member in tar] == [0] * (2 * read_manifest(built).splits["train"].shards[0].samples)
 
 
-def test_building_again_gives_the_same_bytes_and_another_seed_does_not(built, recipe, tmp_path):
+def test_build_is_deterministic(built, recipe, tmp_path):
     build_corpus(recipe, tmp_path / "again", workers=0)
     assert files_of(tmp_path / "again") == files_of(built)
     build_corpus(replace(recipe, seed=1), tmp_path / "other", workers=0)
     assert read_manifest(tmp_path / "other").id != read_manifest(built).id
 
 
-def test_parts_of_another_size_change_nothing(built, recipe, tmp_path, monkeypatch):
+def test_part_size_does_not_change_corpus(built, recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("data_pipeline.corpus.parts.PART_BYTES", 1)
     build_corpus(recipe, tmp_path / "again", workers=0)
     assert files_of(tmp_path / "again") == files_of(built)
 
 
-def test_the_tokenizer_of_a_corpus_loads_in_transformers_with_the_ids_of_the_shards(built):
+def test_transformers_loads_corpus_tokenizer(built):
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(built / "tokenizer")
+    reference = AutoTokenizer.from_pretrained(built / "tokenizer")
     for tokens in Corpus.open(built).documents("validation"):
-        assert theirs(theirs.decode(tokens)).input_ids == tokens.tolist()
+        assert reference(reference.decode(tokens)).input_ids == tokens.tolist()
 
 
-def test_wordpiece_corpora_know_where_sentences_begin(recipe, text, tmp_path):
-    wanted = TokenizerRecipe(kind="wordpiece", vocabulary=600)
-    build_corpus(replace(recipe, tokenizer=wanted), tmp_path / "corpus", workers=0)
+def test_wordpiece_corpus_has_sentences(recipe, text, tmp_path):
+    expected = TokenizerRecipe(kind="wordpiece", vocabulary=600)
+    build_corpus(replace(recipe, tokenizer=expected), tmp_path / "corpus", workers=0)
     corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
     assert corpus.manifest.fields == ("tokens", "sentences")
     source = (text / "textwrap.py").read_text(encoding="utf-8")
     lines = [tokenizer.encode(line).tolist() for line in split_sentences(source, "code")]
-    found = [
+    result = [
         np.split(shard.tokens(document), shard.sentences(document)[1:])
         for split in ("train", "validation")
         for info in corpus.split(split).shards
         for shard in [corpus.open_shard(info)]
         for document in range(len(shard))
     ]
-    assert [line for line in lines if line] in [[piece.tolist() for piece in pieces] for pieces in found]
+    assert [line for line in lines if line] in [[piece.tolist() for piece in pieces] for pieces in result]
 
 
-def test_a_unigram_corpus_is_of_its_tokenizer(recipe, tmp_path):
-    wanted = TokenizerRecipe(kind="unigram", vocabulary=600, sentinels=50)
-    report = build_corpus(replace(recipe, tokenizer=wanted), tmp_path / "corpus", workers=0)
+def test_unigram_corpus_records_tokenizer(recipe, tmp_path):
+    expected = TokenizerRecipe(kind="unigram", vocabulary=600, sentinels=50)
+    report = build_corpus(replace(recipe, tokenizer=expected), tmp_path / "corpus", workers=0)
     manifest, tokenizer = read_manifest(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
     assert manifest.tokenizer["fingerprint"] == tokenizer.fingerprint
     assert (report.tokenizer["kind"], len(tokenizer.special.sentinels)) == ("unigram", 50)
 
 
-def test_a_given_tokenizer_is_used_as_it_is(built, recipe, tmp_path):
-    given = TokenizerRecipe(folder=str(built / "tokenizer"))
-    report = build_corpus(replace(recipe, tokenizer=given), tmp_path / "corpus", workers=0)
+def test_existing_tokenizer_is_used_unchanged(built, recipe, tmp_path):
+    existing = TokenizerRecipe(folder=str(built / "tokenizer"))
+    report = build_corpus(replace(recipe, tokenizer=existing), tmp_path / "corpus", workers=0)
     assert report.tokenizer == read_manifest(built).tokenizer
     assert sorted(texts_of(tmp_path / "corpus", "train")) == sorted(texts_of(built, "train"))
 
 
-def test_a_limit_keeps_a_sample_of_the_documents(built, recipe, tmp_path):
+def test_limit_bytes_samples_documents(built, recipe, tmp_path):
     report = build_corpus(replace(recipe, limit_bytes=200_000), tmp_path / "corpus", workers=0)
     everything = {text for split in ("train", "validation") for text in texts_of(built, split)}
-    kept = {text for split in ("train", "validation") for text in texts_of(tmp_path / "corpus", split)}
-    assert kept < everything
+    retained = {text for split in ("train", "validation") for text in texts_of(tmp_path / "corpus", split)}
+    assert retained < everything
     assert report.total("bytes") <= 200_000
-    assert report.dropped["beyond limit_bytes"] == len(everything) - len(kept)
+    assert report.dropped["beyond limit_bytes"] == len(everything) - len(retained)
 
 
-def test_a_single_document_trains_and_the_report_says_why_nothing_is_held_out(recipe, text, tmp_path):
-    one = replace(recipe, sources=(Source(str(text / "ast.py")),))
-    report = build_corpus(one, tmp_path / "corpus", workers=0)
+def test_single_document_is_not_held_out(recipe, text, tmp_path):
+    single = replace(recipe, sources=(Source(str(text / "ast.py")),))
+    report = build_corpus(single, tmp_path / "corpus", workers=0)
     assert report.splits["validation"]["documents"] == 0
     assert report.splits["train"]["documents"] == 1
     assert any("single document" in note for note in report.notes)
@@ -166,38 +166,38 @@ def refused(recipe: Recipe, out: Path) -> str:
     return str(error.value)
 
 
-def test_an_empty_corpus_is_refused_with_the_reasons(recipe, text, tmp_path_factory):
+def test_empty_corpus_is_rejected_with_reasons(recipe, text, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "corpus"
     sources = tuple(Source(str(text / name)) for name in ("blank.md", "short.rst", "latin.txt"))
-    said = refused(replace(recipe, sources=sources), out)
-    assert "no document is left" in said
+    message = refused(replace(recipe, sources=sources), out)
+    assert "no document is left" in message
     for reason in (
         "1 empty",
         "1 shorter than 16 characters",
         "1 not UTF-8: the first is not UTF-8: byte 0xe9 at offset 3",
     ):
-        assert reason in said
+        assert reason in message
 
 
-def test_bytes_that_are_not_utf8_end_the_build_when_asked(recipe, tmp_path):
+def test_invalid_utf8_ends_build_with_on_error_fail(recipe, tmp_path):
     assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refused(replace(recipe, on_error="fail"), tmp_path / "c")
 
 
-def test_documents_of_which_the_tokenizer_keeps_nothing_are_refused(recipe, tmp_path_factory):
+def test_documents_without_tokens_are_dropped(recipe, tmp_path_factory):
     folder = tmp_path_factory.mktemp("control")
     (folder / "a.txt").write_text("\x01" * 40)
     (folder / "b.txt").write_text("ordinary words, enough of them to train on")
     out = tmp_path_factory.mktemp("out") / "tokenizer"
-    wanted = TokenizerRecipe(kind="wordpiece", vocabulary=100)
+    expected = TokenizerRecipe(kind="wordpiece", vocabulary=100)
     sources = (Source(str(folder)),)
-    report = build_corpus(replace(recipe, sources=sources, tokenizer=wanted, validation=0), out, workers=0)
+    report = build_corpus(replace(recipe, sources=sources, tokenizer=expected, validation=0), out, workers=0)
     assert report.dropped == {"no tokens": 1}
-    given = TokenizerRecipe(folder=str(out / "tokenizer"))
-    only = replace(recipe, sources=(Source(str(folder / "a.txt")),), tokenizer=given)
+    existing = TokenizerRecipe(folder=str(out / "tokenizer"))
+    only = replace(recipe, sources=(Source(str(folder / "a.txt")),), tokenizer=existing)
     assert "1 no tokens" in refused(only, tmp_path_factory.mktemp("empty") / "corpus")
 
 
-def test_a_vocabulary_too_small_leaves_nothing_behind(recipe, tmp_path):
+def test_failed_build_leaves_no_files(recipe, tmp_path):
     small = TokenizerRecipe(vocabulary=100)
     assert "vocabulary (100)" in refused(replace(recipe, tokenizer=small), tmp_path / "corpus")
 
@@ -211,14 +211,14 @@ def small_files(folder: Path, count: int, words: int) -> Path:
     return folder
 
 
-def test_of_a_small_folder_a_batch_is_held_out_without_being_asked_for(tmp_path):
+def test_small_corpus_holds_out_a_batch(tmp_path):
     report = build_corpus(Recipe(sources=(Source(str(small_files(tmp_path / "mine", 50, 250))),)), tmp_path / "corpus")
     assert report.splits["validation"]["tokens"] > 2048
     assert report.splits["validation"]["bytes"] < 0.3 * report.total("bytes")
     assert not any("validation" in note for note in report.notes)
 
 
-def test_too_little_held_out_is_told_with_the_setting_that_mends_it(tmp_path):
+def test_small_validation_split_suggests_share(tmp_path):
     recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 30, 180))),))
     (note,) = (note for note in build_corpus(recipe, tmp_path / "corpus").notes if "held out" in note)
     share = re.fullmatch(
@@ -232,7 +232,7 @@ def test_too_little_held_out_is_told_with_the_setting_that_mends_it(tmp_path):
     assert not any("held out" in note for note in again.notes)
 
 
-def test_of_hardly_any_text_no_share_is_enough(tmp_path):
+def test_tiny_corpus_suggests_more_text(tmp_path):
     recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 5, 20))),))
     report = build_corpus(recipe, tmp_path / "corpus")
     assert any(note.endswith(": give more text, or lower train.batch") for note in report.notes)

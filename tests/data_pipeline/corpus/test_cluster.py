@@ -90,7 +90,7 @@ def content(out) -> dict[str, bytes]:
 
 @pytest.mark.real
 @pytest.mark.drill
-def test_workers_that_are_killed_are_replaced(cluster, slow, expected, tmp_path):
+def test_killed_workers_are_replaced(cluster, slow, expected, tmp_path):
     building = Building(slow, tmp_path / "shared" / "corpus")
     building.start()
     building.wait_for(1)
@@ -107,7 +107,7 @@ def test_workers_that_are_killed_are_replaced(cluster, slow, expected, tmp_path)
 
 @pytest.mark.real
 @pytest.mark.drill
-def test_a_machine_that_is_lost_does_not_stop_the_build(cluster, slow, expected, tmp_path):
+def test_build_survives_lost_machine(cluster, slow, expected, tmp_path):
     building = Building(slow, tmp_path / "shared" / "corpus")
     building.start()
     building.wait_for(2)

@@ -27,7 +27,7 @@ class CutOff(BaseException):
 @pytest.fixture
 def unfinished(recipe, tmp_path, monkeypatch):
     """Builds all but the last step; gives the files of the corpus, and what the build found of the one before."""
-    whole = replace(recipe, deduplicate=Deduplicate(paragraphs=Paragraphs(), near=Near(threshold=0.5)))
+    uncut = replace(recipe, deduplicate=Deduplicate(paragraphs=Paragraphs(), near=Near(threshold=0.5)))
 
     def publish(self, work):
         raise CutOff(work)
@@ -37,7 +37,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
 
     def build() -> tuple[dict[str, bytes], JobRunner]:
         with pytest.raises(CutOff) as end:
-            build_corpus(whole, tmp_path / "corpus", workers=0)
+            build_corpus(uncut, tmp_path / "corpus", workers=0)
         return files_of(tmp_path / "corpus.building" / "corpus"), end.value.work
 
     return build
@@ -47,7 +47,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
 WRITTEN_AGAIN = re.compile(r"tokenizer/.*|equal/[0-9a-f]+\.(parts\.json|equal\.npy|connected\.npy)")
 
 
-def test_a_byte_that_changed_in_any_file_of_an_unfinished_build_changes_nothing_in_the_corpus(unfinished, tmp_path):
+def test_changed_files_of_unfinished_build_are_rewritten(unfinished, tmp_path):
     expected, _ = unfinished()
     scratch = tmp_path / "corpus.building" / "scratch"
     files = {
@@ -56,19 +56,19 @@ def test_a_byte_that_changed_in_any_file_of_an_unfinished_build_changes_nothing_
         if path.is_file() and path.stat().st_size
     }
     results = {name for name in files if name.startswith("finished/")}
-    for some in (files.keys() - results, results):
-        for name in some:
+    for subset in (files.keys() - results, results):
+        for name in subset:
             content = bytearray(files[name].read_bytes())
             content[len(content) // 2] ^= 1
             files[name].write_bytes(content)
         again, work = unfinished()
         assert again == expected
-        assert set(work.damaged) == {name for name in some if not WRITTEN_AGAIN.fullmatch(name)}
+        assert set(work.damaged) == {name for name in subset if not WRITTEN_AGAIN.fullmatch(name)}
         notes = json.loads((tmp_path / "corpus.building" / "corpus" / "report.json").read_text())["notes"]
         assert [note for note in notes if f"{len(work.damaged)} files of an unfinished build were not" in note]
 
 
-def test_only_what_is_gone_or_cut_short_is_made_again(unfinished, tmp_path):
+def test_only_damaged_jobs_run_again(unfinished, tmp_path):
     expected, _ = unfinished()
     scratch = tmp_path / "corpus.building" / "scratch"
     gone, short = next(scratch.glob("parts/*.jsonl")), next(scratch.glob("shards/*.tar"))
@@ -99,13 +99,13 @@ def work_done(job: Job) -> Result:
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"cos\nsystem\n(S'touch owned'\ntR.", b'{"sha256":"", "job":{}}', b"\x80\x04" + bytes(200)]
 )
-def test_a_result_that_someone_else_wrote_is_not_taken_and_runs_nothing(content, tmp_path, monkeypatch):
+def test_foreign_result_is_not_loaded(content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         work = JobRunner(tmp_path / "scratch", InProcess(), Stages(None))
         assert work.run("work", work_done, [Job(str(tmp_path / "log"))]) == [Result(1)]
-        [kept] = (tmp_path / "scratch" / "finished" / "work").iterdir()
-        kept.write_bytes(content)
+        [retained] = (tmp_path / "scratch" / "finished" / "work").iterdir()
+        retained.write_bytes(content)
     assert (tmp_path / "log").read_text().count("done") == 2
     assert not (tmp_path / "owned").exists()
 
@@ -113,26 +113,29 @@ def test_a_result_that_someone_else_wrote_is_not_taken_and_runs_nothing(content,
 FILES_WITHOUT_HASH = '"files":{"a":7},"result":{"number":1}'
 
 
-def test_a_result_of_another_type_with_a_right_hash_is_not_taken(tmp_path):
+def test_result_of_wrong_type_is_not_loaded(tmp_path):
     job = Job(str(tmp_path / "log"))
     JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
-    [kept] = (tmp_path / "finished" / "work").iterdir()
-    good = '"files":{},"result":'
-    for inner in (*(good + wrong for wrong in ('{"number":"1"}', '{"number":null}', "[]", "{}")), FILES_WITHOUT_HASH):
+    [retained] = (tmp_path / "finished" / "work").iterdir()
+    valid_prefix = '"files":{},"result":'
+    for inner in (
+        *(valid_prefix + invalid for invalid in ('{"number":"1"}', '{"number":null}', "[]", "{}")),
+        FILES_WITHOUT_HASH,
+    ):
         inner = f"{{{inner}}}".encode()
-        kept.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
+        retained.write_bytes(b'{"sha256":"%s","job":%s}' % (hashlib.sha256(inner).hexdigest().encode(), inner))
         again = JobRunner(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
-        assert again.damaged == [kept.relative_to(tmp_path).as_posix()]
+        assert again.damaged == [retained.relative_to(tmp_path).as_posix()]
 
 
-def test_a_result_that_cannot_be_read_is_made_again(tmp_path):
+def test_unreadable_result_runs_job_again(tmp_path):
     job = Job(str(tmp_path / "log"))
     JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
-    [kept] = (tmp_path / "finished" / "work").iterdir()
-    kept.unlink()
-    kept.symlink_to(kept.name)  # ELOOP, whoever reads
-    for damaged in ([kept.relative_to(tmp_path).as_posix()], []):
+    [retained] = (tmp_path / "finished" / "work").iterdir()
+    retained.unlink()
+    retained.symlink_to(retained.name)  # ELOOP, whoever reads
+    for damaged in ([retained.relative_to(tmp_path).as_posix()], []):
         again = JobRunner(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]
         assert again.damaged == damaged

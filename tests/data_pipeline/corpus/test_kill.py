@@ -32,28 +32,28 @@ def start(text: Path, out: Path, workers: int) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> None:
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 0, said.decode()
+    _, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr.decode()
 
 
 def finished_jobs(out: Path) -> int:
     return len(list(out.with_name(out.name + ".building").rglob("finished/*/*.json")))
 
 
-def found(out: Path) -> int:
+def reused_jobs(out: Path) -> int:
     return json.loads((out / "report.json").read_text())["found"]
 
 
 @pytest.fixture(scope="module")
 def unbroken(text, tmp_path_factory) -> tuple[dict[str, bytes], float]:
     out = tmp_path_factory.mktemp("unbroken") / "corpus"
-    begun = time.monotonic()
+    first_runner = time.monotonic()
     finish(start(text, out, workers=0))
-    return files_of(out), time.monotonic() - begun
+    return files_of(out), time.monotonic() - first_runner
 
 
 @pytest.mark.drill
-def test_a_killed_build_goes_on_at_whatever_moment_it_was_killed(unbroken, text, tmp_path):
+def test_killed_build_continues(unbroken, text, tmp_path):
     expected, seconds = unbroken
     chance = random.Random(5)
     taken_over = []
@@ -68,7 +68,7 @@ def test_a_killed_build_goes_on_at_whatever_moment_it_was_killed(unbroken, text,
             continue
         finished = finished_jobs(out)
         finish(start(text, out, workers=0))
-        assert found(out) == finished
+        assert reused_jobs(out) == finished
         assert files_of(out) == expected
         taken_over.append(finished)
     assert max(taken_over) > 3
@@ -76,7 +76,7 @@ def test_a_killed_build_goes_on_at_whatever_moment_it_was_killed(unbroken, text,
 
 @pytest.mark.drill
 @pytest.mark.real
-def test_a_killed_driver_takes_its_workers_along_and_the_next_one_goes_on(unbroken, text, tmp_path):
+def test_killed_driver_ends_workers(unbroken, text, tmp_path):
     expected, _ = unbroken
     process = start(text, tmp_path / "corpus", workers=2)
     deadline = time.monotonic() + 120
@@ -91,5 +91,5 @@ def test_a_killed_driver_takes_its_workers_along_and_the_next_one_goes_on(unbrok
     _, alive = psutil.wait_procs(rays, timeout=60)
     assert alive == []
     finish(start(text, tmp_path / "corpus", workers=0))
-    assert found(tmp_path / "corpus") >= 3
+    assert reused_jobs(tmp_path / "corpus") >= 3
     assert files_of(tmp_path / "corpus") == expected

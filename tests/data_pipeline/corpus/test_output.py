@@ -36,14 +36,14 @@ def run_killed(code: str, *words: object) -> None:
     assert ended.returncode == 9
 
 
-def test_a_finished_build_appears_under_its_name(tmp_path):
+def test_finished_build_is_renamed(tmp_path):
     build(tmp_path / "deep" / "corpus")
     assert entries(tmp_path / "deep") == {"corpus"}
     assert "manifest.json" in entries(tmp_path / "deep" / "corpus")
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
-def test_a_failed_build_leaves_nothing(failure, tmp_path):
+def test_failed_build_removes_files(failure, tmp_path):
     def fail_half_way() -> None:
         with building(tmp_path / "corpus", overwrite=False) as work:
             (work.folder / "train-000000.tar").write_text("half")
@@ -54,7 +54,7 @@ def test_a_failed_build_leaves_nothing(failure, tmp_path):
     assert entries(tmp_path) == set()
 
 
-def test_a_build_keeps_the_finished_work_of_a_killed_one_and_nothing_else(tmp_path):
+def test_build_keeps_finished_work_of_killed_build(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from data_pipeline.corpus.output import building\n"
         "with building(Path(sys.argv[1]), overwrite=False) as work:\n"
@@ -105,11 +105,9 @@ def publish_until(call: int, out: Path, monkeypatch) -> bool:
 
 
 @pytest.mark.parametrize("replaces", [False, True])
-def test_a_build_killed_while_it_publishes_loses_neither_its_work_nor_the_corpus_before(
-    replaces, tmp_path, monkeypatch
-):
+def test_kill_while_publishing_loses_nothing(replaces, tmp_path, monkeypatch):
     out = tmp_path / "corpus"
-    seen = set()
+    visited = set()
     for call in itertools.count(1):
         shutil.rmtree(out, ignore_errors=True)
         if replaces:
@@ -118,7 +116,7 @@ def test_a_build_killed_while_it_publishes_loses_neither_its_work_nor_the_corpus
         if publish_until(call, out, monkeypatch):
             break
         published = out.exists() and not (replaces and (out / "manifest.json").read_bytes() == old)
-        seen.add(published)
+        visited.add(published)
         if not published:
             with building(out, overwrite=True) as work:
                 assert entries(work.scratch) == {"work"}
@@ -126,10 +124,10 @@ def test_a_build_killed_while_it_publishes_loses_neither_its_work_nor_the_corpus
                 tiny_corpus(work.folder)
                 work.publish(NO_WORK)
             assert entries(tmp_path) == {"corpus"}
-    assert seen == {True, False}
+    assert visited == {True, False}
 
 
-def test_the_work_of_a_killed_build_outlives_one_that_fails_at_once(tmp_path):
+def test_failed_build_keeps_work_of_killed_build(tmp_path):
     run_killed(
         "import os, sys; from data_pipeline.corpus.output import building\n"
         "with building(sys.argv[1], overwrite=False) as work: (work.scratch / 'whole').touch(); os._exit(9)",
@@ -141,31 +139,31 @@ def test_the_work_of_a_killed_build_outlives_one_that_fails_at_once(tmp_path):
         assert entries(work.scratch) == {"whole"}
 
 
-def test_a_folder_beside_a_replaced_corpus_is_left_alone(tmp_path):
+def test_replacing_keeps_sibling_folder(tmp_path):
     (tmp_path / "corpus.old").mkdir()
     build(tmp_path / "corpus")
     build(tmp_path / "corpus", seed=1, overwrite=True)
     assert entries(tmp_path) == {"corpus", "corpus.old"}
 
 
-def test_builds_of_two_places_share_a_folder_for_scratch(tmp_path):
+def test_builds_share_scratch_folder(tmp_path):
     common = str(tmp_path / "common")
-    with building(tmp_path / "one", overwrite=False, scratch=common) as one:
-        (one.scratch / "half.part").touch()
-        (one.scratch / "whole").touch()
-        with building(tmp_path / "two", overwrite=False, scratch=common) as two:
-            tiny_corpus(two.folder)
-            two.publish(NO_WORK)
-        assert entries(one.scratch) == {"half.part", "whole"}
+    with building(tmp_path / "one", overwrite=False, scratch=common) as first:
+        (first.scratch / "half.part").touch()
+        (first.scratch / "whole").touch()
+        with building(tmp_path / "two", overwrite=False, scratch=common) as second:
+            tiny_corpus(second.folder)
+            second.publish(NO_WORK)
+        assert entries(first.scratch) == {"half.part", "whole"}
         with pytest.raises(UserError, match="in use by another build"):
             build(tmp_path / "one")
-        tiny_corpus(one.folder)
-        one.publish(NO_WORK)
+        tiny_corpus(first.folder)
+        first.publish(NO_WORK)
     assert entries(tmp_path) == {"common", "one", "two"}
     assert entries(tmp_path / "common") == set()
 
 
-def test_two_builds_of_one_place_do_not_mix(tmp_path):
+def test_concurrent_build_is_rejected(tmp_path):
     with building(tmp_path / "corpus", overwrite=False) as work:
         tiny_corpus(work.folder)
         with pytest.raises(UserError, match="in use by another build"):
@@ -174,7 +172,7 @@ def test_two_builds_of_one_place_do_not_mix(tmp_path):
     assert "manifest.json" in entries(tmp_path / "corpus")
 
 
-def test_a_corpus_is_replaced_only_when_asked_and_only_by_a_finished_one(tmp_path):
+def test_overwrite_replaces_corpus_when_finished(tmp_path):
     out = tmp_path / "corpus"
     build(out)
     first = (out / "manifest.json").read_bytes()
@@ -188,7 +186,7 @@ def test_a_corpus_is_replaced_only_when_asked_and_only_by_a_finished_one(tmp_pat
     assert entries(tmp_path) == {"corpus"}
 
 
-def test_a_folder_that_is_no_corpus_is_never_replaced(tmp_path):
+def test_other_folder_is_never_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="not a corpus"):
@@ -198,13 +196,13 @@ def test_a_folder_that_is_no_corpus_is_never_replaced(tmp_path):
     assert entries(tmp_path) == {"thesis.txt"}
 
 
-def test_an_empty_folder_is_a_place_to_build_in(tmp_path):
+def test_build_into_empty_folder(tmp_path):
     (tmp_path / "corpus").mkdir()
     build(tmp_path / "corpus")
     assert entries(tmp_path) == {"corpus"}
 
 
-def test_the_current_folder_is_a_place_too(tmp_path, monkeypatch):
+def test_build_into_current_folder(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     build(Path("."))
@@ -212,7 +210,7 @@ def test_the_current_folder_is_a_place_too(tmp_path, monkeypatch):
     assert "manifest.json" in entries(tmp_path / "here")
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
+def test_unwritable_output_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         build(tmp_path / "file" / "corpus")
@@ -229,7 +227,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(small_disk):
+def test_full_disk_is_reported(small_disk):
     with pytest.raises(UserError, match=r"no space left on the disk of .*: make room there or choose another place"):
         build(small_disk / "corpus", documents=400)
     assert entries(small_disk) == set()

@@ -43,7 +43,7 @@ def records(path: Path, *texts: str, **fields) -> str:
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece", "unigram"])
-def test_words_and_sentences_are_kept_beside_the_tokens_of_any_tokenizer(kind, tmp_path):
+def test_word_and_sentence_annotations(kind, tmp_path):
     text = records(tmp_path / "a.jsonl", *(f"{sentence} Then it left." for sentence in SENTENCES))
     settings = [f"tokenizer={{kind: {kind}, vocabulary: 300}}", "annotate={sentences: true, words: true}"]
     built(tmp_path / "corpus", text, *settings)
@@ -59,57 +59,59 @@ def test_words_and_sentences_are_kept_beside_the_tokens_of_any_tokenizer(kind, t
         assert [word.lower() for word in words if word][:2] == ["the", sentences[0].split()[1].lower()]
 
 
-def test_phrases_are_tagged_and_the_manifest_knows_the_labels(tmp_path):
+def test_tags_and_their_labels_in_manifest(tmp_path):
     (tmp_path / "phrases.tsv").write_text("place\tthe garden\nanimal\tcat\n")
     text = records(tmp_path / "a.jsonl", *SENTENCES)
     built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.tags={tmp_path}/phrases.tsv")
     corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
     labels = corpus.manifest.made_from["tables"]["tags"]
-    found = {
+    result = {
         (labels[label], tokenizer.decode(shard.tokens(number)[first:stop]).strip())
         for shard, number in documents(tmp_path / "corpus")
         for first, stop, label in shard.annotation("tags", number).tolist()
     }
-    assert found == {("place", "the garden"), ("animal", "cat")}
+    assert result == {("place", "the garden"), ("animal", "cat")}
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("requested", "message"),
     [
         ("tags={}/none.tsv", "annotate.tags: the text has no tags at all: give phrases that the text has"),
         ("phrases={}/none.txt", "annotate.phrases: the text has no phrases at all: give phrases that the text has"),
         ("turns=true", "annotate.turns: the text has no turns at all: give sources with `messages`"),
     ],
 )
-def test_what_was_to_be_found_and_is_nowhere_is_refused(asked, told, tmp_path):
+def test_annotation_without_matches_is_rejected(requested, message, tmp_path):
     (tmp_path / "none.tsv").write_text("place\tXanadu\n")
     (tmp_path / "none.txt").write_text("stately dome\n")
     text = records(tmp_path / "a.jsonl", *SENTENCES)
-    with pytest.raises(UserError, match=told):
-        built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.{asked.format(tmp_path)}")
+    with pytest.raises(UserError, match=message):
+        built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.{requested.format(tmp_path)}")
     assert not (tmp_path / "corpus").exists()
 
 
-def test_what_was_found_is_counted_and_what_was_not_is_told(tmp_path):
+def test_annotations_are_counted(tmp_path):
     text = records(tmp_path / "a.jsonl", *(sentence.lower() for sentence in SENTENCES))
-    asked = "annotate={words: true, capitals: true}"
-    report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", asked)
-    found = Corpus.open(tmp_path / "corpus").manifest.made_from["found"]
+    requested = "annotate={words: true, capitals: true}"
+    report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", requested)
+    result = Corpus.open(tmp_path / "corpus").manifest.made_from["found"]
     words = sum(len(shard.annotation("words", number)) for shard, number in documents(tmp_path / "corpus"))
-    assert found == {"words": words, "capitals": 0}
+    assert result == {"words": words, "capitals": 0}
     assert words > 0
     assert any("the text has no capitals" in note for note in report.notes)
 
 
-def test_near_duplicates_evaluation_texts_and_repeated_paragraphs_leave_the_corpus(tmp_path):
+def test_duplicates_and_evaluation_texts_are_removed(tmp_path):
     rows = [
         f"Number {number}: " + " ".join(f"word{(number * 7 + at * at) % 997}" for at in range(120))
         for number in range(20)
     ]
     notice = "This notice stands below each and every article of the paper, so that nobody can say it was not there."
-    asked = "what is the name of the river that flows through the capital of the country in the north of the continent"
-    (tmp_path / "exam.txt").write_text(asked + "\n")
-    texts = [*(f"{row}\n\n{notice}" for row in rows), rows[3].replace("Number", "Item"), f"{rows[0][::-1]} {asked}"]
+    requested = (
+        "what is the name of the river that flows through the capital of the country in the north of the continent"
+    )
+    (tmp_path / "exam.txt").write_text(exam + "\n")
+    texts = [*(f"{row}\n\n{notice}" for row in rows), rows[3].replace("Number", "Item"), f"{rows[0][::-1]} {exam}"]
     report = built(
         tmp_path / "corpus",
         records(tmp_path / "a.jsonl", *texts),
@@ -119,10 +121,10 @@ def test_near_duplicates_evaluation_texts_and_repeated_paragraphs_leave_the_corp
     assert report.dropped["near duplicate"] == 1
     assert sum(count for reason, count in report.dropped.items() if "evaluation text" in reason) == 1
     tokenizer = load(tmp_path / "corpus" / "tokenizer")
-    kept = [tokenizer.decode(shard.tokens(number)) for shard, number in documents(tmp_path / "corpus")]
-    assert len(kept) == 20
-    assert sum(notice in text for text in kept) == 1
-    assert not any(text.startswith("Item") for text in kept)
+    retained = [tokenizer.decode(shard.tokens(number)) for shard, number in documents(tmp_path / "corpus")]
+    assert len(retained) == 20
+    assert sum(notice in text for text in retained) == 1
+    assert not any(text.startswith("Item") for text in retained)
 
 
 def png(color: int) -> bytes:
@@ -138,7 +140,7 @@ def png(color: int) -> bytes:
     )
 
 
-def test_images_lie_beside_the_tokens_of_their_captions_and_webdataset_decodes_both(tmp_path):
+def test_image_text_corpus_stores_images(tmp_path):
     import webdataset
 
     folder = tmp_path / "pictures"
@@ -155,7 +157,7 @@ def test_images_lie_beside_the_tokens_of_their_captions_and_webdataset_decodes_b
     assert "tokens.npy" in sample
 
 
-def test_a_caption_whose_image_is_gone_is_counted(tmp_path):
+def test_caption_without_image_is_dropped(tmp_path):
     names = ["there.png", "gone.png", "pipe.png"]
     (tmp_path / "there.png").write_bytes(png(0))
     os.mkfifo(tmp_path / "pipe.png")
@@ -172,9 +174,9 @@ def test_languages_are_counted(tmp_path):
     assert report.languages == {"en": 3, "de": 1}
 
 
-def test_a_conversation_is_one_text_that_knows_who_speaks_from_where_on(tmp_path):
-    said = [{"role": "user", "content": "Where is the fox?"}, {"role": "assistant", "content": "In the garden."}]
-    lines = [{"messages": said}, {"messages": []}, {"messages": "none"}]
+def test_conversation_has_turns(tmp_path):
+    expected = [{"role": "user", "content": "Where is the fox?"}, {"role": "assistant", "content": "In the garden."}]
+    lines = [{"messages": expected}, {"messages": []}, {"messages": "none"}]
     (tmp_path / "talks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     recipe = tmp_path / "corpus.yaml"
     recipe.write_text(f"sources: [{{path: {tmp_path}/talks.jsonl, messages: messages}}]\nannotate: {{turns: true}}\n")
@@ -186,7 +188,7 @@ def test_a_conversation_is_one_text_that_knows_who_speaks_from_where_on(tmp_path
     starts = shard.annotation("turns", number)
     pieces = np.split(shard.tokens(number), starts[1:, 0])
     spoken = [(roles[role], tokenizer.decode(piece).strip()) for piece, (_, role) in zip(pieces, starts, strict=True)]
-    assert spoken == [(message["role"], message["content"]) for message in said]
+    assert spoken == [(message["role"], message["content"]) for message in expected]
 
 
 RULES = """
@@ -203,7 +205,7 @@ tagger.labels = ["x"]
 """
 
 
-def test_no_single_document_ends_a_build_whatever_a_function_of_the_user_raises_on_it(tmp_path, monkeypatch):
+def test_failing_user_function_drops_document(tmp_path, monkeypatch):
     (tmp_path / "rules_that_raise.py").write_text(RULES)
     monkeypatch.syspath_prepend(str(tmp_path))
     texts = [*SENTENCES, "Too deep for that function.", "What the tagger cannot do."]
@@ -214,9 +216,9 @@ def test_no_single_document_ends_a_build_whatever_a_function_of_the_user_raises_
     assert report.said["keep-if failed"].startswith("RecursionError: maximum recursion depth exceeded")
     assert report.said["tokenizing failed"] == "ZeroDivisionError: no tags"
     assert report.splits["train"]["documents"] == 3
-    for steps, said in (
+    for steps, message in (
         (settings, "keep-if failed on document a.jsonl@"),
         (settings[1:], "tokenizing failed on docum"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             built(tmp_path / "other", source, *steps, "tokenizer.vocabulary=300", "on_error=fail")

@@ -28,7 +28,7 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setattr("data_pipeline.corpus.output.CACHE", str(tmp_path / "cache"))
 
 
-def test_a_corpus_at_a_url_is_the_corpus_of_a_folder(url, recipe, tmp_path):
+def test_corpus_at_url_equals_local_corpus(url, recipe, tmp_path):
     build_corpus(recipe, url, workers=0)
     build_corpus(recipe, tmp_path / "corpus", workers=0)
     local = files_of(tmp_path / "corpus")
@@ -40,7 +40,7 @@ def test_a_corpus_at_a_url_is_the_corpus_of_a_folder(url, recipe, tmp_path):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_a_corpus_at_a_url_is_replaced_only_when_asked(url, recipe, text, tmp_path):
+def test_corpus_at_url_is_replaced_with_overwrite(url, recipe, text, tmp_path):
     build_corpus(recipe, url, workers=0)
     first = remote_files(url)
     with pytest.raises(UserError, match=r"already holds a corpus.*overwrite=true"):
@@ -51,7 +51,7 @@ def test_a_corpus_at_a_url_is_replaced_only_when_asked(url, recipe, text, tmp_pa
     assert named == {"train-000000.tar", "validation-000000.tar"}
 
 
-def test_a_place_with_something_else_is_left_alone(url, recipe, tmp_path):
+def test_url_with_other_files_is_rejected(url, recipe, tmp_path):
     (tmp_path / "thesis").write_text("years of work")
     upload(tmp_path / "thesis", join(url, "thesis.txt"))
     with pytest.raises(UserError, match=r"holds thesis\.txt, and no corpus"):
@@ -59,22 +59,22 @@ def test_a_place_with_something_else_is_left_alone(url, recipe, tmp_path):
     assert listed(url) == {"thesis.txt": 13}
 
 
-def test_there_is_no_corpus_before_all_of_it_is_there(url, recipe, monkeypatch):
+def test_manifest_is_uploaded_last(url, recipe, monkeypatch):
     sent = []
 
-    def broken(path, place, **options):
-        sent.append(place)
+    def invalid(path, location, **options):
+        sent.append(location)
         if len(sent) > 3:
             raise UserError("the server is gone.")
-        return upload(path, place, **options)
+        return upload(path, location, **options)
 
-    monkeypatch.setattr("data_pipeline.corpus.output.upload", broken)
+    monkeypatch.setattr("data_pipeline.corpus.output.upload", invalid)
     with pytest.raises(UserError, match="server is gone"):
         build_corpus(recipe, url, workers=0)
     assert not exists(join(url, "manifest.json"))
     assert len(sent) == 4
 
 
-def test_a_bucket_that_is_not_there_is_named(recipe, s3):
+def test_missing_bucket_is_rejected(recipe, s3):
     with pytest.raises(UserError, match="s3://no-such-bucket-here"):
         build_corpus(recipe, "s3://no-such-bucket-here/corpus", workers=0)

@@ -32,20 +32,20 @@ def chosen(*parts: list[str], validation: float = 0.0, seed: int = 0, limit: int
     return select(made, everything.__getitem__, validation=validation, seed=seed, limit_bytes=limit)
 
 
-def texts_of(places, *parts: list[str]) -> list[str]:
-    return [parts[number][row] for number, rows in places for row in rows]
+def texts_of(offsets, *parts: list[str]) -> list[str]:
+    return [parts[number][row] for number, rows in offsets for row in rows]
 
 
-def test_what_does_not_stay_is_in_no_split():
+def test_dropped_documents_are_in_no_split():
     parts = (["a", "b", "c"], ["d"])
     stays = [np.array([True, False, True]), np.array([False])]
     selection = select(parts_of(*parts), stays.__getitem__, validation=0.5, seed=0)
-    kept = [text for split in ("train", "validation") for text in texts_of(selection.places(split), *parts)]
-    assert sorted(kept) == ["a", "c"]
+    retained = [text for split in ("train", "validation") for text in texts_of(selection.places(split), *parts)]
+    assert sorted(retained) == ["a", "c"]
 
 
 @given(texts=TEXTS, seed=st.integers(0, 5), validation=st.sampled_from([0.02, 0.3, 0.99]), cut=st.integers(0, 40))
-def test_splits_share_no_text_and_lose_none_and_both_have_some_where_that_can_be(texts, seed, validation, cut):
+def test_splits_partition_documents(texts, seed, validation, cut):
     parts = (texts[:cut], texts[cut:])
     selection = chosen(*parts, validation=validation, seed=seed)
     train, held_out = (set(texts_of(selection.places(split), *parts)) for split in ("train", "validation"))
@@ -55,7 +55,7 @@ def test_splits_share_no_text_and_lose_none_and_both_have_some_where_that_can_be
     assert held_out or len(texts) == 1
 
 
-def test_a_document_keeps_its_split_when_others_join_and_the_seed_moves_it():
+def test_split_depends_on_text_and_seed_only():
     def held_out(texts, seed):
         return set(texts_of(chosen(texts, validation=0.2, seed=seed).places("validation"), texts))
 
@@ -67,55 +67,55 @@ def test_a_document_keeps_its_split_when_others_join_and_the_seed_moves_it():
 
 
 @given(texts=TEXTS, cut=st.integers(0, 40))
-def test_little_text_gives_a_fifth_unless_a_share_is_given_and_one_document_fewer_would_be_less(texts, cut):
+def test_small_corpus_validation_size(texts, cut):
     parts = parts_of(texts[:cut], texts[cut:])
     stays = [np.ones(len(part.sizes), dtype=bool) for part in parts]
     selection = select(parts, stays.__getitem__, seed=0)
     held = [(number, row) for number, rows in selection.places("validation") for row in rows]
     sizes = [int(parts[number].sizes[row]) for number, row in held]
-    wanted = int(MOST_HELD * sum(int(part.sizes.sum()) for part in parts))
-    assert sum(sizes) >= wanted or len(held) == len(texts) - 1
+    expected = int(MOST_HELD * sum(int(part.sizes.sum()) for part in parts))
+    assert sum(sizes) >= expected or len(held) == len(texts) - 1
     draws = [int(parts[number].digests[row, 1] ^ selection.salt) for number, row in held]
     # But for a document that is among the 0.02 of all.
     if len(held) > 1 and max(draws) >= int(HELD * EVERY):
-        assert sum(sizes) - sizes[int(np.argmax(draws))] < wanted
+        assert sum(sizes) - sizes[int(np.argmax(draws))] < expected
 
 
-def test_the_share_that_is_asked_for_some_text_holds_it_out():
+def test_share_of_holds_out_requested_bytes():
     texts = [f"document {number}" * (1 + number % 7) for number in range(50)]
     share = chosen(texts).share_of(700)
     assert sum(map(len, texts_of(chosen(texts, validation=share).places("validation"), texts))) >= 700
     assert sum(map(len, texts_of(chosen(texts, validation=share - 1e-6).places("validation"), texts))) < 700
 
 
-def test_nothing_is_held_out_when_nothing_is_asked():
+def test_zero_validation_holds_out_nothing():
     assert list(chosen(["a", "b"]).places("validation")) == []
 
 
 @given(texts=TEXTS, limit=st.integers(1, 200), cut=st.integers(0, 40))
-def test_a_limit_is_kept_and_does_not_depend_on_the_order_of_documents(texts, limit, cut):
+def test_limit_does_not_depend_on_order(texts, limit, cut):
     parts, backward = (texts[:cut], texts[cut:]), texts[::-1]
-    kept = texts_of(chosen(*parts, limit=limit).places("train"), *parts)
-    assert set(kept) == set(texts_of(chosen(backward, limit=limit).places("train"), backward))
-    total = sum(len(text.encode()) for text in kept)
-    assert len(kept) == 1 or total <= limit
+    retained = texts_of(chosen(*parts, limit=limit).places("train"), *parts)
+    assert set(retained) == set(texts_of(chosen(backward, limit=limit).places("train"), backward))
+    total = sum(len(text.encode()) for text in retained)
+    assert len(retained) == 1 or total <= limit
     # The one that comes next would have been too much.
-    rest = sorted(
-        set(texts) - set(kept), key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()[7::-1]
+    remaining = sorted(
+        set(texts) - set(retained), key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()[7::-1]
     )
-    assert not rest or total + len(rest[0].encode()) > limit
+    assert not remaining or total + len(remaining[0].encode()) > limit
 
 
-def test_equal_texts_are_within_a_limit_together_or_one_by_one_never_none():
+def test_limit_with_equal_texts():
     assert len(texts_of(chosen(["aa"] * 5, limit=4).places("train"), ["aa"] * 5)) == 5
     assert hash_bound(lambda: iter([(np.array([7], np.uint64), np.array([5]))]), 5) == EVERY
 
 
-def test_a_sample_of_a_split_stays_in_it():
+def test_sample_is_subset_of_split():
     texts = [f"document {number}" for number in range(50)]
     selection = chosen(texts, validation=0.3)
     sample, split = (
-        set(texts_of(places, texts)) for places in (selection.sample("train", 60), selection.places("train"))
+        set(texts_of(offsets, texts)) for offsets in (selection.sample("train", 60), selection.places("train"))
     )
     assert sample < split
     assert 1 <= len(sample) <= 5
@@ -123,7 +123,7 @@ def test_a_sample_of_a_split_stays_in_it():
 
 @pytest.mark.parametrize("cut", [0, 1, 3])
 @given(texts=TEXTS, size=st.integers(1, 60))
-def test_shards_hold_every_row_in_order_and_begin_in_different_stretches_of_text(cut, texts, size):
+def test_shards_partition_rows_in_order(cut, texts, size):
     parts = (texts[:cut], texts[cut:])
     made = parts_of(*parts)
     shards = list(shards_of(chosen(*parts).places("train"), made, size))

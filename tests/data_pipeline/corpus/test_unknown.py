@@ -30,7 +30,7 @@ def build(folder: Path, tokenizer: TokenizerRecipe) -> CorpusReport:
     return build_corpus(recipe, folder / "corpus", workers=0)
 
 
-def test_a_build_warns_of_a_language_whose_words_become_unknown(english, tmp_path):
+def test_unknown_words_give_warning(english, tmp_path):
     english.save(tmp_path / "tokenizer")
     report = build(tmp_path, TokenizerRecipe(folder=str(tmp_path / "tokenizer")))
     assert report.unknown_words == {
@@ -45,13 +45,13 @@ def test_a_build_warns_of_a_language_whose_words_become_unknown(english, tmp_pat
     assert "<td>Hangul</td><td class=number>9</td>" in (tmp_path / "corpus" / "report.html").read_text()
 
 
-def test_a_tokenizer_that_knows_every_word_has_no_shares(tmp_path):
+def test_byte_bpe_has_no_unknown_words(tmp_path):
     report = build(tmp_path, TokenizerRecipe(kind="byte-bpe", vocabulary=300))
     assert not report.unknown_words
     assert not any("unknown" in note for note in report.notes)
 
 
-def test_a_chinese_character_counts_as_a_word(english):
+def test_chinese_character_counts_as_word(english):
     counts: dict[str, UnknownWords] = {}
     document = Document("北京大学 fox", "x")
     count_unknown(document, english.encode(document.text), english, counts)

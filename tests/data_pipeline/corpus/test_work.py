@@ -42,33 +42,33 @@ def log(tmp_path) -> list[int]:
     return [int(line) for line in (tmp_path / "log").read_text().split()]
 
 
-def test_finished_jobs_are_not_done_again(tmp_path, jobs):
-    begun = work(tmp_path)
-    assert begun.run("squares", square, jobs[1:4]) == [1, 4, 9]
+def test_finished_jobs_are_reused(tmp_path, jobs):
+    first_runner = work(tmp_path)
+    assert first_runner.run("squares", square, jobs[1:4]) == [1, 4, 9]
     again = work(tmp_path)
     assert again.run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) == [1, 2, 3, 0, 4]
-    assert (begun.found, again.found) == (0, 3)
+    assert (first_runner.found, again.found) == (0, 3)
 
 
-def test_what_finished_before_a_failure_is_kept(tmp_path, jobs):
+def test_jobs_before_failure_are_reused(tmp_path, jobs):
     with pytest.raises(RuntimeError):
         work(tmp_path).run("squares", square, [*jobs[:3], replace(jobs[3], number=-1), jobs[4]])
     assert work(tmp_path).run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) == [0, 1, 2, -1, 3, 4]
 
 
-def test_a_half_written_result_is_made_again(tmp_path, jobs):
+def test_truncated_result_runs_job_again(tmp_path, jobs):
     work(tmp_path).run("squares", square, jobs)
-    for kept in Path(tmp_path / "work").rglob("finished/*/*.json"):
-        kept.write_bytes(kept.read_bytes()[:-1])
+    for retained in Path(tmp_path / "work").rglob("finished/*/*.json"):
+        retained.write_bytes(retained.read_bytes()[:-1])
     assert work(tmp_path).run("squares", square, jobs) == [0, 1, 4, 9, 16]
 
 
-def test_jobs_that_differ_anywhere_are_different_work(jobs):
+def test_different_jobs_have_different_keys(jobs):
     job = jobs[3]
-    others = [replace(job, number=4), replace(job, rows=np.arange(3) + 1), replace(job, rows=np.arange(3.0))]
-    keys = {key_of(square, job), key_of(cube, job), *(key_of(square, other) for other in others)}
+    other_items = [replace(job, number=4), replace(job, rows=np.arange(3) + 1), replace(job, rows=np.arange(3.0))]
+    keys = {key_of(square, job), key_of(cube, job), *(key_of(square, other) for other in other_items)}
     assert len(keys) == 5
     assert key_of(square, replace(job, rows=job.rows.copy())) == key_of(square, job)
 
@@ -83,12 +83,12 @@ class AnyOrder(InProcess):
         yield from reversed(done)
 
 
-def test_results_are_in_the_order_of_jobs_whoever_finishes_first(tmp_path, jobs):
+def test_results_are_in_order_of_jobs(tmp_path, jobs):
     runner = JobRunner(tmp_path / "work", AnyOrder(), Stages(None))
     assert runner.run("squares", square, jobs[2:3]) == [4]
     assert runner.run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) != sorted(log(tmp_path))
 
 
-def test_jobs_may_come_one_by_one(tmp_path, jobs):
+def test_jobs_from_iterator(tmp_path, jobs):
     assert work(tmp_path).run("squares", square, iter(jobs), total=5) == [0, 1, 4, 9, 16]

@@ -13,20 +13,20 @@ from megaptm.errors import UserError
 from tests.data_pipeline.corpus.test_build import files_of
 
 
-def test_little_text_is_worked_on_here():
+def test_small_input_runs_in_process():
     with open_workers(None, SMALL - 1) as workers:
         assert isinstance(workers, InProcess)
     with open_workers(0, 100 * SMALL) as workers:
         assert isinstance(workers, InProcess)
 
 
-def test_a_ray_that_does_not_answer_is_named_at_once(monkeypatch):
+def test_unreachable_ray_is_rejected(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody listens below 1024 by chance
     with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "), open_workers(2, SMALL):
         pass
 
 
-def test_a_machine_too_busy_for_ray_is_told_in_one_sentence(monkeypatch):
+def test_ray_start_timeout_is_reported(monkeypatch):
     import ray
 
     starts = []
@@ -67,7 +67,7 @@ def die(number: int) -> int:
 
 
 @pytest.mark.real
-def test_a_job_whose_workers_all_die_is_one_sentence(on_ray):
+def test_job_that_kills_workers_is_reported(on_ray):
     with pytest.raises(
         UserError, match=r"Ray gives up a job whose worker was lost 4 times \(.+\): see that its machine"
     ):
@@ -75,13 +75,13 @@ def test_a_job_whose_workers_all_die_is_one_sentence(on_ray):
 
 
 @pytest.mark.real
-def test_every_job_has_its_result(on_ray):
+def test_ray_returns_all_results(on_ray):
     assert dict(on_ray.run(square, list(range(20)))) == {number: number * number for number in range(20)}
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_shards_and_manifest_do_not_depend_on_the_workers(workers, on_ray, recipe, tmp_path):
+def test_corpus_does_not_depend_on_workers(workers, on_ray, recipe, tmp_path):
     alone = build_corpus(recipe, tmp_path / "alone", workers=0)
     shared = build_corpus(recipe, tmp_path / "shared", workers=workers)
     assert (alone.workers, shared.workers) == (0, workers)
@@ -90,12 +90,12 @@ def test_shards_and_manifest_do_not_depend_on_the_workers(workers, on_ray, recip
 
 
 @pytest.mark.real
-def test_an_error_on_a_worker_is_the_users_sentence_and_nothing_is_left(on_ray, recipe, tmp_path):
+def test_worker_error_is_reported(on_ray, recipe, tmp_path):
     with pytest.raises(UserError, match=r"latin\.txt is not UTF-8: byte 0xe9 at offset 3"):
         build_corpus(replace(recipe, on_error="fail"), tmp_path / "corpus", workers=2)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.real
-def test_a_worker_that_dies_is_replaced(on_ray, tmp_path):
+def test_dead_worker_is_replaced(on_ray, tmp_path):
     assert list(on_ray.run(die_once, [str(tmp_path / "marker")])) == [(0, "done")]

@@ -33,7 +33,7 @@ def real_documents() -> tuple[tuple[str, ...], ...]:
     )
     documents: list[list[str]] = [[]]
     for paragraph in paragraphs:
-        if sum(len(words_of(one)) for one in documents[-1]) >= WORDS:
+        if sum(len(words_of(first)) for first in documents[-1]) >= WORDS:
             documents.append([])
         documents[-1].append(paragraph)
     return tuple(map(tuple, documents[:-1]))
@@ -44,10 +44,10 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(re.findall("[a-z0-9]+", text.lower()))
 
 
-def jaccard(left: str, right: str, ngram: int = 5) -> float:
+def jaccard(first: str, second: str, ngram: int = 5) -> float:
     """Of the sets of word n-grams, by Python's sets."""
     sets = []
-    for text in (left, right):
+    for text in (first, second):
         words = words_of(text)
         size = ngram if len(words) >= ngram else 1
         sets.append({words[at : at + size] for at in range(len(words) - size + 1)})
@@ -59,15 +59,15 @@ def edited(paragraphs: Sequence[str], kind: str, strength: float, rng: random.Ra
     that share of the paragraphs stands elsewhere."""
     paragraphs = list(paragraphs)
     if kind == "shuffle":
-        places = rng.sample(range(len(paragraphs)), min(len(paragraphs), 2 + int(4 * strength * len(paragraphs))))
-        for one, other in zip(places[::2], places[1::2], strict=False):
-            paragraphs[one], paragraphs[other] = paragraphs[other], paragraphs[one]
+        offsets = rng.sample(range(len(paragraphs)), min(len(paragraphs), 2 + int(4 * strength * len(paragraphs))))
+        for paragraph, other in zip(offsets[::2], offsets[1::2], strict=False):
+            paragraphs[paragraph], paragraphs[other] = paragraphs[other], paragraphs[paragraph]
         return "\n\n".join(paragraphs)
-    others = words_of(real_documents()[rng.randrange(len(real_documents()))][0]) or ("other",)
+    other_items = words_of(real_documents()[rng.randrange(len(real_documents()))][0]) or ("other",)
     change: Callable[[str], str] = {
-        "replace": lambda word: rng.choice(others),
+        "replace": lambda word: rng.choice(other_items),
         "delete": lambda word: "",
-        "insert": lambda word: f"{rng.choice(others)} {word}",
+        "insert": lambda word: f"{rng.choice(other_items)} {word}",
     }[kind]
     pieces = re.split(r"(\s+)", "\n\n".join(paragraphs))
     return "".join(change(piece) if piece.strip() and rng.random() < strength else piece for piece in pieces)
@@ -89,9 +89,9 @@ def write_parts(folder: Path, texts: Sequence[str], options: Deduplicate, size: 
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for begin in range(0, len(texts), size):
-        some = [Document(text, str(begin + number)) for number, text in enumerate(texts[begin : begin + size])]
+        subset = [Document(text, str(begin + number)) for number, text in enumerate(texts[begin : begin + size])]
         stem = str(folder / f"part-{begin // size}")
-        parts.append(Written(stem, write_part(stem, some, options)))
+        parts.append(Written(stem, write_part(stem, subset, options)))
     return parts
 
 

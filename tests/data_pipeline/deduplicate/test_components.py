@@ -12,13 +12,13 @@ ROWS = 30
 def lowest_by_search(pairs):
     lowest = list(range(ROWS))
     for _ in range(ROWS):
-        for left, right in pairs:
-            lowest[left] = lowest[right] = min(lowest[left], lowest[right])
+        for first, second in pairs:
+            lowest[first] = lowest[second] = min(lowest[first], lowest[second])
     return lowest
 
 
 @given(batches=some.lists(some.lists(some.tuples(*[some.integers(0, ROWS - 1)] * 2), max_size=20), max_size=4))
-def test_each_row_knows_the_lowest_that_it_is_connected_to(batches):
+def test_components_match_search(batches):
     components = Components(ROWS)
     for pairs in batches:
         components.join(*np.array(pairs, np.int64).reshape(-1, 2).T)
@@ -28,11 +28,11 @@ def test_each_row_knows_the_lowest_that_it_is_connected_to(batches):
     assert list(zip(rows.tolist(), lower.tolist(), strict=True)) == expected
     every = np.arange(ROWS)
     assert components.apart(every, every[::-1]).tolist() == [
-        one != other for one, other in zip(lowest, lowest[::-1], strict=True)
+        first_low != second_low for first_low, second_low in zip(lowest, lowest[::-1], strict=True)
     ]
 
 
-def test_a_long_chain_is_one_component():
+def test_long_chain_is_one_component():
     components, rows = Components(100_000), np.random.default_rng(0).permutation(100_000)
     components.join(rows[1:], rows[:-1])
     assert (components.connected()[1] == 0).all()

@@ -16,7 +16,7 @@ from data_pipeline.document import Document
         Document("with notes", "a", notes={"turns": [[0, "user"]], "id": (1 << 70) + 1, "url": None}),
     ],
 )
-def test_a_document_is_one_line_and_comes_back(monkeypatch, document, installed):
+def test_line_round_trip(monkeypatch, document, installed):
     if not installed:
         monkeypatch.setattr(lines, "orjson", None)
     line = lines.to_line(document)
@@ -25,7 +25,7 @@ def test_a_document_is_one_line_and_comes_back(monkeypatch, document, installed)
     assert lines.from_line(line) == document
 
 
-def test_what_one_wrote_the_other_reads(monkeypatch):
+def test_orjson_line_is_read_by_json(monkeypatch):
     document = Document("tëxt", "a", notes={"language": "de"})
     written = lines.to_line(document)
     monkeypatch.setattr(lines, "orjson", None)

@@ -44,7 +44,7 @@ def peaks(job_peaks):
 
 
 @pytest.mark.parametrize("parts", [10, 40])
-def test_a_job_takes_forty_bytes_for_each_hash_dealt_to_it(tmp_path, monkeypatch, parts):
+def test_job_memory_is_bounded_by_hashes(tmp_path, monkeypatch, parts):
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", ENTRIES)
     written, job_peaks = [part(tmp_path, number) for number in range(parts)], []
     listing = PartListing.write(str(tmp_path), written, Deduplicate(near=NEAR))

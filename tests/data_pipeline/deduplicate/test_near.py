@@ -46,54 +46,54 @@ def connected(folder, texts):
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
     """Kind -> (similarity, found?) of each planted pair, and all that was found beside them."""
-    found, unrelated = {}, 0
+    result, unrelated = {}, 0
     for kind in KINDS:
-        found[kind] = []
+        result[kind] = []
         for seed in range(ROUNDS):
             pairs = planted(kind, seed)
             texts = [text for text, _, _ in pairs] + [copy for _, copy, _ in pairs]
             lowest = connected(tmp_path_factory.mktemp("planted"), texts)
-            found[kind] += [
+            result[kind] += [
                 (similarity, lowest.get(row + len(pairs)) == row) for row, (_, _, similarity) in enumerate(pairs)
             ]
             unrelated += sum(row % len(pairs) != low % len(pairs) for row, low in lowest.items())
-    return found, unrelated
+    return result, unrelated
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_planted_near_duplicates_are_found(measured, kind):
-    pairs = [found for similarity, found in measured[0][kind] if similarity >= NEAR.threshold]
+def test_near_duplicates_are_found(measured, kind):
+    pairs = [result for similarity, result in measured[0][kind] if similarity >= NEAR.threshold]
     assert len(pairs) > 200
     assert np.mean(pairs) >= 0.95
 
 
-def test_pairs_just_above_the_threshold_are_found_too(measured):
-    pairs = [found for kind in KINDS for similarity, found in measured[0][kind] if 0.8 <= similarity < 0.85]
+def test_pairs_above_threshold_are_found(measured):
+    pairs = [result for kind in KINDS for similarity, result in measured[0][kind] if 0.8 <= similarity < 0.85]
     assert len(pairs) > 100
     assert np.mean(pairs) >= 0.95
 
 
-def test_unrelated_documents_are_not_flagged(measured):
+def test_unrelated_documents_are_retained(measured):
     documents = 2 * len(real_documents())
     pairs = ROUNDS * len(KINDS) * documents * (documents - 2) // 2
     assert measured[1] / pairs < 0.0001
 
 
-def test_pairs_below_the_threshold_stay(measured):
-    pairs = [found for kind in KINDS for similarity, found in measured[0][kind] if similarity < NEAR.threshold]
+def test_pairs_below_threshold_are_retained(measured):
+    pairs = [result for kind in KINDS for similarity, result in measured[0][kind] if similarity < NEAR.threshold]
     assert len(pairs) > 200
     assert np.mean(pairs) < 0.01
 
 
 @pytest.mark.parametrize("words", [12, 60, 450])
-def test_the_estimate_is_unbiased(words):
+def test_similarity_estimate_is_unbiased(words):
     pairs = []
     for kind in KINDS:
         for text, copy, _ in planted(kind, seed=2):
-            left, right = (" ".join(one.split()[:words]) for one in (text, copy))
-            pairs.append((left, right, jaccard(left, right)))
-    left, right = (sign([pair[side] for pair in pairs], NEAR) for side in (0, 1))
-    errors = (left == right).mean(axis=1) - [similarity for _, _, similarity in pairs]
+            first, second = (" ".join(one.split()[:words]) for one in (text, copy))
+            pairs.append((first, second, jaccard(first, second)))
+    first, second = (sign([pair[side] for pair in pairs], NEAR) for side in (0, 1))
+    errors = (first == second).mean(axis=1) - [similarity for _, _, similarity in pairs]
     assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
     similarity = np.array([similarity for _, _, similarity in pairs])
     expected = np.sqrt((similarity * (1 - similarity)).mean() / NEAR.hashes)
@@ -101,19 +101,19 @@ def test_the_estimate_is_unbiased(words):
     assert errors.std() < (1.1 if words == 450 else 1.5) * expected
 
 
-def test_what_is_found_is_the_same_however_documents_are_dealt_into_parts_and_jobs(tmp_path, monkeypatch):
+def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
     texts = [text for pair in planted("replace", 3) for text in pair[:2]]
-    whole = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
-    assert 0 < np.count_nonzero(whole) < len(texts)
+    uncut = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
+    assert 0 < np.count_nonzero(uncut) < len(texts)
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 1000)
     monkeypatch.setattr("data_pipeline.deduplicate.bands.BLOCK", 50)
     monkeypatch.setattr("data_pipeline.deduplicate.near.PAIRS", 3)
     for size in (1, 7, 100):
         again = find(tmp_path / str(size), texts, Deduplicate(near=Near()), size=size, run=backwards)
-        assert np.array_equal(again.reasons, whole)
+        assert np.array_equal(again.reasons, uncut)
 
 
-def test_which_documents_belong_together_does_not_depend_on_their_order(tmp_path):
+def test_groups_do_not_depend_on_order(tmp_path):
     texts = [text for pair in planted("delete", 4) for text in pair[:2]]
     order = np.random.default_rng(0).permutation(len(texts))
 
@@ -129,14 +129,14 @@ def test_which_documents_belong_together_does_not_depend_on_their_order(tmp_path
     assert straight == shuffled
 
 
-def test_the_first_source_wins(tmp_path):
+def test_first_source_is_retained(tmp_path):
     text, copy, _ = next(pair for pair in planted("replace", 5) if 0.8 < pair[2] < 1)
-    found = find(tmp_path, ["something else entirely", copy, text], Deduplicate(near=Near()))
-    assert found.reasons.tolist() == [0, 0, 2]
-    assert found.examples == {"near duplicate": [("2", "1")]}
+    result = find(tmp_path, ["something else entirely", copy, text], Deduplicate(near=Near()))
+    assert result.reasons.tolist() == [0, 0, 2]
+    assert result.examples == {"near duplicate": [("2", "1")]}
 
 
-def test_pages_of_one_template_are_not_near_duplicates_and_do_not_hide_those_that_are(tmp_path):
+def test_pages_of_one_template(tmp_path):
     rng = random.Random(0)
     documents = ["\n".join(paragraphs) for paragraphs in real_documents()]
     template = " ".join(documents[0].split()[:320])
@@ -146,18 +146,18 @@ def test_pages_of_one_template_are_not_near_duplicates_and_do_not_hide_those_tha
     related = [jaccard(*pair) for pair in zip(pages, twins, strict=False)]
     assert 0.5 < jaccard(pages[0], pages[1]) < 0.7 < 0.8 < np.median(related)
     lowest = connected(tmp_path, pages + twins)
-    found = [lowest.get(600 + number) == number for number in range(50) if related[number] >= 0.8]
-    assert np.mean(found) >= 0.95
+    result = [lowest.get(600 + number) == number for number in range(50) if related[number] >= 0.8]
+    assert np.mean(result) >= 0.95
     assert all(row - 600 == low for row, low in lowest.items())
 
 
-def test_short_documents_are_compared_by_their_words_and_empty_ones_by_nothing(tmp_path):
+def test_short_and_empty_documents(tmp_path):
     texts = ["Hello, dear world", "hello dear WORLD!", "", "...", "   ", "farewell", "?!"]
-    found = find(tmp_path, texts, Deduplicate(documents=False, near=Near()))
-    assert found.reasons.tolist() == [0, 2, 0, 0, 0, 0, 0]
+    result = find(tmp_path, texts, Deduplicate(documents=False, near=Near()))
+    assert result.reasons.tolist() == [0, 2, 0, 0, 0, 0, 0]
 
 
-def test_signatures_do_not_depend_on_the_texts_beside_or_on_what_letters_these_have():
+def test_signatures_do_not_depend_on_batch():
     texts = ["\n\n".join(paragraphs) for paragraphs in real_documents()[:20]]
     texts += [
         "Straße naïve café — “quoted” words ΣΊΣΥΦΟΣ",
@@ -169,8 +169,8 @@ def test_signatures_do_not_depend_on_the_texts_beside_or_on_what_letters_these_h
     assert np.array_equal(together, np.concatenate([sign([text], NEAR) for text in texts]))
 
 
-def test_a_document_longer_than_a_piece_is_nearly_as_similar_as_in_one(monkeypatch):
+def test_long_document_similarity(monkeypatch):
     text, copy, similarity = next(pair for pair in planted("replace", 6) if pair[2] < 0.9)
     monkeypatch.setattr("data_pipeline.deduplicate.sketch.PIECE", 500)
-    left, right = sign([text, "short", copy], NEAR)[[0, 2]]
-    assert abs((left == right).mean() - similarity) < 0.15
+    first, second = sign([text, "short", copy], NEAR)[[0, 2]]
+    assert abs((first == second).mean() - similarity) < 0.15

@@ -7,13 +7,13 @@ from data_pipeline.deduplicate import Near, Paragraphs
 from megaptm.errors import UserError
 
 
-def test_a_hundred_and_twenty_eight_hashes_make_bands_of_six_for_eight_tenths():
+def test_default_bands():
     near = Near()
     assert (near.bands, near.rows) == (21, 6)
 
 
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
-def test_pairs_at_the_threshold_meet_and_very_different_ones_do_not(threshold):
+def test_band_match_probability(threshold):
     near = Near(threshold=threshold)
     assert near.meeting(threshold) >= 0.99
     assert near.meeting(threshold / 4) < 0.1
@@ -21,7 +21,7 @@ def test_pairs_at_the_threshold_meet_and_very_different_ones_do_not(threshold):
     assert 0 < near.possible <= near.certain <= near.hashes
 
 
-def test_meeting_is_what_a_simulation_finds():
+def test_band_match_probability_matches_simulation():
     near, rng = Near(), np.random.default_rng(0)
     same = rng.random((20_000, near.bands, near.rows)) < 0.6
     assert np.mean(same.all(axis=2).any(axis=1)) == pytest.approx(near.meeting(0.6), abs=0.02)
@@ -38,11 +38,11 @@ def test_meeting_is_what_a_simulation_finds():
         ({"seed": -1}, "seed"),
     ],
 )
-def test_near_options_out_of_range_are_named(options, named):
+def test_out_of_range_near_options_are_rejected(options, named):
     with pytest.raises(UserError, match=f"^{named} must be"):
         Near(**options)
 
 
-def test_a_paragraph_has_a_least_length():
+def test_paragraph_length_must_be_positive():
     with pytest.raises(UserError, match="characters must be 1 or more, not 0"):
         Paragraphs(characters=0)

@@ -8,13 +8,13 @@ from megaptm.errors import UserError
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_a_table_is_read_as_it_was_written(tmp_path, rows):
+def test_table_round_trip(tmp_path, rows):
     save(str(tmp_path / "it.npy"), np.arange(rows))
     assert load(str(tmp_path / "it.npy")).tolist() == list(range(rows))
 
 
 @pytest.mark.parametrize("spoil", [lambda content: b"", lambda content: content[:-1], lambda content: b"?" * 200])
-def test_a_damaged_table_is_told_in_a_sentence(tmp_path, spoil):
+def test_damaged_table_is_rejected(tmp_path, spoil):
     path = tmp_path / "it.npy"
     save(str(path), np.arange(9))
     path.write_bytes(spoil(path.read_bytes()))
@@ -22,7 +22,7 @@ def test_a_damaged_table_is_told_in_a_sentence(tmp_path, spoil):
         load(str(path))
 
 
-def test_a_table_of_python_objects_is_not_unpickled(tmp_path):
+def test_pickled_table_is_rejected(tmp_path):
     # A file of numpy's format whose values are a pickle.
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
     (tmp_path / "it.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\x80\x04N.")

@@ -61,9 +61,9 @@ def huge() -> bytes:
 
 
 def animated(form: str) -> bytes:
-    first, *others = (Image.fromarray(pixels(24, 20, seed=number)) for number in range(3))
+    first, *other_items = (Image.fromarray(pixels(24, 20, seed=number)) for number in range(3))
     options = {"lossless": True} if form == "WEBP" else {}
-    return encoded(first, form, save_all=True, append_images=others, **options)
+    return encoded(first, form, save_all=True, append_images=other_items, **options)
 
 
 def sixteen_bits() -> bytes:
@@ -100,11 +100,11 @@ BAD: Mapping[str, tuple[bytes, str]] = {
 """Name -> bytes, and why it is left out."""
 
 
-def folder_of_labels(folder: Path, *, good: int = 6) -> Path:
+def folder_of_labels(folder: Path, *, num_valid: int = 6) -> Path:
     """`cat` and `dog` with good images, and with all the odd and bad ones."""
     for label, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)
-        for number in range(good):
+        for number in range(num_valid):
             (folder / name / f"{number}.jpg").write_bytes(picture(seed=10 * label + number))
     for name, content in GOOD.items():
         (folder / "cat" / name).write_bytes(content)

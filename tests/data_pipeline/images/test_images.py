@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from data_pipeline.commands import images
+from data_pipeline.images.check import ImageLimits, KeptImage, RefusedImage, look
 from data_pipeline.images.folders import ImageFile
-from data_pipeline.images.look import ImageLimits, KeptImage, RefusedImage, look
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.splits import split_by_hash
 from data_pipeline.recipe import TokenizerRecipe
@@ -41,43 +41,43 @@ from tests.data_pipeline.images.pictures import (
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_nobody_can_learn_from_is_left_out_with_a_reason(name):
+def test_invalid_image_has_reason(name):
     content, reason = BAD[name]
-    found = look(content, ImageLimits())
-    assert isinstance(found, RefusedImage)
-    assert found.reason == reason
+    result = look(content, ImageLimits())
+    assert isinstance(result, RefusedImage)
+    assert result.reason == reason
 
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in BAD.items() if reason == "damaged"])
-def test_what_was_cut_off_is_found_by_its_end(name):
+def test_header_check_finds_truncated_image(name):
     """Who trains on images that nobody decoded would be ended by it; a picture before the pixels has an end, too."""
     content, reason = BAD[name]
     if name.endswith(".jpg"):
         small = picture(width=8, height=8)
         content = content[:2] + b"\xff\xe1" + (2 + len(small)).to_bytes(2) + small + content[2:]
-    found = look(content, ImageLimits(check="header"))
-    assert isinstance(found, RefusedImage)
-    assert found.reason == reason
+    result = look(content, ImageLimits(check="header"))
+    assert isinstance(result, RefusedImage)
+    assert result.reason == reason
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_an_end_that_is_there_is_found_whatever_stands_behind_it(name):
+def test_header_check_ignores_trailing_bytes(name):
     assert isinstance(look(GOOD[name] + bytes(100), ImageLimits(check="header")), KeptImage)
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_odd_ones_are_kept_and_become_colors(name):
-    found = look(GOOD[name], ImageLimits())
-    assert isinstance(found, KeptImage)
-    with open_image(found.content) as image:
+def test_valid_images_become_rgb(name):
+    result = look(GOOD[name], ImageLimits())
+    assert isinstance(result, KeptImage)
+    with open_image(result.content) as image:
         colors = np.asarray(rgb(image))
-    assert colors.shape == (found.height, found.width, 3)
+    assert colors.shape == (result.height, result.width, 3)
     assert colors.std() > 10  # nothing became one color
     if name in ("plain.jpg", "plain.webp", "grey.png", "deep.png"):
-        assert found.content is GOOD[name]
+        assert result.content is GOOD[name]
 
 
-def test_sixteen_bits_are_scaled_and_not_cut_off():
+def test_sixteen_bits_are_scaled():
     with open_image(GOOD["deep.png"]) as image:
         grey = np.asarray(rgb(image))[:, :, 0].astype(int).ravel()
     assert (grey[0], grey[-1]) == (0, 255)
@@ -85,20 +85,20 @@ def test_sixteen_bits_are_scaled_and_not_cut_off():
     assert 120 <= grey[len(grey) // 2] <= 135
 
 
-def test_of_many_pictures_the_first_is_taken():
+def test_first_picture_of_animation_is_used():
     for name in ("moving.gif", "moving.webp"):
-        found = look(GOOD[name], ImageLimits())
-        assert "animated: first picture" in found.oddities
-        with open_image(found.content) as image:
+        result = look(GOOD[name], ImageLimits())
+        assert "animated: first picture" in result.oddities
+        with open_image(result.content) as image:
             off = np.abs(np.asarray(rgb(image)).astype(int) - pixels(24, 20, seed=0))
         assert off.mean() < 12  # a GIF has a palette
 
 
 @pytest.mark.parametrize("size", range(0, 1200, 37))
-def test_no_bytes_end_a_build(size):
+def test_check_image_never_raises(size):
     """A JPEG cut off at any place, and one with a hole there."""
-    whole = picture()
-    for content in (whole[:size], whole[:size] + bytes(40) + whole[size + 40 :]):
+    uncut = picture()
+    for content in (uncut[:size], uncut[:size] + bytes(40) + uncut[size + 40 :]):
         assert isinstance(look(content, ImageLimits()), KeptImage | RefusedImage)
 
 
@@ -110,7 +110,7 @@ def built(tmp_path_factory):
     return folder / "corpus", source, build(source, folder / "corpus", validation=0.2, shard_bytes=8_000)
 
 
-def test_all_that_is_left_out_is_counted(built):
+def test_image_report_counts(built):
     _, _, report = built
     reasons = [reason for _, reason in BAD.values()]
     assert report.dropped == {**{reason: reasons.count(reason) for reason in reasons}, "no suffix of an image": 1}
@@ -120,9 +120,9 @@ def test_all_that_is_left_out_is_counted(built):
     assert report.converted["animated: first picture"] == 2
 
 
-def test_shards_are_webdatasets_and_hold_the_files_themselves(built):
+def test_image_shards_contain_original_files(built):
     corpus, source, _ = built
-    seen = {}
+    visited = {}
     for path in sorted(corpus.glob("*.tar")):
         with tarfile.open(path) as tar:
             samples: dict[str, dict[str, bytes]] = {}
@@ -134,13 +134,13 @@ def test_shards_are_webdatasets_and_hold_the_files_themselves(built):
             label, name = source_name.split("/")
             assert int(files["cls"]) == ["cat", "dog"].index(label)
             [content] = [files[suffix] for suffix in ("jpg", "png", "webp") if suffix in files]
-            seen[source_name] = content
+            visited[source_name] = content
             if Path(name).suffix in (".jpg", ".png", ".webp"):
                 assert content == (source / source_name).read_bytes()
-    assert len(seen) == 12 + len(GOOD)
+    assert len(visited) == 12 + len(GOOD)
 
 
-def test_webdataset_itself_reads_them(built):
+def test_webdataset_reads_image_shards(built):
     import webdataset
 
     corpus = built[0]
@@ -149,16 +149,19 @@ def test_webdataset_itself_reads_them(built):
         for sample in webdataset.WebDataset(str(path), shardshuffle=False):
             [suffix] = {"jpg", "png", "webp"} & sample.keys()
             names[sample["__key__"]] = (int(sample["cls"]), sample[suffix])
-        info = next(one for one in Corpus.open(corpus).split("train").shards if one.name == path.name)
+        info = next(content for content in Corpus.open(corpus).split("train").shards if content.name == path.name)
         shard = Corpus.open(corpus).open_shard(info)
-        ours = [
-            (int(shard.tokens(one)[0]), next(filter(None, (shard.blob(name, one) for name in ("jpg", "png", "webp")))))
-            for one in range(len(shard))
+        actual = [
+            (
+                int(shard.tokens(content)[0]),
+                next(filter(None, (shard.blob(name, content) for name in ("jpg", "png", "webp")))),
+            )
+            for content in range(len(shard))
         ]
-        assert [*names.values()] == ours
+        assert [*names.values()] == actual
 
 
-def test_the_same_folder_makes_the_same_corpus_and_it_verifies(built, tmp_path):
+def test_image_build_is_deterministic(built, tmp_path):
     corpus, source, report = built
     again = build(source, tmp_path / "again", validation=0.2, shard_bytes=8_000)
     files = {path.name for path in corpus.glob("*.tar")}
@@ -169,7 +172,7 @@ def test_the_same_folder_makes_the_same_corpus_and_it_verifies(built, tmp_path):
     assert all(check.good for check in verify_corpus(corpus))
 
 
-def test_a_changed_byte_is_found(built, tmp_path):
+def test_verify_finds_changed_byte(built, tmp_path):
     corpus, _, _ = built
     for path in corpus.iterdir():
         if path.is_file():
@@ -183,7 +186,7 @@ def test_a_changed_byte_is_found(built, tmp_path):
     assert [check.name for check in verify_corpus(tmp_path) if not check.good] == ["train-000000.tar"]
 
 
-def test_a_label_far_beyond_all_others_makes_no_names(tmp_path):
+def test_huge_label_is_rejected(tmp_path):
     (tmp_path / "given").mkdir()
     write_tar(tmp_path / "given/a.tar", {"1.jpg": picture(), "1.cls": b"16777215"})
     with pytest.raises(UserError, match="has a label 16,777,215 and 1 images: number labels from 0 on"):
@@ -191,7 +194,7 @@ def test_a_label_far_beyond_all_others_makes_no_names(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_pictures_of_a_scan_are_not_counted():
+def test_multi_page_tiff_takes_linear_time():
     """A TIFF of 20,000 pictures, of which each number is looked up in a list of all before."""
     content = bytearray(GOOD["scanned.tif"])
     first = int.from_bytes(content[4:8], "little")
@@ -207,12 +210,16 @@ def test_pictures_of_a_scan_are_not_counted():
     assert time.process_time() - began < 0.5
 
 
-def test_given_shards_stay_and_get_an_index(tmp_path):
+def test_existing_shards_are_indexed_unchanged(tmp_path):
     """What is wrong with a sample is counted; of a tar that ends early what comes before the end is kept."""
-    given = tmp_path / "given"
-    given.mkdir()
+    source = tmp_path / "given"
+    source.mkdir()
     files = {
-        **{f"a/{n:04}.{suffix}": one for n in range(5) for suffix, one in (("jpg", picture(seed=n)), ("cls", b"1"))},
+        **{
+            f"a/{n:04}.{suffix}": content
+            for n in range(5)
+            for suffix, content in (("jpg", picture(seed=n)), ("cls", b"1"))
+        },
         "a/0005.json": json.dumps({"label": 2}).encode(),
         "a/0005.png": picture("PNG"),
         "a/0006.jpg": picture(),
@@ -229,12 +236,12 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
         "a/0012.gif": GOOD["moving.gif"],
         "a/0012.cls": b"0",
     }
-    write_tar(given / "shard-000.tar", files)
-    short = write_tar(given / "shard-001.tar", {**files, "b/1.jpg": picture(width=300, height=300), "b/1.cls": b"0"})
+    write_tar(source / "shard-000.tar", files)
+    short = write_tar(source / "shard-001.tar", {**files, "b/1.jpg": picture(width=300, height=300), "b/1.cls": b"0"})
     short.write_bytes(short.read_bytes()[:-9_000])
-    before = {path.name: path.read_bytes() for path in given.iterdir()}
-    report = build(given, tmp_path / "corpus", validation=0.5)
-    assert {path.name: path.read_bytes() for path in given.iterdir()} == before
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    report = build(source, tmp_path / "corpus", validation=0.5)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
     twice = {"no label": 2, "no image": 2, "damaged": 2, "another format than its suffix says": 2}
     twice |= {"another format than jpg, png and webp": 2}
     assert report.dropped == {**twice, "archive that ends early": 1}
@@ -242,10 +249,10 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
     corpus = Corpus.open(tmp_path / "corpus")
     assert {split: corpus.split(split).samples for split in ("train", "validation")} == {"train": 8, "validation": 8}
     for path in (tmp_path / "corpus").glob("*.tar"):
-        assert path.resolve().parent == given
+        assert path.resolve().parent == source
     [info] = corpus.split("train").shards
     shard = corpus.open_shard(info, "hash")
-    assert [int(shard.tokens(one)[0]) for one in range(8)] == [1, 1, 1, 1, 1, 2, 0, 0]
+    assert [int(shard.tokens(content)[0]) for content in range(8)] == [1, 1, 1, 1, 1, 2, 0, 0]
     assert shard.blob("jpg", 3) == files["a/0003.jpg"]
     assert shard.blob("png", 5) == files["a/0005.png"]
     assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
@@ -254,7 +261,7 @@ def test_given_shards_stay_and_get_an_index(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg", "1.txt", "1.tar"])
-def test_a_disk_that_gives_up_ends_a_build_and_is_not_counted(name, tmp_path, monkeypatch):
+def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
     """Counted, a corpus would depend on the disk's mood."""
     path = tmp_path / "given" / name
     path.parent.mkdir(parents=True)
@@ -268,7 +275,7 @@ def test_a_disk_that_gives_up_ends_a_build_and_is_not_counted(name, tmp_path, mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
 
     kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._beginning"}
-    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.given._content"), gives_up)
+    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.index_shards._content"), gives_up)
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=rf"{path} .*Input/output error"):
         build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))
@@ -280,10 +287,19 @@ ODD = "\udcff\udce9"
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("texts", [False, True])
-def test_members_whose_names_are_no_utf8_are_read_and_told(form, texts, tmp_path):
-    said = "txt" if texts else "cls"
-    files = {f"{ODD}/{n}.{suffix}": one for n in range(3) for suffix, one in (("jpg", picture(seed=n)), (said, b"0"))}
-    files |= {f"{ODD}lonely.jpg": picture(), f"{ODD}.jpg": BAD["cut.jpg"][0], f"{ODD}.{said}": b"1", f"a.{ODD}": b""}
+def test_members_with_non_utf8_names(form, texts, tmp_path):
+    text_suffix = "txt" if texts else "cls"
+    files = {
+        f"{ODD}/{n}.{suffix}": content
+        for n in range(3)
+        for suffix, content in (("jpg", picture(seed=n)), (text_suffix, b"0"))
+    }
+    files |= {
+        f"{ODD}lonely.jpg": picture(),
+        f"{ODD}.jpg": BAD["cut.jpg"][0],
+        f"{ODD}.{text_suffix}": b"1",
+        f"a.{ODD}": b"",
+    }
     (tmp_path / "given").mkdir()
     write_tar(tmp_path / "given/a.tar", files, form)
     options = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=300, specials="clip")} if texts else {}
@@ -298,7 +314,7 @@ def test_members_whose_names_are_no_utf8_are_read_and_told(form, texts, tmp_path
 
 
 @pytest.mark.parametrize("name", [f"{ODD}/given/a.tar", f"given/a{ODD}.tar", f"given/cat{ODD}/1.jpg"])
-def test_a_name_that_is_no_utf8_and_would_be_written_down_is_one_sentence(name, tmp_path):
+def test_non_utf8_paths_are_rejected(name, tmp_path):
     (tmp_path / name).parent.mkdir(parents=True)
     if name.endswith(".jpg"):
         (tmp_path / name).write_bytes(picture())
@@ -311,7 +327,7 @@ def test_a_name_that_is_no_utf8_and_would_be_written_down_is_one_sentence(name, 
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_corpus_has_a_name_in_utf8(tmp_path):
+def test_non_utf8_output_is_rejected(tmp_path):
     (tmp_path / "given/cat").mkdir(parents=True)
     (tmp_path / "given/cat/1.jpg").write_bytes(picture())
     with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name that is no UTF-8: choose another\.$"):
@@ -320,7 +336,7 @@ def test_a_corpus_has_a_name_in_utf8(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "options", "said"),
+    ("files", "options", "message"),
     [
         ({}, {}, "has no folders: put the images of each label"),
         ({"a.tar.gz": b""}, {}, "is compressed"),
@@ -329,18 +345,18 @@ def test_a_corpus_has_a_name_in_utf8(tmp_path):
         ({"cat/a.jpg": picture()}, {"held_out": "nowhere"}, "nowhere is no folder"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(files, options, said, tmp_path):
+def test_invalid_image_source_is_rejected(files, options, message, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for name, content in files.items():
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         build(source, tmp_path / "corpus", **options)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_folder_may_be_said_as_a_file_url(tmp_path):
+def test_file_url_as_source(tmp_path):
     (tmp_path / "source/cat").mkdir(parents=True)
     for name in ("a", "b"):
         (tmp_path / f"source/cat/{name}.jpg").write_bytes(picture())
@@ -348,7 +364,7 @@ def test_a_folder_may_be_said_as_a_file_url(tmp_path):
     assert (tmp_path / "corpus/manifest.json").exists()
 
 
-def test_of_few_images_one_is_held_out_where_a_share_is_to_be():
+def test_small_share_holds_out_one_image():
     files = [ImageFile(name, name, 0, 1, 0) for name in ("a.png", "b.png", "c.png")]
     for seed in range(5):
         splits = split_by_hash(ImageRecipe(source="photos", validation=0.001, seed=seed), files)
@@ -359,27 +375,27 @@ def test_of_few_images_one_is_held_out_where_a_share_is_to_be():
 
 @pytest.mark.parametrize(
     "setting",
-    ["most_pixels=178956971", "validation=0.9", "smallest=0", "longest=0", "shard_bytes=0", "detector=[0, 2]"],
+    ["max_pixels=178956971", "validation=0.9", "min_side=0", "max_tokens=0", "shard_bytes=0", "detector=[0, 2]"],
 )
-def test_a_number_out_of_bounds_is_one_sentence(setting, tmp_path):
-    said = rf"images: {setting.partition('=')[0]} must be .*, not "
-    with pytest.raises(UserError, match=said):
+def test_out_of_range_image_settings_are_rejected(setting, tmp_path):
+    message = rf"images: {setting.partition('=')[0]} must be .*, not "
+    with pytest.raises(UserError, match=message):
         images([str(tmp_path), f"out={tmp_path / 'corpus'}", "texts=true", "regions=true", setting])
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_corpus_of_text_has_no_images_and_one_of_images_no_text(built, tmp_path):
+def test_objective_rejects_wrong_corpus_kind(built, tmp_path):
     from tests.data.corpora import tiny_corpus, tiny_special
 
     tiny_corpus(tmp_path / "text")
-    told = {"seed": 0, "sequence": 17, "special": tiny_special()}
+    options = {"seed": 0, "sequence": 17, "special": tiny_special()}
     with pytest.raises(UserError, match="has no images, which objective image-labels reads"):
-        open_mix({str(tmp_path / "text"): 1.0}, objective={"image-labels": {"size": 8}}, **told)
+        open_mix({str(tmp_path / "text"): 1.0}, objective={"image-labels": {"size": 8}}, **options)
     with pytest.raises(UserError, match="has images with labels, and objective causal-lm reads text"):
-        open_mix({str(built[0]): 1.0}, objective="causal-lm", **told)
+        open_mix({str(built[0]): 1.0}, objective="causal-lm", **options)
 
 
-def test_the_digits_are_those_of_scikit_learn(tmp_path):
+def test_digits_match_scikit_learn(tmp_path):
     from sklearn.datasets import load_digits
 
     corpus = Corpus.open(digits(tmp_path / "digits", validation=0.0))
@@ -388,16 +404,16 @@ def test_the_digits_are_those_of_scikit_learn(tmp_path):
     shard = corpus.open_shard(info)
     assert len(shard) == 1797
     with tarfile.open(tmp_path / "digits" / info.name) as tar:
-        notes = [json.loads(tar.extractfile(one).read()) for one in tar if one.name.endswith(".json")]
+        notes = [json.loads(tar.extractfile(content).read()) for content in tar if content.name.endswith(".json")]
     for document in (0, 1000, 1796):
         number = int(Path(notes[document]["source"]).stem)
         assert int(shard.tokens(document)[0]) == known.target[number]
-        found = np.asarray(Image.open(io.BytesIO(shard.blob("png", document))))
-        assert np.abs(found - known.images[number] * 255 / 16).max() <= 0.5
+        result = np.asarray(Image.open(io.BytesIO(shard.blob("png", document))))
+        assert np.abs(result - known.images[number] * 255 / 16).max() <= 0.5
     assert load_tokenizer(tmp_path / "digits/tokenizer").name(7) == "7"
 
 
-def test_large_jpegs_are_kept_as_they_are(tmp_path):
+def test_large_jpeg_is_stored_unchanged(tmp_path):
     (tmp_path / "source/a").mkdir(parents=True)
     content = encoded(Image.fromarray(pixels(900, 700)), "JPEG")
     (tmp_path / "source/a/1.jpg").write_bytes(content)

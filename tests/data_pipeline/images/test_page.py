@@ -22,16 +22,16 @@ def shown(content: str) -> list[tuple[str, str]]:
     return SHOWN.findall(content)
 
 
-def test_kept_images_are_shown_with_labels_and_left_out_ones_by_their_reason(tmp_path):
+def test_page_shows_kept_and_dropped_images(tmp_path):
     build(folder_of_labels(tmp_path / "photos"), tmp_path / "corpus", validation=0.0)
     content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     assert content.count("<h1>") == 1
-    kept, _, left_out = content.partition("<h2>Left out</h2>")
-    assert len(shown(kept)) == 23  # of six and six plain ones, and eleven odd ones
-    assert {caption for _, caption in shown(kept)} == {"cat", "dog"}
-    for encoded, _ in shown(kept):
-        with Image.open(io.BytesIO(base64.b64decode(encoded))) as one:
-            assert (one.format, max(one.size) <= SIDE) == ("JPEG", True)
+    retained, _, left_out = content.partition("<h2>Left out</h2>")
+    assert len(shown(retained)) == 23  # of six and six plain ones, and eleven odd ones
+    assert {caption for _, caption in shown(retained)} == {"cat", "dog"}
+    for encoded, _ in shown(retained):
+        with Image.open(io.BytesIO(base64.b64decode(encoded))) as first:
+            assert (first.format, max(first.size) <= SIDE) == ("JPEG", True)
     named = {caption: bool(encoded) for encoded, caption in shown(left_out)}
     assert {f"dog/{name}" for name in BAD} < named.keys()
     # What can be decoded is shown: one of a pixel, and one that is too long.
@@ -39,7 +39,7 @@ def test_kept_images_are_shown_with_labels_and_left_out_ones_by_their_reason(tmp
     assert "<details open><summary>too small: 1 of 1</summary><p>The first: 1 x 1.</p>" in left_out
 
 
-def test_images_with_texts_say_them_and_a_text_is_never_part_of_the_page(tmp_path):
+def test_page_escapes_captions(tmp_path):
     files = {}
     for number in range(8):
         files |= {f"{number}.jpg": picture(seed=number), f"{number}.txt": b"<script>alert(1)</script> of a cat"}
@@ -55,37 +55,37 @@ def test_images_with_texts_say_them_and_a_text_is_never_part_of_the_page(tmp_pat
     assert named["0.tar:8"]
 
 
-def test_pictures_are_bounded_in_number_and_in_bytes(tmp_path, monkeypatch):
-    place = tmp_path / "photos" / "cat"
-    place.mkdir(parents=True)
+def test_page_limits_thumbnails(tmp_path, monkeypatch):
+    location = tmp_path / "photos" / "cat"
+    location.mkdir(parents=True)
     for number in range(40):
-        (place / f"{number}.jpg").write_bytes(picture(seed=number))
-        (place / f"small-{number}.jpg").write_bytes(picture(width=20, height=5, seed=number))
+        (location / f"{number}.jpg").write_bytes(picture(seed=number))
+        (location / f"small-{number}.jpg").write_bytes(picture(width=20, height=5, seed=number))
     build(tmp_path / "photos", tmp_path / "corpus", validation=0.0)
-    found = shown((tmp_path / "corpus/report.html").read_text(encoding="utf-8"))
-    assert len(found) == page.KEPT + EXAMPLES
-    assert all(encoded for encoded, _ in found)
-    most = 2 * len(found[0][0])
-    monkeypatch.setattr(page, "MOST_BYTES", most)
+    result = shown((tmp_path / "corpus/report.html").read_text(encoding="utf-8"))
+    assert len(result) == page.KEPT + EXAMPLES
+    assert all(encoded for encoded, _ in result)
+    max_bytes = 2 * len(result[0][0])
+    monkeypatch.setattr(page, "MOST_BYTES", max_bytes)
     build(tmp_path / "photos", tmp_path / "again", validation=0.0)
-    found = shown((tmp_path / "again/report.html").read_text(encoding="utf-8"))
-    assert len(found) == page.KEPT + EXAMPLES
-    assert 0 < sum(len(encoded) for encoded, _ in found) <= most
+    result = shown((tmp_path / "again/report.html").read_text(encoding="utf-8"))
+    assert len(result) == page.KEPT + EXAMPLES
+    assert 0 < sum(len(encoded) for encoded, _ in result) <= max_bytes
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", picture()[:200]])
-def test_what_cannot_be_decoded_has_no_picture(content):
+def test_invalid_image_has_no_thumbnail(content):
     assert thumbnail(content) == ""
 
 
-def test_pictures_stand_beside_their_examples_whoever_counted_first():
-    one, other = DroppedImages(), DroppedImages()
-    one.add("small", "a")
-    one.add_image("small", "b", picture())
+def test_thumbnails_match_examples_after_merge():
+    first, second = DroppedImages(), DroppedImages()
+    first.add("small", "a")
+    first.add_image("small", "b", picture())
     for number in range(EXAMPLES):
-        other.add_image("small", str(number), picture(seed=number))
-    one.merge(other)
-    assert [source for source, _ in one.examples["small"]] == ["a", "b", "0", "1", "2"]
-    assert [bool(one.picture("small", number)) for number in range(EXAMPLES)] == [False, True, True, True, True]
-    assert one.picture("small", 2) == thumbnail(picture(seed=0))
-    assert one.counts["small"] == 2 + EXAMPLES
+        second.add_image("small", str(number), picture(seed=number))
+    first.merge(second)
+    assert [source for source, _ in first.examples["small"]] == ["a", "b", "0", "1", "2"]
+    assert [bool(first.picture("small", number)) for number in range(EXAMPLES)] == [False, True, True, True, True]
+    assert first.picture("small", 2) == thumbnail(picture(seed=0))
+    assert first.counts["small"] == 2 + EXAMPLES

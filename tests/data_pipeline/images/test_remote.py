@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate.retrieve import _place
-from data_pipeline.images.repeated import file_sketch
+from data_pipeline.images.duplicates import file_sketch
 from data_pipeline.images.shard_source import given_shards, opened
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
@@ -32,7 +32,7 @@ from tests.storage.server import BUCKET
 
 pytestmark = pytest.mark.real
 CONFIG = ROOT / "configs/clip/tiny.yaml"
-TOLD = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=270, specials="clip"), "validation": 0.3}
+OPTIONS = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=270, specials="clip"), "validation": 0.3}
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shards")
     for shard in range(3):
         files = {
-            f"{shard:05}{n:04}.{suffix}": one
+            f"{shard:05}{n:04}.{suffix}": content
             for n in range(4)
-            for suffix, one in (("jpg", picture(seed=n + 4 * shard)), ("txt", b"photo %d" % n), ("cls", b"%d" % n))
+            for suffix, content in (("jpg", picture(seed=n + 4 * shard)), ("txt", b"photo %d" % n), ("cls", b"%d" % n))
         }
         files |= {f"{shard:05}9999.jpg": BAD["cut.jpg"][0], f"{shard:05}9999.txt": b"cut", f"{shard:05}9999.cls": b"0"}
         write_tar(folder / f"{shard:05}.tar", files)
@@ -58,48 +58,48 @@ def url(s3: object, shards: Path, tmp_path: Path) -> str:
     return url
 
 
-def seen(corpus: Corpus) -> list[list[tuple[list[int], int]]]:
+def samples_of(corpus: Corpus) -> list[list[tuple[list[int], int]]]:
     """Of each split the ids and the image's hash of every sample."""
-    found = []
+    result = []
     for split in ("train", "validation"):
         opened = [corpus.open_shard(info, "hash") for info in corpus.split(split).shards]
-        found.append([(s.tokens(n).tolist(), file_sketch(s.blob("jpg", n))) for s in opened for n in range(len(s))])
-    return found
+        result.append([(s.tokens(n).tolist(), file_sketch(s.blob("jpg", n))) for s in opened for n in range(len(s))])
+    return result
 
 
 @pytest.mark.parametrize("texts", [True, False], ids=["texts", "labels"])
-def test_shards_at_a_url_stay_there_and_are_the_corpus_of_a_folder(texts, url, shards, tmp_path, monkeypatch):
+def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("data_pipeline.corpus.output.CACHE", str(tmp_path / "builds"))
-    told, cache = TOLD if texts else {"validation": 0.3}, Cache(tmp_path / "cache")
-    here = build(shards, tmp_path / "here", **told)
-    there = build(url, tmp_path / "there", **told)
+    options, cache = OPTIONS if texts else {"validation": 0.3}, Cache(tmp_path / "cache")
+    here = build(shards, tmp_path / "here", **options)
+    there = build(url, tmp_path / "there", **options)
     assert there.dropped == here.dropped == {"damaged": 3}
     assert there.splits == here.splits
     assert [path for path in (tmp_path / "there").iterdir() if path.suffix == ".tar"] == []
     assert not (tmp_path / "home").exists(), "a build leaves nothing in the cache of runs"
-    expected, corpus = seen(Corpus.open(tmp_path / "here")), Corpus.open(tmp_path / "there", cache)
+    expected, corpus = samples_of(Corpus.open(tmp_path / "here")), Corpus.open(tmp_path / "there", cache)
     assert corpus.name == str(tmp_path / "there")
-    assert seen(corpus) == expected
+    assert samples_of(corpus) == expected
     assert {corpus.address_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
     assert all(check.good for check in verify_corpus(tmp_path / "there"))
     # And so does one that is there itself, which has the indexes and no shard.
-    build(url, away := f"{url}-corpus", **told)
+    build(url, away := f"{url}-corpus", **options)
     assert not [name for name in listed(away) if name.endswith(".tar")]
-    assert seen(Corpus.open(away, cache)) == expected
+    assert samples_of(Corpus.open(away, cache)) == expected
 
 
 def url_of(url: str) -> Callable[[int], str]:
     return lambda number: join(url, f"{number:05}.tar")
 
 
-def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_path):
-    build(url, tmp_path / "there", **TOLD)
+def test_changed_remote_shard_is_reported(url, tmp_path):
+    build(url, tmp_path / "there", **OPTIONS)
     cache = Cache(tmp_path / "cache")
     corpus = Corpus.open(tmp_path / "there", cache)
     special = load(corpus.folder / "tokenizer").special
-    told = {"objective": {"image-text": {"size": 8, "texts": 12}}, "sequence": 17, "seed": 0, "special": special}
-    mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **told)
+    options = {"objective": {"image-text": {"size": 8, "texts": 12}}, "sequence": 17, "seed": 0, "special": special}
+    mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **options)
     assert mix.sample(0)["patches"].dtype == np.uint8
     case = Case(config=load_config(CONFIG), hashing="all")
     assert [finding.state for finding in check_shards(case, corpus)] == ["ok"]
@@ -109,14 +109,14 @@ def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_
     for number in range(3):
         upload(changed, url_of(url)(number))
     with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes where [\d,]+ are expected"):
-        seen(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
-    told = [*check_shards(case, corpus)]
-    assert [finding.state for finding in told] == ["fault"] * 3
-    assert "bytes where the manifest says" in told[0].message
+        samples_of(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
+    findings = [*check_shards(case, corpus)]
+    assert [finding.state for finding in findings] == ["fault"] * 3
+    assert "bytes where the manifest says" in findings[0].message
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "message"),
     [
         ((), "is no folder: name one with webdataset shards"),
         (("cat/1.jpg",), r"has no webdataset shards \(\*\.tar\)"),
@@ -124,18 +124,18 @@ def test_samples_of_such_a_corpus_are_read_and_a_changed_shard_is_told(url, tmp_
         (("0.parquet",), r"photos/0\.parquet is Parquet, of which no image is read: make webdataset shards"),
     ],
 )
-def test_what_is_no_folder_of_shards_there_is_one_sentence(s3, names, said, tmp_path):
+def test_url_without_shards_is_rejected(s3, names, message, tmp_path):
     url = f"s3://{BUCKET}/{tmp_path.name}/photos"
     (tmp_path / "some").write_bytes(b"some")
     for name in names:
         upload(tmp_path / "some", join(url, name))
-    with pytest.raises(UserError, match=said):
-        build(url, tmp_path / "corpus", **TOLD)
+    with pytest.raises(UserError, match=message):
+        build(url, tmp_path / "corpus", **OPTIONS)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_addresses_whose_copy_is_damaged_are_fetched_again_and_those_of_no_split_refused(url, tmp_path):
-    build(url, there := tmp_path / "there", **TOLD)
+def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
+    build(url, there := tmp_path / "there", **OPTIONS)
     cache = Cache(tmp_path / "cache")
     first = Corpus.open(there, cache)
     assert _place(first) == str(there), "not what the cache has of it, which is swept"
@@ -149,11 +149,11 @@ def test_addresses_whose_copy_is_damaged_are_fetched_again_and_those_of_no_split
         Corpus.open(there, cache)
 
 
-def test_a_shard_that_changed_since_it_was_listed_gets_no_index(url, tmp_path):
+def test_shard_changed_since_listing_is_rejected(url, tmp_path):
     shard = given_shards(url)[0]
     with opened(shard, tmp_path) as copy:
         assert copy.stat().st_size == shard.size
-    told = r"00000.tar has [\d,]+ bytes, and had [\d,]+ when it was listed: build again"
-    with pytest.raises(UserError, match=told), opened(replace(shard, size=shard.size + 1), tmp_path):
+    message = r"00000.tar has [\d,]+ bytes, and had [\d,]+ when it was listed: build again"
+    with pytest.raises(UserError, match=message), opened(replace(shard, size=shard.size + 1), tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

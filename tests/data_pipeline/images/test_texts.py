@@ -20,8 +20,8 @@ from tokenizers import pre_tokenizers
 from data_pipeline.clean.basic import CutLong, DropShort
 from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.commands import images, inspect, read_image_settings
+from data_pipeline.images.duplicates import picture_sketch, repeated
 from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.repeated import picture_sketch, repeated
 from data_pipeline.images.text_steps import TextSteps
 from data_pipeline.images.texts import RefusedText, text_of
 from data_pipeline.recipe import TokenizerRecipe
@@ -37,7 +37,7 @@ IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
 
 
 @pytest.mark.parametrize(
-    ("content", "field", "said"),
+    ("content", "field", "message"),
     [
         (b"  \n\t", None, "image without text"),
         (b"\xff\xfe", None, "text that is no UTF-8"),
@@ -50,12 +50,12 @@ IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
         (b'{"caption": 3}', "caption", "image without text"),
     ],
 )
-def test_a_text_that_says_nothing_is_left_out_with_a_reason(content, field, said):
-    with pytest.raises(RefusedText, match=said):
+def test_invalid_caption_has_reason(content, field, message):
+    with pytest.raises(RefusedText, match=message):
         text_of(content, field)
 
 
-def test_spaces_and_lines_are_one_space_each():
+def test_caption_white_space_is_collapsed():
     assert text_of(b" a\ncat \t here ", None) == "a cat here"
     assert text_of(b'{"caption": "a\\ud800 cat"}', "caption") == "a cat"
 
@@ -65,7 +65,7 @@ def texts_in(corpus: Corpus, split: str = "train") -> list[str]:
     return [tokenizer.decode(ids) for ids in corpus.documents(split, "hash")]
 
 
-def test_a_folder_of_pairs_is_packed_and_what_has_no_other_half_is_counted(tmp_path):
+def test_folder_of_pairs_is_packed(tmp_path):
     source = tmp_path / "source"
     (source / "deep/er").mkdir(parents=True)
     for number in range(4):
@@ -97,7 +97,7 @@ def test_a_folder_of_pairs_is_packed_and_what_has_no_other_half_is_counted(tmp_p
     assert again.id == report.id
 
 
-def test_no_name_and_no_length_of_a_text_ends_a_build(tmp_path):
+def test_unusual_names_and_huge_text(tmp_path):
     (source := tmp_path / "source").mkdir()
     for name in ("one.jpg", "LOUD.JPG", os.fsdecode(b"\xff.jpg"), "long.jpg"):
         (source / name).write_bytes(picture())
@@ -128,11 +128,12 @@ BAD_SHARDS = {
 
 
 @pytest.mark.parametrize("name", BAD_SHARDS)
-def test_no_shard_ends_a_build_or_lasts_for_ever(tmp_path, name):
+def test_damaged_shards(tmp_path, name):
     (tmp_path / "source").mkdir()
     shard = tmp_path / "source/a.tar"
     write_tar(
-        shard, {f"{key}.{suffix}": one for key in "ab" for suffix, one in (("jpg", picture()), ("txt", b"a cat"))}
+        shard,
+        {f"{key}.{suffix}": content for key in "ab" for suffix, content in (("jpg", picture()), ("txt", b"a cat"))},
     )
     with tarfile.open(shard) as tar:
         end = max(member.offset_data for member in tar) + 512
@@ -160,7 +161,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["files", "given shards"])
-def test_steps_leave_out_texts_with_their_images_and_say_why(packed, tmp_path):
+def test_steps_drop_images_with_their_texts(packed, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     files = {f"{name}.txt": text.encode() for name, text in CAPTIONS.items()}
@@ -171,9 +172,9 @@ def test_steps_leave_out_texts_with_their_images_and_say_why(packed, tmp_path):
         for name, content in files.items():
             (source / name).write_bytes(content)
     steps = "[normalize-unicode: {form: NFKC}, drop-short: {characters: 1, words: 2}, drop-long: {characters: 60}, "
-    steps += "drop-few-letters: {share: 0.6}, keep-language: {languages: [en], least_probability: 0}]"
-    told = [str(source), f"out={tmp_path / 'corpus'}", "texts=true", "tokenizer.vocabulary=270", "validation=0"]
-    report = images([*told, f"steps={steps}"], console=Console(file=io.StringIO()))
+    steps += "drop-few-letters: {share: 0.6}, keep-language: {languages: [en], min_probability: 0}]"
+    arguments = [str(source), f"out={tmp_path / 'corpus'}", "texts=true", "tokenizer.vocabulary=270", "validation=0"]
+    report = images([*arguments, f"steps={steps}"], console=Console(file=io.StringIO()))
     assert report.dropped == dict.fromkeys(LEFT_OUT, 1)
     corpus = Corpus.open(tmp_path / "corpus")
     assert sorted(texts_in(corpus)) == ["A BLACK fish in the water", "a black cat on a chair"]
@@ -182,21 +183,21 @@ def test_steps_leave_out_texts_with_their_images_and_say_why(packed, tmp_path):
         where = f"a.tar:{name}" if packed else f"{name}.jpg"
         assert report.examples[reason] == [(where, text)]
         assert f"{where}: {text}"[:80] in page
-    kept = corpus.manifest.made_from["images"]["steps"]
-    assert [*kept[1]] == ["drop-short"]
+    retained = corpus.manifest.made_from["images"]["steps"]
+    assert [*retained[1]] == ["drop-short"]
     assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as corpora of before have it
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory):
+def existing_shards(tmp_path_factory):
     """Shards that somebody else made, and a corpus of them."""
-    folder = tmp_path_factory.mktemp("given")
+    folder = tmp_path_factory.mktemp("existing")
     (folder / "shards").mkdir()
     for shard in range(3):
         files = {
-            f"{shard}{n:03}.{suffix}": one
+            f"{shard}{n:03}.{suffix}": content
             for n in range(6)
-            for suffix, one in (("jpg", picture(seed=n)), ("txt", f"shard {shard}, photo {n}".encode()))
+            for suffix, content in (("jpg", picture(seed=n)), ("txt", f"shard {shard}, photo {n}".encode()))
         }
         files |= {
             f"{shard}100.json": json.dumps({"caption": f"shard {shard}, noted"}).encode(),
@@ -208,31 +209,33 @@ def given(tmp_path_factory):
         }
         write_tar(folder / f"shards/{shard}.tar", files)
     before = {path.name: path.read_bytes() for path in (folder / "shards").iterdir()}
-    report = build(folder / "shards", folder / "corpus", texts=True, tokenizer=SMALL, validation=0.3, longest=30)
+    report = build(folder / "shards", folder / "corpus", texts=True, tokenizer=SMALL, validation=0.3, max_tokens=30)
     assert {path.name: path.read_bytes() for path in (folder / "shards").iterdir()} == before
     return folder, report
 
 
-def test_given_shards_stay_and_their_texts_are_in_the_index(given):
-    folder, report = given
+def test_texts_of_existing_shards_are_indexed(existing_shards):
+    folder, report = existing_shards
     assert report.dropped == {"image without text": 3, "text without image": 3, "text that is no UTF-8": 3}
     corpus = Corpus.open(folder / "corpus")
     assert corpus.manifest.dtype == "uint16[30]"
     assert [corpus.split(name).samples for name in ("train", "validation")] == [14, 7]
-    found = [*texts_in(corpus), *texts_in(corpus, "validation")]
-    wanted = [f"shard {shard}, {what}" for shard in range(3) for what in (*(f"photo {n}" for n in range(6)), "noted")]
-    assert sorted(found) == sorted(wanted)
+    result = [*texts_in(corpus), *texts_in(corpus, "validation")]
+    expected = [
+        f"shard {shard}, {suffix}" for shard in range(3) for suffix in (*(f"photo {n}" for n in range(6)), "noted")
+    ]
+    assert sorted(result) == sorted(expected)
     for path in (folder / "corpus").glob("*.tar"):
         assert path.resolve().parent == folder / "shards"
     assert all(check.good for check in verify_corpus(folder / "corpus"))
 
 
-def test_pairs_are_the_same_whatever_loads_them(given):
+def test_loader_and_mix_give_same_samples(existing_shards):
     """Pixels and ids of a sample depend on its number, and on nobody who reads it."""
-    folder, _ = given
+    folder, _ = existing_shards
     special = load_tokenizer(folder / "corpus/tokenizer").special
-    told = {"objective": IMAGE_TEXT, "sequence": 17, "seed": 3, "special": special}
-    mix = open_mix({str(folder / "corpus"): 1.0}, **told)
+    options = {"objective": IMAGE_TEXT, "sequence": 17, "seed": 3, "special": special}
+    mix = open_mix({str(folder / "corpus"): 1.0}, **options)
     with Loader(mix, batch=4, microbatch=2, workers=1) as loader:
         read = [batch for _, batches in islice(loader, 3) for batch in batches]
     for number, batch in enumerate(read):
@@ -247,46 +250,46 @@ def test_pairs_are_the_same_whatever_loads_them(given):
             assert end <= 11
 
 
-def test_what_a_model_sees_of_a_pair_is_shown(given):
+def test_inspect_shows_image_text_sample(existing_shards):
     console = Console(file=io.StringIO(), width=100)
-    told = "{image-text: {size: 8, texts: 40}}"
-    inspect(str(given[0] / "corpus"), objective=told, count=2, sequence=17, console=console)
+    objective = "{image-text: {size: 8, texts: 40}}"
+    inspect(str(existing_shards[0] / "corpus"), objective=objective, count=2, sequence=17, console=console)
     shown = console.file.getvalue()
     assert "16 patches of 12 numbers" in shown
     assert "must find: \n" not in shown
     assert re.search(r"must find: shard \d, (photo \d|noted)", shown)
 
 
-def test_a_long_text_keeps_its_end(given):
-    folder, _ = given
+def test_truncated_caption_keeps_end_token(existing_shards):
+    folder, _ = existing_shards
     special = load_tokenizer(folder / "corpus/tokenizer").special
-    told = {"sequence": 17, "seed": 3, "special": special}
-    mix = open_mix({str(folder / "corpus"): 1.0}, objective={"image-text": {"size": 8, "texts": 5}}, **told)
+    options = {"sequence": 17, "seed": 3, "special": special}
+    mix = open_mix({str(folder / "corpus"): 1.0}, objective={"image-text": {"size": 8, "texts": 5}}, **options)
     sample = mix.sample(0)
     assert (sample["text_end"], sample["text_tokens"][4]) == (4, special.end)
 
 
 @pytest.mark.parametrize(
-    ("objective", "said"),
+    ("objective", "message"),
     [
         ({"image-labels": {"size": 8}}, "has images with texts, and objective image-labels reads others.*texts=false"),
         ("masked-lm", "needs a tokenizer with a `cls` token"),
     ],
 )
-def test_another_objective_is_told_what_it_lacks(given, objective, said):
-    special = load_tokenizer(given[0] / "corpus/tokenizer").special
-    with pytest.raises(UserError, match=said):
-        open_mix({str(given[0] / "corpus"): 1.0}, objective=objective, sequence=17, seed=0, special=special)
+def test_other_objective_is_rejected(existing_shards, objective, message):
+    special = load_tokenizer(existing_shards[0] / "corpus/tokenizer").special
+    with pytest.raises(UserError, match=message):
+        open_mix({str(existing_shards[0] / "corpus"): 1.0}, objective=objective, sequence=17, seed=0, special=special)
 
 
-def test_a_tokenizer_without_ends_is_refused(given, tmp_path):
+def test_tokenizer_without_end_token_is_rejected(existing_shards, tmp_path):
     without = TokenizerRecipe(vocabulary=270, specials="gpt2")
     with pytest.raises(UserError, match="needs a token that begins a text"):
-        build(given[0] / "shards", tmp_path / "corpus", texts=True, tokenizer=without, validation=0.3)
+        build(existing_shards[0] / "shards", tmp_path / "corpus", texts=True, tokenizer=without, validation=0.3)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_words_of_the_command_say_what_differs_from_the_usual_tokenizer():
+def test_image_settings_complete_default_tokenizer():
     assert read_image_settings(["texts=true", "tokenizer.vocabulary=300"])["tokenizer"]["specials"] == "clip"
     assert read_image_settings(["tokenizer=there"]) == {"tokenizer": {"folder": "there"}} | {}
     assert "specials" not in read_image_settings(["tokenizer.kind=wordpiece"])["tokenizer"]
@@ -294,32 +297,32 @@ def test_words_of_the_command_say_what_differs_from_the_usual_tokenizer():
         read_image_settings(["text=true"])
 
 
-def test_sketches_know_an_image_again():
+def test_sketch_recognizes_changed_image():
     image = Image.fromarray(pixels(120, 90, seed=3))
     first = picture_sketch(image)
     brighter = Image.fromarray((np.asarray(image) * 0.8 + 40).astype(np.uint8))
     for other in (image.resize((64, 48)), brighter, Image.open(io.BytesIO(encoded(image, "JPEG", quality=40)))):
         assert [*repeated([first, picture_sketch(other)], near=True)] == [False, True]
     noise = np.random.default_rng(0).integers(256, size=(40, 9, 9, 3)).astype(np.uint8)
-    assert not any(repeated([picture_sketch(Image.fromarray(one)) for one in noise], near=True))
+    assert not any(repeated([picture_sketch(Image.fromarray(content)) for content in noise], near=True))
 
 
-def test_near_sketches_are_found_whichever_bits_differ():
+def test_near_sketches_match_any_three_bits():
     """As comparing each with each would."""
     rng = np.random.default_rng(1)
-    known = [int(one) for one in rng.integers(-(1 << 63), 1 << 63, 30)]
-    flipped = [one ^ sum(1 << int(bit) for bit in rng.choice(62, 3, replace=False)) for one in known]
-    far = [one ^ sum(1 << int(bit) for bit in rng.choice(62, 4, replace=False)) for one in known]
+    known = [int(content) for content in rng.integers(-(1 << 63), 1 << 63, 30)]
+    flipped = [content ^ sum(1 << int(bit) for bit in rng.choice(62, 3, replace=False)) for content in known]
+    far = [content ^ sum(1 << int(bit) for bit in rng.choice(62, 4, replace=False)) for content in known]
     assert [*repeated(known + flipped, near=True)] == [False] * 30 + [True] * 30
     assert not any(repeated(known + far, near=True))
     assert [*repeated(known + flipped + known, near=False)] == [False] * 60 + [True] * 30
 
 
 @pytest.mark.parametrize(
-    ("duplicates", "kept", "reason"),
+    ("duplicates", "retained", "reason"),
     [("exact", 4, "the image was there"), ("near", 3, "an image that looks the same was there")],
 )
-def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason):
+def test_duplicate_images_are_dropped(tmp_path, duplicates, retained, reason):
     (tmp_path / "source").mkdir()
     image = Image.fromarray(pixels(120, 90, seed=3))
     noise = np.random.default_rng(0).integers(256, size=(2, 9, 9, 3))
@@ -327,21 +330,21 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
         encoded(image, "PNG"),
         encoded(image, "PNG"),
         encoded(image.resize((80, 60)), "JPEG"),
-        *(encoded(Image.fromarray(one.astype(np.uint8)), "PNG") for one in noise),
+        *(encoded(Image.fromarray(item.astype(np.uint8)), "PNG") for item in noise),
     ]
     for number, content in enumerate(files):
         suffix = "jpg" if content[:2] == b"\xff\xd8" else "png"
         (tmp_path / f"source/{number}.{suffix}").write_bytes(content)
         (tmp_path / f"source/{number}.txt").write_text(f"text {number}")
-    told = {"texts": True, "tokenizer": SMALL, "validation": 0.0, "duplicates": duplicates}
-    report = build(tmp_path / "source", tmp_path / "corpus", **told)
-    assert report.dropped == {reason: 5 - kept}
-    assert report.splits["train"]["images"] == len(texts_in(Corpus.open(tmp_path / "corpus"))) == kept
+    options = {"texts": True, "tokenizer": SMALL, "validation": 0.0, "duplicates": duplicates}
+    report = build(tmp_path / "source", tmp_path / "corpus", **options)
+    assert report.dropped == {reason: 5 - retained}
+    assert report.splits["train"]["images"] == len(texts_in(Corpus.open(tmp_path / "corpus"))) == retained
     assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"duplicates": "near"}, "duplicates is of images with texts: add texts=true"),
         ({"tokenizer": SMALL}, "tokenizer is of images with texts"),
@@ -357,30 +360,30 @@ def test_images_that_come_again_are_left_out(tmp_path, duplicates, kept, reason)
         ),
     ],
 )
-def test_what_does_not_go_together_is_one_sentence(tmp_path, options, said):
+def test_conflicting_image_settings_are_rejected(tmp_path, options, message):
     (tmp_path / "1.png").write_bytes(picture("PNG"))
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         build(tmp_path, tmp_path / "corpus", **options)
     assert not (tmp_path / "corpus").exists()
 
 
-def test_a_tokenizer_of_published_models_is_taken_as_it_is(given, tmp_path):
+def test_published_clip_tokenizer_is_used_unchanged(existing_shards, tmp_path):
     """Lower-cased, with the end of each word marked: as `transformers` has it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e</w>"), ("p", "h"), ("ph", "o"), ("s", "h"), ("a", "r"), ("ar", "d</w>")]
-    pieces = [*alphabet, *(f"{one}</w>" for one in alphabet), *("".join(merge) for merge in merges)]
+    pieces = [*alphabet, *(f"{content}</w>" for content in alphabet), *("".join(merge) for merge in merges)]
     ids = {piece: number for number, piece in enumerate([*pieces, "<|startoftext|>", "<|endoftext|>"])}
-    theirs = transformers.CLIPTokenizer(vocab=ids, merges=merges)
-    theirs.save_pretrained(tmp_path / "theirs")
-    told = {"texts": True, "tokenizer": TokenizerRecipe(folder=str(tmp_path / "theirs")), "validation": 0.3}
-    build(given[0] / "shards", tmp_path / "corpus", **told)
+    reference = transformers.CLIPTokenizer(vocab=ids, merges=merges)
+    reference.save_pretrained(tmp_path / "theirs")
+    options = {"texts": True, "tokenizer": TokenizerRecipe(folder=str(tmp_path / "theirs")), "validation": 0.3}
+    build(existing_shards[0] / "shards", tmp_path / "corpus", **options)
     corpus = Corpus.open(tmp_path / "corpus")
-    found = [ids_.tolist() for ids_ in corpus.documents("train")]
-    wanted = {f"shard {shard}, photo {n}" for shard in range(3) for n in range(6)}
-    known = {tuple(theirs(text.upper())["input_ids"][1:-1]) for text in wanted}
-    assert len({tuple(one) for one in found} & known) == 12
+    result = [ids_.tolist() for ids_ in corpus.documents("train")]
+    expected = {f"shard {shard}, photo {n}" for shard in range(3) for n in range(6)}
+    known = {tuple(reference(text.upper())["input_ids"][1:-1]) for text in expected}
+    assert len({tuple(content) for content in result} & known) == 12
     special = load_tokenizer(tmp_path / "corpus/tokenizer").special
-    assert (special.begin, special.end) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert (special.begin, special.end) == (reference.bos_token_id, reference.eos_token_id)
 
 
 @dataclass(frozen=True)
@@ -391,6 +394,6 @@ class Words:
         yield from (document.text for document in documents)
 
 
-def test_a_step_that_makes_no_documents_is_told():
+def test_step_that_yields_no_documents_is_rejected():
     with pytest.raises(UserError, match="made of the text of a:1 what is no `Document` with a text: mend them"):
         TextSteps((Words(),)).text("a photo", "a:1")

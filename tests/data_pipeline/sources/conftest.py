@@ -8,16 +8,16 @@ from tests.data_pipeline.sources.reading import reading
 def refusal():
     """What a build says that is to end at the first thing it cannot read: one sentence, with the file in it."""
 
-    def said(path, **options) -> str:
+    def message(path, **options) -> str:
         with pytest.raises(UserError) as error:
             reading(path, on_error="fail", **options)
         sentence = str(error.value)
         assert str(path) in sentence
         assert "\n" not in sentence
-        assert sentence.endswith("or leave such text out with `on_error: skip`.")
+        assert sentence.endswith("or skip such text with `on_error: skip`.")
         return sentence
 
-    return said
+    return message
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_pipeline.document import Document, Dropped
-from data_pipeline.sources import Source, Span, deal, find_files, read
+from data_pipeline.sources import Source, Span, find_files, partition_files, read_span
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Reading:
 def reading(path: object, *, on_error="skip", part=1 << 40, **options) -> Reading:
     """Found, dealt out in parts of so many bytes, and read."""
     result = Reading()
-    for spans in deal(find_files([Source(str(path), **options)]), part):
+    for spans in partition_files(find_files([Source(str(path), **options)]), part):
         for span in spans:
-            result.documents.extend(read(span, result.dropped, on_error))
+            result.documents.extend(read_span(span, result.dropped, on_error))
     return result
 
 
@@ -43,6 +43,6 @@ def written(path: Path, content: bytes | str) -> Path:
     return path
 
 
-def whole(path: Path, **options) -> Span:
+def span_of(path: Path, **options) -> Span:
     [file] = find_files([Source(str(path), **options)])
     return Span(file)

@@ -12,7 +12,7 @@ import zlib
 
 import pytest
 
-from data_pipeline.sources import Source, deal, find_files
+from data_pipeline.sources import Source, find_files, partition_files
 from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, written
 
@@ -29,7 +29,7 @@ FILES = {
     "pile/x.txt.lz4": b"x",
 }
 TEXTS = [FILES["pile/b.txt"].decode(), "line 0", "line 1", "line 2", "caf\u00e9"]
-COUNTS = {"not UTF-8": 1, "no known format": 2, "archive in an archive": 1, "unknown compression": 1}
+COUNTS = {"not UTF-8": 1, "unknown format": 2, "nested archive": 1, "unsupported compression": 1}
 
 
 def archive(path, files=FILES):
@@ -49,51 +49,51 @@ def archive(path, files=FILES):
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.txz"])
-def test_members_are_read_and_counted_like_the_files_of_a_folder(name, tmp_path, monkeypatch):
+def test_archive_members_equal_folder(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "copies").mkdir()
     (tmp_path / "in").mkdir()
     path = archive(tmp_path / "in" / name)
-    for place in (path, path.parent, path.parent / "*"):
-        found = reading(place)
-        assert (found.texts, found.counts) == (TEXTS, COUNTS)
-    assert found.sources[1] == f"in/{name}/pile/a.jsonl.gz@0"
+    for location in (path, path.parent, path.parent / "*"):
+        result = reading(location)
+        assert (result.texts, result.counts) == (TEXTS, COUNTS)
+    assert result.sources[1] == f"in/{name}/pile/a.jsonl.gz@0"
     assert os.listdir(tmp_path / "copies") == []
 
 
-def test_an_archive_is_one_piece_of_work(tmp_path):
+def test_archive_is_one_part(tmp_path):
     files = find_files([Source(str(archive(tmp_path / "a.tar")), documents="line")])
-    assert len(deal(files, 10)) == 1
+    assert len(partition_files(files, 10)) == 1
 
 
-def test_a_source_with_a_format_takes_its_members(tmp_path):
+def test_archive_with_format(tmp_path):
     files = {"a.json": b'{"body": "one"}\n', "b.txt": b"x"}
-    found = reading(archive(tmp_path / "a.zip", files), format="json-lines", text="body")
-    assert (found.texts, found.counts) == (["one"], {"no known format": 1})
+    result = reading(archive(tmp_path / "a.zip", files), format="json-lines", text="body")
+    assert (result.texts, result.counts) == (["one"], {"unknown format": 1})
 
 
-def test_mistakes_name_the_archive_and_the_member(tmp_path, refusal):
+def test_error_names_archive_member(tmp_path, refusal):
     path = archive(tmp_path / "a.tar.gz")
     assert f"{path}: pile/latin.txt is not UTF-8" in refusal(path)
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tar", "a.zip"])
-def test_a_damaged_archive_keeps_what_came_before_and_is_counted(name, tmp_path, refusal):
+def test_damaged_archive_keeps_earlier_members(name, tmp_path, refusal):
     files = {f"{number}.txt": os.urandom(5000).hex().encode() for number in range(10)}
     content = archive(tmp_path / name, files).read_bytes()
     path = written(tmp_path / "cut" / name, content[: len(content) // 2])
-    found = reading(path)
-    assert sum(found.counts.values()) == 1
-    assert found.counts.keys() <= {"truncated", "damaged"}
-    assert found.texts == [content.decode() for content in files.values()][: len(found.texts)]
-    assert bool(found.texts) == (name != "a.zip")  # which has its table at its end
-    assert "fetch it again" in refusal(path)
+    result = reading(path)
+    assert sum(result.counts.values()) == 1
+    assert result.counts.keys() <= {"truncated", "damaged"}
+    assert result.texts == [content.decode() for content in files.values()][: len(result.texts)]
+    assert bool(result.texts) == (name != "a.zip")  # which has its table at its end
+    assert "download it again" in refusal(path)
     assert reading(written(tmp_path / "junk" / name, b"")).counts == {"empty file": 1} if name != "a.zip" else True
 
 
 @pytest.mark.parametrize("lost", [30, 200, 5000])
-def test_a_compressed_tar_cut_off_keeps_the_members_that_are_whole(lost, tmp_path, refusal):
+def test_truncated_tar_gz_keeps_complete_members(lost, tmp_path, refusal):
     """tarfile reads 10 KiB at a time: what it has of them when the data end is used."""
     noise = random.Random(0)
     texts = [f"text {number} " + noise.randbytes(300).hex() for number in range(30)]
@@ -103,22 +103,22 @@ def test_a_compressed_tar_cut_off_keeps_the_members_that_are_whole(lost, tmp_pat
     complete = [text for text in texts if text.encode() in unpacked]
     result = reading(written(path, content))
     assert (result.texts, result.counts) == (complete, {"truncated": 1})
-    assert "ends in the middle of its gzip data: fetch it again" in refusal(path)
+    assert "ends in the middle of its gzip data: download it again" in refusal(path)
 
 
-def test_a_member_of_a_zip_that_cannot_be_unpacked_costs_itself_alone(tmp_path, refusal):
+def test_damaged_zip_member_is_dropped(tmp_path, refusal):
     path = archive(tmp_path / "a.zip", {"a.txt": b"first " * 99, "b.txt": b"second " * 99, "c.txt": b"third " * 99})
     with zipfile.ZipFile(path) as opened:
-        places = {info.filename: info.header_offset for info in opened.infolist()}
+        offsets = {info.filename: info.header_offset for info in opened.infolist()}
     content = bytearray(path.read_bytes())
-    content[places["b.txt"] + 40] ^= 0xFF
+    content[offsets["b.txt"] + 40] ^= 0xFF
     path.write_bytes(content)
-    found = reading(path)
-    assert (len(found.texts), found.counts) == (2, {"cannot be read": 1})
+    result = reading(path)
+    assert (len(result.texts), result.counts) == (2, {"cannot be read": 1})
     assert "member b.txt cannot be read" in refusal(path)
 
 
-def test_links_in_a_tar_are_not_followed(tmp_path):
+def test_tar_links_are_not_followed(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w") as made:
         link = tarfile.TarInfo("passwd.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
@@ -126,12 +126,12 @@ def test_links_in_a_tar_are_not_followed(tmp_path):
         up = tarfile.TarInfo("../../up.txt")
         up.size = 2
         made.addfile(up, io.BytesIO(b"up"))
-    found = reading(tmp_path / "a.tar")
-    assert (found.texts, found.counts) == (["up"], {"not a file": 1})
+    result = reading(tmp_path / "a.tar")
+    assert (result.texts, result.counts) == (["up"], {"not a file": 1})
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.jsonl.gz"])
-def test_a_bomb_is_not_unpacked(name, tmp_path, monkeypatch, refusal):
+def test_compression_bomb_is_dropped(name, tmp_path, monkeypatch, refusal):
     monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 50_000)
     rows = b"".join(b'{"text": "row %d"}\n' % number for number in range(1000))
     files = {"1.jsonl": rows, "2.jsonl": rows, "3.jsonl": rows, "4.jsonl": rows}
@@ -140,28 +140,28 @@ def test_a_bomb_is_not_unpacked(name, tmp_path, monkeypatch, refusal):
         path.write_bytes(gzip.compress(rows * 4))
     else:
         archive(path, files)
-    found = reading(path, max_expansion=1)
-    assert found.counts == {"unpacks to too much": 1}
-    assert len(found.texts) in (0, 2000)
-    assert "unpack it, or raise `max_expansion` of its source" in refusal(path, max_expansion=1)
+    result = reading(path, max_expansion=1)
+    assert result.counts == {"expands too much": 1}
+    assert len(result.texts) in (0, 2000)
+    assert "decompress it, or raise `max_expansion` of its source" in refusal(path, max_expansion=1)
     assert len(reading(path).texts) == 4000
 
 
-def test_a_file_of_a_tar_that_has_holes_is_not_copied(tmp_path, monkeypatch):
+def test_sparse_tar_member_is_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 1 << 20)
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as made:
         info = tarfile.TarInfo("a.txt")
         info.pax_headers = {"GNU.sparse.map": "0,1", "GNU.sparse.size": str(1 << 40), "GNU.sparse.name": "a.txt"}
         info.size = 1
         made.addfile(info, io.BytesIO(b"x"))
-    assert reading(tmp_path / "a.tar").counts == {"unpacks to too much": 1}
+    assert reading(tmp_path / "a.tar").counts == {"expands too much": 1}
 
 
-def test_a_full_temporary_folder_is_named(tmp_path, monkeypatch):
+def test_full_temporary_folder_is_reported(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = archive(tmp_path / "a.zip")
     monkeypatch.setattr("shutil.copyfileobj", full)
-    with pytest.raises(UserError, match=r"has no room for a copy of pile/b.txt from .*: set TMPDIR to a folder"):
+    with pytest.raises(UserError, match=r"has no space for a copy of pile/b.txt from .*: set TMPDIR to a folder"):
         reading(path)

@@ -15,10 +15,10 @@ import pytest
 from pyarrow import parquet
 
 from data_pipeline.document import Dropped
-from data_pipeline.sources import InputFile, Span, content, read
+from data_pipeline.sources import InputFile, Span, content, read_span
 from data_pipeline.sources.content import open_bytes
 from megaptm.errors import UserError
-from tests.data_pipeline.sources.reading import reading, whole, written
+from tests.data_pipeline.sources.reading import reading, span_of, written
 from tests.data_pipeline.sources.test_archives import archive
 
 if sys.version_info >= (3, 14):
@@ -30,23 +30,23 @@ COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst"
 ROWS = b"".join(b'{"text": "document %d: %s"}\n' % (number, os.urandom(40).hex().encode()) for number in range(3000))
 
 
-def test_a_file_that_is_not_utf8_is_named_with_the_offset_of_the_byte(text, refusal):
-    found = reading(text / "latin.txt")
-    assert found.documents == []
-    assert found.dropped.examples == {"not UTF-8": [("latin.txt", found.dropped.said["not UTF-8"])]}
+def test_invalid_utf8_error_has_offset(text, refusal):
+    result = reading(text / "latin.txt")
+    assert result.documents == []
+    assert result.dropped.examples == {"not UTF-8": [("latin.txt", result.dropped.said["not UTF-8"])]}
     assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refusal(text / "latin.txt")
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 1000])
-def test_the_offset_is_right_wherever_chunks_end(chunk, tmp_path, refusal, chunk_bytes):
+def test_error_offset_does_not_depend_on_chunks(chunk, tmp_path, refusal, chunk_bytes):
     chunk_bytes(chunk)
-    for broken, at in ((b"abc\xc3\xa9\xe9x", 5), (b"abc\xf0\x9f\x98", 3), (b"\xff", 0)):
-        path = written(tmp_path / "a.txt", broken)
+    for invalid, at in ((b"abc\xc3\xa9\xe9x", 5), (b"abc\xf0\x9f\x98", 3), (b"\xff", 0)):
+        path = written(tmp_path / "a.txt", invalid)
         assert f"offset {at}:" in refusal(path)
         assert reading(path).counts == {"not UTF-8": 1}
 
 
-def test_lines_and_paragraphs_that_are_not_utf8_are_counted_one_by_one(tmp_path, refusal):
+def test_invalid_utf8_lines_and_paragraphs_are_dropped(tmp_path, refusal):
     path = written(tmp_path / "a.txt", b"one\ncaf\xe9\n\ntwo\n\n\xff\n")
     by_line = reading(path, documents="line")
     assert (by_line.texts, by_line.counts) == (["one", "two"], {"not UTF-8": 2})
@@ -57,11 +57,11 @@ def test_lines_and_paragraphs_that_are_not_utf8_are_counted_one_by_one(tmp_path,
     assert "a.txt line 1 is not UTF-8" in refusal(path, documents="blank-line")
 
 
-def test_a_long_text_that_breaks_off_keeps_the_pieces_before(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.sources.pieces.LONGEST", 100)
+def test_invalid_utf8_keeps_earlier_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.pieces.MAX_DOCUMENT_CHARACTERS", 100)
     path = written(tmp_path / "a.txt", b"x" * 250 + b"\xff" + b"y" * 100)
-    found = reading(path)
-    assert (found.texts, found.counts) == ([], {"not UTF-8": 1})
+    result = reading(path)
+    assert (result.texts, result.counts) == ([], {"not UTF-8": 1})
     monkeypatch.setattr("data_pipeline.sources.content.CHUNK_BYTES", 50)
     again = reading(path)
     assert (again.texts, again.counts) == (["x" * 100] * 2, {"not UTF-8": 1})
@@ -71,85 +71,85 @@ def test_a_long_text_that_breaks_off_keeps_the_pieces_before(tmp_path, monkeypat
 @pytest.mark.parametrize(
     "name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml", "a.txt.gz", "a.jsonl.zst"]
 )
-def test_a_file_without_a_byte_is_counted(documents, name, tmp_path, refusal):
+def test_empty_file_is_dropped(documents, name, tmp_path, refusal):
     path = written(tmp_path / name, b"")
     assert reading(path, documents=documents).counts == {"empty file": 1}
     assert f"{name} is empty: remove it" in refusal(path, documents=documents)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_compressed_nothing_is_an_empty_file(suffix, tmp_path):
+def test_compressed_empty_file_is_dropped(suffix, tmp_path):
     assert reading(written(tmp_path / f"a.txt.{suffix}", COMPRESS[suffix](b""))).counts == {"empty file": 1}
 
 
 @pytest.mark.parametrize("inner", ["txt", "jsonl", "csv", "warc", "xml"])
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_suffix_that_the_first_bytes_deny_is_wrong_compression(inner, suffix, tmp_path, refusal):
+def test_wrong_compression_suffix(inner, suffix, tmp_path, refusal):
     path = written(tmp_path / f"a.{inner}.{suffix}", b"plain text, whatever its name")
     assert reading(path).counts == {"wrong compression": 1}
-    assert "as its suffix says: take the suffix off" in refusal(path)
+    assert "as its suffix says: remove the suffix from its name" in refusal(path)
     other = next(name for name in COMPRESS if name != suffix)
     written(path, COMPRESS[other](b"text"))
     assert reading(path).counts == {"wrong compression": 1}
-    assert f"as its suffix says: let its name end in .{other}" in refusal(path)
+    assert f"as its suffix says: rename it to end in .{other}" in refusal(path)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("documents", ["file", "line"])
-def test_compressed_data_without_its_suffix_are_wrong_compression_once(suffix, documents, tmp_path, refusal):
+def test_missing_compression_suffix(suffix, documents, tmp_path, refusal):
     path = written(tmp_path / "a.txt", COMPRESS[suffix](ROWS))
     assert reading(path, documents=documents).counts == {"wrong compression": 1}
     assert reading(path, documents=documents, part=500).counts["wrong compression"] == 1
-    assert f"which its suffix does not say: let its name end in .{suffix}" in refusal(path)
+    assert f"but has no such suffix: rename it to end in .{suffix}" in refusal(path)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_truncated_file_keeps_the_lines_before_and_counts_once(suffix, tmp_path, refusal, chunk_bytes):
+def test_truncated_file_keeps_earlier_lines(suffix, tmp_path, refusal, chunk_bytes):
     packed = COMPRESS[suffix](ROWS)
     path = written(tmp_path / f"a.jsonl.{suffix}", packed[: len(packed) * 2 // 3])
-    found = reading(path)
-    assert found.counts == {"truncated": 1}
-    assert found.sources == reading(written(tmp_path / "whole" / path.name, packed)).sources[: len(found.sources)]
-    assert found.documents or suffix in ("bz2", "zst")  # their blocks are larger than this file
+    result = reading(path)
+    assert result.counts == {"truncated": 1}
+    assert result.sources == reading(written(tmp_path / "whole" / path.name, packed)).sources[: len(result.sources)]
+    assert result.documents or suffix in ("bz2", "zst")  # their blocks are larger than this file
     assert "ends in the middle of its" in refusal(path)
     chunk_bytes(1000)
-    assert reading(path).documents == found.documents  # not a matter of how it is read
+    assert reading(path).documents == result.documents  # not a matter of how it is read
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_truncated_text_is_left_out_whole(suffix, tmp_path):
+def test_truncated_text_is_dropped(suffix, tmp_path):
     packed = COMPRESS[suffix](ROWS)
-    found = reading(written(tmp_path / f"a.txt.{suffix}", packed[:-10]))
-    assert (found.texts, found.counts) == ([], {"truncated": 1})
+    result = reading(written(tmp_path / f"a.txt.{suffix}", packed[:-10]))
+    assert (result.texts, result.counts) == ([], {"truncated": 1})
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_damaged_compressed_data_are_counted(suffix, tmp_path, refusal):
+def test_damaged_compressed_file_is_dropped(suffix, tmp_path, refusal):
     squeeze = partial(zstd.compress, options={zstd.CompressionParameter.checksum_flag: 1})
     packed = bytearray((squeeze if suffix == "zst" else COMPRESS[suffix])(ROWS))
     packed[len(packed) // 2 : len(packed) // 2 + 100] = bytes(100)
     path = written(tmp_path / f"a.txt.{suffix}", bytes(packed))
     assert sum(reading(path).counts.values()) == 1
     assert reading(path).counts.keys() <= {"damaged", "truncated"}
-    assert "fetch it again" in refusal(path)
+    assert "download it again" in refusal(path)
 
 
-def test_garbage_behind_compressed_data_is_damage(tmp_path):
+def test_trailing_garbage_is_damage(tmp_path):
     path = written(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "one"}\n') + b"garbage")
-    found = reading(path)
-    assert (found.texts, found.counts) == (["one"], {"damaged": 1})
+    result = reading(path)
+    assert (result.texts, result.counts) == (["one"], {"damaged": 1})
     padded = written(tmp_path / "b.jsonl.gz", gzip.compress(b'{"text": "one"}\n') + bytes(512))
     assert (reading(padded).texts, reading(padded).counts) == (["one"], {})
 
 
 def read_file(path: Path, on_error="skip") -> Dropped:
     dropped = Dropped()
-    assert list(read(Span(InputFile(str(path), path.name, 0)), dropped, on_error)) == []
+    assert list(read_span(Span(InputFile(str(path), path.name, 0)), dropped, on_error)) == []
     return dropped
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])
-def test_a_file_that_vanished_or_may_not_be_read_is_counted(name, tmp_path, monkeypatch, refusal):
+def test_missing_or_unreadable_file_is_dropped(name, tmp_path, monkeypatch, refusal):
     assert read_file(tmp_path / name).counts == {"unreadable": 1}
     path = written(tmp_path / name, "x")
 
@@ -162,10 +162,10 @@ def test_a_file_that_vanished_or_may_not_be_read_is_counted(name, tmp_path, monk
     monkeypatch.undo()
     path.unlink()
     path.symlink_to("gone")
-    assert f"{name} is a link to 'gone', where nothing is: correct the link, or remove it" in refusal(path)
+    assert f"{name} is a link to 'gone', which does not exist: correct the link, or remove it" in refusal(path)
 
 
-def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypatch):
+def test_disk_error_ends_build(tmp_path, monkeypatch):
     """Counting would make the corpus depend on the disk's mood."""
     path = written(tmp_path / "a.jsonl", ROWS)
 
@@ -190,13 +190,13 @@ def test_a_disk_that_gives_up_halfway_is_not_counted_but_told(tmp_path, monkeypa
     monkeypatch.setattr(content, "open_bytes", Failing)
     monkeypatch.setattr(content, "CHUNK_BYTES", 10_000)
     dropped = Dropped()
-    with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): see to its disk"):
-        list(read(whole(path), dropped))
+    with pytest.raises(UserError, match=r"a\.jsonl cannot be read to its end \(Input/output error\): check its disk"):
+        list(read_span(span_of(path), dropped))
     assert not dropped.counts
 
 
 @pytest.mark.parametrize(("name", "lost"), [("a.zip", 91_000), ("a.tar", 0), ("a.tar", 20_480), ("a.parquet", 1000)])
-def test_a_server_that_is_gone_is_not_taken_for_damage(name, lost, tmp_path, monkeypatch, chunk_bytes):
+def test_server_error_is_not_damage(name, lost, tmp_path, monkeypatch, chunk_bytes):
     """Counting would make the corpus depend on the server's mood: at the beginning, or in a hidden file, or later."""
     path = tmp_path / name
     if name == "a.parquet":
@@ -219,7 +219,7 @@ def test_a_server_that_is_gone_is_not_taken_for_damage(name, lost, tmp_path, mon
         monkeypatch.setattr(f"data_pipeline.sources.{module}.open_file", opened)
     dropped = Dropped()
     with pytest.raises(UserError, match=r"s3://pile could not be reached for 900 s\.$"):
-        list(read(whole(path), dropped))
+        list(read_span(span_of(path), dropped))
     assert not dropped.counts
 
 
@@ -227,10 +227,10 @@ def failing(error: Exception, when):
     """Raises the error where `when` says so of the first argument."""
 
     def patched(original):
-        def call(argument, *rest, **named):
+        def call(argument, *remaining, **named):
             if when(argument):
                 raise error
-            return original(argument, *rest, **named)
+            return original(argument, *remaining, **named)
 
         return call
 
@@ -259,21 +259,19 @@ WIKI = """<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>o
         ("a.xml", WIKI, "wikipedia.text_of_markup", lambda markup: markup == "bad", "page 2"),
     ],
 )
-def test_a_record_costs_itself_alone_whatever_its_reader_raises(
-    name, content, patched, when, where, error, tmp_path, monkeypatch, refusal
-):
+def test_reader_error_drops_one_record(name, content, patched, when, where, error, tmp_path, monkeypatch, refusal):
     module, function = patched.split(".")
-    place = importlib.import_module(f"data_pipeline.sources.formats.{module}")
-    monkeypatch.setattr(place, function, failing(error, when)(getattr(place, function)))
+    location = importlib.import_module(f"data_pipeline.sources.formats.{module}")
+    monkeypatch.setattr(location, function, failing(error, when)(getattr(location, function)))
     path = written(tmp_path / name, content)
-    found = reading(path)
-    assert (found.texts, found.counts) == (["one", "two"], {"cannot be read": 1})
+    result = reading(path)
+    assert (result.texts, result.counts) == (["one", "two"], {"cannot be read": 1})
     assert f"{where} cannot be read ({type(error).__name__}: " in refusal(path)
-    assert found.dropped.said["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
+    assert result.dropped.said["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])
-def test_a_file_costs_itself_alone_whatever_its_reader_raises(name, tmp_path, monkeypatch, refusal):
+def test_reader_error_drops_one_file(name, tmp_path, monkeypatch, refusal):
     def open_file(file):
         raise RuntimeError("nobody thought of this")
 
@@ -281,4 +279,4 @@ def test_a_file_costs_itself_alone_whatever_its_reader_raises(name, tmp_path, mo
         monkeypatch.setattr(f"data_pipeline.sources.{module}.open_file", open_file)
     path = written(tmp_path / name, "x")
     assert reading(path).counts == {"cannot be read": 1}
-    assert f"{name} cannot be read (RuntimeError: nobody thought of this): take it out" in refusal(path)
+    assert f"{name} cannot be read (RuntimeError: nobody thought of this): remove it" in refusal(path)

@@ -35,18 +35,18 @@ def skippable(content: bytes, magic: int = 0x184D2A50) -> bytes:
     return magic.to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
 
 
-def test_a_window_of_2_gib_is_read(tmp_path):
+def test_window_of_2_gib(tmp_path):
     assert reading(written(tmp_path / "a.jsonl.zst", LONG_WINDOW)).texts == ["zst long window row"]
 
 
-def test_a_longer_window_is_a_limit_and_no_damage(tmp_path, refusal):
+def test_larger_window_is_rejected(tmp_path, refusal):
     path = written(tmp_path / "a.jsonl.zst", TOO_LONG_WINDOW)
-    assert reading(path).counts == {"window too long": 1}
-    assert "needs a window of more than 2 GiB to be decompressed: compress it again with --long=31" in refusal(path)
+    assert reading(path).counts == {"window too large": 1}
+    assert "needs a decompression window of more than 2 GiB: compress it again with --long=31" in refusal(path)
 
 
 @pytest.mark.parametrize("size", [4, 100, 3000])
-def test_skippable_frames_are_skipped(size, tmp_path, chunk_bytes):
+def test_skippable_frames(size, tmp_path, chunk_bytes):
     frame = skippable(bytes(size)) + zstd.compress(ROW)
     path = written(tmp_path / "a.jsonl.zst", frame + frame + skippable(b""))
     assert reading(path).texts == ["one row"] * 2
@@ -54,7 +54,7 @@ def test_skippable_frames_are_skipped(size, tmp_path, chunk_bytes):
     assert reading(path).texts == ["one row"] * 2
 
 
-def test_a_skippable_frame_begins_a_tar(tmp_path):
+def test_skippable_frame_before_tar(tmp_path):
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         info = tarfile.TarInfo("a.jsonl")
@@ -65,7 +65,7 @@ def test_a_skippable_frame_begins_a_tar(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_file_that_begins_with_its_dictionary_is_read_with_it(packed, tmp_path, chunk_bytes):
+def test_dictionary_in_file(packed, tmp_path, chunk_bytes):
     """Layout of `.warc.zst`: https://iipc.github.io/warc-specifications/specifications/warc-zstd/"""
     rows = [b'{"text": "document %d says nothing of %d"}\n' % (number, number**3) for number in range(2000)]
     dictionary = zstd.train_dict(rows, 2000)
@@ -76,12 +76,12 @@ def test_a_file_that_begins_with_its_dictionary_is_read_with_it(packed, tmp_path
     chunk_bytes(100)
     assert len(reading(path).texts) == 5
     without = written(tmp_path / "b.jsonl.zst", frames)
-    assert reading(without).counts == {"needs a dictionary": 1}
+    assert reading(without).counts == {"missing dictionary": 1}
 
 
-def test_too_little_memory_ends_the_build(tmp_path, monkeypatch):
+def test_out_of_memory_ends_build(tmp_path, monkeypatch):
     class Poor:
-        def decompress(self, data, most):
+        def decompress(self, data, max_length):
             raise MemoryError
 
     path = written(tmp_path / "a.jsonl.xz", lzma.compress(ROW))
@@ -91,28 +91,28 @@ def test_too_little_memory_ends_the_build(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("suffix", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
-def test_streams_end_to_end_with_zeros_between_are_one_file(suffix, compress, tmp_path, chunk_bytes):
+def test_concatenated_streams_with_padding(suffix, compress, tmp_path, chunk_bytes):
     path = written(tmp_path / f"a.jsonl.{suffix}", compress(ROW) + bytes(64) + compress(ROW) + bytes(64))
     assert (reading(path).texts, reading(path).counts) == (["one row"] * 2, {})
     chunk_bytes(10)
     assert (reading(path).texts, reading(path).counts) == (["one row"] * 2, {})
 
 
-def test_a_damaged_beginning_is_not_told_to_be_text(tmp_path, refusal):
+def test_damaged_header_is_not_called_text(tmp_path, refusal):
     path = written(tmp_path / "a.jsonl.gz", b"\xff" * 4 + gzip.compress(ROW)[4:])
-    assert "does not begin as gzip data do: fetch it again" in refusal(path)
+    assert "does not start like gzip data: download it again" in refusal(path)
 
 
-def test_a_row_of_csv_that_is_too_long_is_counted_as_that(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.sources.lines.LONGEST_LINE", 100)
+def test_too_long_csv_row_has_own_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.lines.MAX_LINE_BYTES", 100)
     path = written(tmp_path / "a.csv", 'text\n"' + "a line\n" * 50 + '"\nlast\n')
-    found = reading(path)
-    assert found.counts["line too long"] == 1
-    assert "field limit" not in str(found.dropped.said)
+    result = reading(path)
+    assert result.counts["line too long"] == 1
+    assert "field limit" not in str(result.dropped.said)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.json", "c.csv", "d.txt", "e.parquet", "f.html"])
-def test_a_source_may_say_how_long_a_record_is(name, tmp_path):
+def test_max_bytes_limits_records(name, tmp_path):
     path, text = tmp_path / name, "long " * 30
     if name.endswith(".parquet"):
         parquet.write_table(pyarrow.table({"text": [text]}), path)
@@ -125,9 +125,9 @@ def test_a_source_may_say_how_long_a_record_is(name, tmp_path):
     assert reading(path, documents="line", max_bytes=10_000).counts == {}
 
 
-def test_values_that_json_does_not_go_into_are_counted_as_that(tmp_path, refusal):
+def test_deeply_nested_json_has_own_reason(tmp_path, refusal):
     path = written(tmp_path / "a.jsonl", '{"text": "x", "a": ' + "[" * 100_000 + "]" * 100_000 + "}\n" + ROW.decode())
-    assert (reading(path).texts, reading(path).counts) == (["one row"], {"nested too deep": 1})
-    assert "is nested deeper than JSON is read here" in refusal(path)
+    assert (reading(path).texts, reading(path).counts) == (["one row"], {"nested too deeply": 1})
+    assert "is nested too deeply for the JSON parser" in refusal(path)
     array = written(tmp_path / "b.json", f"[{ROW.decode()}, " + "[" * 100_000)
-    assert (reading(array).texts, reading(array).counts) == (["one row"], {"nested too deep": 1})
+    assert (reading(array).texts, reading(array).counts) == (["one row"], {"nested too deeply": 1})

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from data_pipeline.document import Dropped
-from data_pipeline.sources import Source, deal, find_files, read
+from data_pipeline.sources import Source, find_files, partition_files, read_span
 from megaptm.errors import UserError
 from megaptm.storage import remote
 from tests.data_pipeline.sources.reading import reading, written
@@ -32,7 +32,7 @@ def bucket(s3):
     return "s3://piles"
 
 
-def test_a_folder_a_file_and_a_glob_of_a_store(bucket):
+def test_store_listing(bucket):
     for source, names in {
         "pile": ["pile/a.jsonl", "pile/below/b.txt.gz"],
         "pile/": ["pile/a.jsonl", "pile/below/b.txt.gz"],
@@ -46,7 +46,7 @@ def test_a_folder_a_file_and_a_glob_of_a_store(bucket):
         assert all(file.path.startswith(f"{bucket}/") and file.size and file.version for file in files)
 
 
-def test_documents_of_a_store_are_those_of_a_folder(bucket, tmp_path):
+def test_store_documents_equal_folder(bucket, tmp_path):
     written(tmp_path / "pile" / "a.jsonl", ROWS)
     written(tmp_path / "pile" / "below" / "b.txt.gz", gzip.compress(b"zipped"))
     there = reading(f"{bucket}/pile", part=1000)
@@ -54,7 +54,7 @@ def test_documents_of_a_store_are_those_of_a_folder(bucket, tmp_path):
     assert len(there.documents) == 501
 
 
-def test_what_is_not_there_is_one_sentence(bucket):
+def test_missing_url_is_rejected(bucket):
     for missing in (f"{bucket}/nowhere", f"{bucket}/pile/*.epub", "s3://nobucket/a.txt"):
         with pytest.raises(UserError, match=r"does not exist|no text found"):
             find_files([missing])
@@ -64,21 +64,21 @@ def test_what_is_not_there_is_one_sentence(bucket):
         find_files(["http://127.0.0.1:1/a"])
 
 
-def test_an_object_that_vanished_is_counted(bucket):
+def test_vanished_object_is_dropped(bucket):
     fsspec.filesystem("s3").pipe_file("piles/gone/a.txt", b"here")
-    [[span]] = deal(find_files([f"{bucket}/gone/a.txt"]), 1 << 20)
+    [[span]] = partition_files(find_files([f"{bucket}/gone/a.txt"]), 1 << 20)
     fsspec.filesystem("s3").rm_file("piles/gone/a.txt")
     dropped = Dropped()
-    assert list(read(span, dropped)) == []
+    assert list(read_span(span, dropped)) == []
     assert dropped.counts == {"unreadable": 1}
 
 
-def test_an_object_named_by_two_sources_is_refused(bucket):
-    with pytest.raises(UserError, match=r"both have s3://piles/pile/a\.jsonl"):
+def test_overlapping_urls_are_rejected(bucket):
+    with pytest.raises(UserError, match=r"both contain s3://piles/pile/a\.jsonl"):
         find_files([f"{bucket}/pile", f"{bucket}/pile/*.jsonl"])
 
 
-def test_parquet_of_a_store_is_read_by_row_groups(bucket, tmp_path):
+def test_parquet_in_store(bucket, tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
@@ -88,17 +88,17 @@ def test_parquet_of_a_store_is_read_by_row_groups(bucket, tmp_path):
     assert reading(f"{bucket}/tables/a.parquet", part=200).texts == [f"row {row}" for row in range(100)]
 
 
-def test_files_inside_of_an_archive(tmp_path):
+def test_zip_urls(tmp_path):
     with zipfile.ZipFile(tmp_path / "pile.zip", "w") as archive:
         archive.writestr("below/a.txt", "one")
         archive.writestr("b.txt", "two")
-    found = reading(f"zip://**/*.txt::{tmp_path}/pile.zip")
-    assert found.texts == ["two", "one"]
+    result = reading(f"zip://**/*.txt::{tmp_path}/pile.zip")
+    assert result.texts == ["two", "one"]
     assert reading(f"zip://*.txt::{tmp_path}/pile.zip").texts == ["two"]
     assert reading(f"zip://below::{tmp_path}/pile.zip").sources == ["below/a.txt"]
 
 
-def test_other_file_systems(tmp_path, monkeypatch):
+def test_memory_and_file_urls(tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "PROTOCOLS", {"memory"})
     fsspec.filesystem("memory").pipe({"/pile/a.txt": b"one", "/pile/b.md": b"two"})
     assert reading("memory://pile").sources == ["pile/a.txt", "pile/b.md"]

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from data_pipeline.sources import InputFile, Source, Span, deal
+from data_pipeline.sources import InputFile, Source, Span, partition_files
 from tests.data_pipeline.sources.reading import reading, written
 
 FIRST = "\ufeff"
@@ -29,37 +29,39 @@ def folder(tmp_path_factory) -> Path:
 @given(written_lines=lines, end=ends, last=st.booleans(), part=st.integers(1, 60))
 @example(written_lines=[FIRST, "one", "", "two"], end="\n", last=False, part=1)
 @pytest.mark.parametrize("documents", ["line", "blank-line"])
-def test_plain_text(documents, written_lines, end, last, part, folder):
+def test_text_spans(documents, written_lines, end, last, part, folder):
     path = written(folder / "a.txt", end.join(written_lines) + (end if last else ""))
-    whole = reading(path, documents=documents)
+    uncut = reading(path, documents=documents)
     cut = reading(path, documents=documents, part=part)
-    assert cut.documents == whole.documents
-    assert cut.counts == whole.counts
+    assert cut.documents == uncut.documents
+    assert cut.counts == uncut.counts
     if not path.stat().st_size:
-        assert whole.counts == {"empty file": 1}
+        assert uncut.counts == {"empty file": 1}
     elif documents == "line":
         plain = path.read_bytes().decode("utf-8-sig").split("\n")
-        assert whole.texts == [line.removesuffix("\r") for line in plain if line.strip()]
+        assert uncut.texts == [line.removesuffix("\r") for line in plain if line.strip()]
 
 
 @settings(max_examples=150, deadline=None)
 @given(written_lines=lines, end=ends, part=st.integers(1, 60), chunk=st.integers(1, 10), longest=st.integers(10, 50))
 @pytest.mark.parametrize("documents", ["line", "blank-line"])
-def test_plain_text_in_chunks_of_any_size(documents, written_lines, end, part, chunk, longest, folder):
+def test_text_spans_with_any_chunk_size(documents, written_lines, end, part, chunk, longest, folder):
     path = written(folder / "b.txt", end.join(["x", *written_lines]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("data_pipeline.sources.lines.LONGEST_LINE", longest)  # chunks are shorter, as they are in earnest
+        patch.setattr(
+            "data_pipeline.sources.lines.MAX_LINE_BYTES", longest
+        )  # chunks are shorter, as they are in earnest
         patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", 10)
-        whole = reading(path, documents=documents)
+        uncut = reading(path, documents=documents)
         patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", chunk)
         patch.setattr("data_pipeline.sources.paragraphs.CHUNK_BYTES", chunk)
         cut = reading(path, documents=documents, part=part)
-    assert (cut.documents, cut.counts) == (whole.documents, whole.counts)
+    assert (cut.documents, cut.counts) == (uncut.documents, uncut.counts)
 
 
 @settings(max_examples=150, deadline=None)
 @given(written_lines=lines, end=ends)
-def test_paragraphs_are_runs_of_lines_that_are_not_blank(written_lines, end, folder):
+def test_paragraphs_match_definition(written_lines, end, folder):
     path = written(folder / "c.txt", end.join(["x", *written_lines]))
     runs = groupby(path.read_bytes().decode().split("\n"), key=lambda line: bool(line.strip()))
     expected = ["\n".join(line.removesuffix("\r") for line in run) for full, run in runs if full]
@@ -68,7 +70,7 @@ def test_paragraphs_are_runs_of_lines_that_are_not_blank(written_lines, end, fol
 
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=20), part=st.integers(1, 60))
-def test_json_lines(texts, part, folder):
+def test_json_lines_spans(texts, part, folder):
     rows = ["not json" if text is None else json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     path = written(folder / "a.jsonl", "".join(f"{row}\n" for row in rows).encode("utf-8", "replace"))
     cut = reading(path, part=part)
@@ -78,7 +80,7 @@ def test_json_lines(texts, part, folder):
 
 @settings(max_examples=15, deadline=None)
 @given(rows=st.integers(0, 40), group=st.integers(1, 20), part=st.integers(20, 4000))
-def test_parquet(rows, group, part, folder):
+def test_parquet_spans(rows, group, part, folder):
     path = folder / "a.parquet"
     parquet.write_table(pa.table({"text": [f"text {row}" for row in range(rows)]}), path, row_group_size=group)
     cut = reading(path, part=part)
@@ -86,13 +88,13 @@ def test_parquet(rows, group, part, folder):
     assert cut.texts == [f"text {row}" for row in range(rows)]
 
 
-def test_a_file_in_utf16_is_read_by_its_first_span_alone(tmp_path):
+def test_utf16_file_is_read_by_first_span(tmp_path):
     path = written(tmp_path / "a.txt", "one\ntwo\nthree\n".encode("utf-16"))
     cut = reading(path, documents="line", encoding="auto", part=5)
     assert cut.texts == ["one", "two", "three"]
 
 
-def test_paragraphs_that_reach_over_many_spans_belong_to_their_first_byte(tmp_path):
+def test_long_paragraph_belongs_to_first_span(tmp_path):
     path = written(tmp_path / "a.txt", "\n\none\n" + "long\n" * 50 + " \n\t\nlast\n\n\n")
     cut = reading(path, documents="blank-line", part=7)
     assert cut.texts == ["one\n" + "long\n" * 49 + "long", "last"]
@@ -105,10 +107,10 @@ def sized(number: int, size: int, *, cut: bool) -> InputFile:
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=30), size=st.integers(1, 50))
-def test_parts_have_every_byte_once_in_order_and_only_a_file_that_cannot_be_cut_exceeds_one(sizes, size):
+def test_parts_partition_bytes(sizes, size):
     files = [sized(number, bytes_, cut=cut) for number, (bytes_, cut) in enumerate(sizes)]
-    parts = deal(files, size)
-    assert parts == deal(files, size)
+    parts = partition_files(files, size)
+    assert parts == partition_files(files, size)
     spans = [span for part in parts for span in part]
     for file in files:
         its = [span for span in spans if span.file == file]
@@ -121,6 +123,6 @@ def test_parts_have_every_byte_once_in_order_and_only_a_file_that_cannot_be_cut_
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.csv", "a.warc", "a.xml"])
-def test_what_cannot_be_read_from_its_middle_stays_whole(name):
+def test_uncuttable_file_is_one_span(name):
     file = InputFile(name, name, 1000, source=Source(name, documents="line"))
-    assert deal([file], 10) == [(Span(file),)]
+    assert partition_files([file], 10) == [(Span(file),)]

@@ -21,7 +21,7 @@ def page(text=TEXT, head="", declared="") -> str:
 
 
 @pytest.mark.parametrize("name", ["a.html", "a.HTM", "a.xhtml", "a.html.gz"])
-def test_files_of_a_folder_are_read_as_their_main_text(name, tmp_path):
+def test_html_files_give_main_content(name, tmp_path):
     content = page().encode()
     written(tmp_path / "site" / name, gzip.compress(content) if name.endswith("gz") else content)
     [document] = reading(tmp_path / "site").documents
@@ -43,34 +43,34 @@ def test_files_of_a_folder_are_read_as_their_main_text(name, tmp_path):
         ("cp1251", page(), {"encoding": "cp1251"}),
     ],
 )
-def test_the_encoding_is_what_the_page_says(codec, content, options, tmp_path):
+def test_html_encoding(codec, content, options, tmp_path):
     [document] = reading(written(tmp_path / "a.html", content.encode(codec)), **options).documents
     assert TEXT in document.text
 
 
-def test_what_holds_no_text_or_cannot_be_read_is_counted(tmp_path, monkeypatch, refusal):
+def test_html_without_text_is_dropped(tmp_path, monkeypatch, refusal):
     assert reading(written(tmp_path / "a.html", "<html><body></body></html>")).counts == {"no main content": 1}
     assert reading(written(tmp_path / "b.html", b"")).counts == {"empty file": 1}
-    monkeypatch.setattr("data_pipeline.sources.formats.html.LONGEST_PAGE", 100)
+    monkeypatch.setattr("data_pipeline.sources.formats.html.MAX_PAGE_BYTES", 100)
     path = written(tmp_path / "c.html", page())
     assert reading(path).counts == {"page too long": 1}
     assert "is longer than" in refusal(path)
 
 
-def test_code_that_is_html_is_read_as_it_is_when_that_is_said(tmp_path):
+def test_html_as_code(tmp_path):
     path = written(tmp_path / "a.html", page())
     assert reading(path, format="code").texts == [page()]
 
 
-def test_a_page_made_to_stall_the_parser_is_counted(tmp_path, refusal):
+def test_costly_page_is_dropped(tmp_path, refusal):
     deep = written(tmp_path / "deep.html", "<div>" * 5000 + "text")
-    assert reading(deep).counts == {"nested too deep": 1}
-    assert "has more than 4,096 elements in each other" in refusal(deep)
+    assert reading(deep).counts == {"nested too deeply": 1}
+    assert "has elements nested more than 4,096 deep" in refusal(deep)
     wide = written(tmp_path / "wide.html", "<p " + " ".join(f"a{number}=b" for number in range(5000)) + ">text</p>")
     assert reading(wide).counts == {"tag too long": 1}
 
 
-def test_many_elements_that_nobody_ends_are_no_nesting(tmp_path):
+def test_unclosed_elements_are_not_nested(tmp_path):
     many = "<p>A sentence that is long enough to be the main content of a page.<br>" * 5000
     long = f'<img alt="{"a word " * 9000}">'
     assert reading(written(tmp_path / "a.html", many + long), html="all").counts == {}

@@ -18,24 +18,24 @@ else:
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd.compress}
 
 
-def test_a_file_is_one_document_and_knows_code_from_prose(tmp_path):
+def test_file_is_one_document(tmp_path):
     for name, form in (("a.py", "code"), ("a.md", "prose"), ("a.txt", "prose"), ("README", "prose")):
         [document] = reading(written(tmp_path / name, "one\ntwo")).documents
         assert (document.text, document.source, document.form, document.notes) == ("one\ntwo", name, form, {})
 
 
-def test_code_in_lines_is_code(tmp_path):
+def test_code_lines_have_form_code(tmp_path):
     path = written(tmp_path / "a.py", "one\ntwo")
     assert [document.form for document in reading(path, documents="line").documents] == ["code", "code"]
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path):
+def test_byte_order_mark_is_removed(tmp_path):
     path = written(tmp_path / "a.txt", codecs.BOM_UTF8 + b"hello\nyou")
     assert reading(path).texts == ["hello\nyou"]
     assert reading(path, documents="line").texts == ["hello", "you"]
 
 
-def test_paragraphs_are_parted_by_blank_lines_and_lines_by_their_ends(tmp_path):
+def test_paragraphs_and_lines(tmp_path):
     path = written(tmp_path / "a.txt", "One.\r\nTwo.\r\n \r\n\r\nThree.")
     paragraphs = reading(path, documents="blank-line")
     assert (paragraphs.texts, paragraphs.sources) == (["One.\nTwo.", "Three."], ["a.txt@0", "a.txt@17"])
@@ -45,7 +45,7 @@ def test_paragraphs_are_parted_by_blank_lines_and_lines_by_their_ends(tmp_path):
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("documents", ["file", "line", "blank-line"])
-def test_compressed_files_have_the_documents_of_plain_ones(suffix, documents, tmp_path):
+def test_compressed_file_equals_plain_file(suffix, documents, tmp_path):
     content = "".join(f"line {number}\n" + "\n" * (number % 7 == 0) for number in range(5000)).encode()
     plain = reading(written(tmp_path / "a.txt", content), documents=documents)
     squeezed = reading(written(tmp_path / f"a.txt.{suffix}", COMPRESS[suffix](content)), documents=documents)
@@ -54,29 +54,29 @@ def test_compressed_files_have_the_documents_of_plain_ones(suffix, documents, tm
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_streams_end_to_end_are_one_file(suffix, tmp_path):
+def test_concatenated_streams(suffix, tmp_path):
     squeeze = COMPRESS[suffix]
     assert reading(written(tmp_path / f"a.txt.{suffix}", squeeze(b"one ") + squeeze(b"two"))).texts == ["one two"]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_what_swells_a_thousandfold_comes_in_small_chunks(suffix, tmp_path, monkeypatch, chunk_bytes):
+def test_high_compression_ratio_is_chunked(suffix, tmp_path, monkeypatch, chunk_bytes):
     chunk_bytes(1 << 10)
-    monkeypatch.setattr(pieces, "LONGEST", 1 << 18)
+    monkeypatch.setattr(pieces, "MAX_DOCUMENT_CHARACTERS", 1 << 18)
     path = written(tmp_path / f"a.txt.{suffix}", COMPRESS[suffix](b"\0" * (1 << 20) + b"end"))
     assert [len(text) for text in reading(path).texts] == [1 << 18] * 4 + [3]
 
 
-def test_a_long_text_comes_in_pieces_that_put_together_are_the_text(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(pieces, "LONGEST", 100)
+def test_split_text_concatenates_to_text(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(pieces, "MAX_DOCUMENT_CHARACTERS", 100)
     chunk_bytes(7)
     draw = random.Random(0)
     text = "".join(draw.choice("aé三\U0001f600  \n") * draw.choice((1, 1, 2)) for _ in range(3000))
-    found = reading(written(tmp_path / "a.txt", text))
-    assert "".join(found.texts) == text
-    assert all(len(piece) <= 100 for piece in found.texts)
-    starts = [int(source.partition("@")[2]) for source in found.sources]
-    assert [text[start : start + len(piece)] for start, piece in zip(starts, found.texts, strict=True)] == found.texts
+    result = reading(written(tmp_path / "a.txt", text))
+    assert "".join(result.texts) == text
+    assert all(len(piece) <= 100 for piece in result.texts)
+    starts = [int(source.partition("@")[2]) for source in result.sources]
+    assert [text[start : start + len(piece)] for start, piece in zip(starts, result.texts, strict=True)] == result.texts
 
 
 @pytest.mark.parametrize(
@@ -89,26 +89,26 @@ def test_a_long_text_comes_in_pieces_that_put_together_are_the_text(tmp_path, mo
         ("a" * 100, "a" * 100),
     ],
 )
-def test_a_piece_ends_behind_a_blank_line_else_a_line_else_where_it_is_full(text, first, tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST", 100)
+def test_split_prefers_blank_lines(text, first, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "MAX_DOCUMENT_CHARACTERS", 100)
     assert reading(written(tmp_path / "a.txt", text)).texts[0] == first
 
 
-def test_a_long_paragraph_and_a_long_line_come_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST", 100)
-    monkeypatch.setattr("data_pipeline.sources.formats.text.LONGEST", 30)
+def test_long_paragraph_and_line_are_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces, "MAX_DOCUMENT_CHARACTERS", 100)
+    monkeypatch.setattr("data_pipeline.sources.formats.text.MAX_DOCUMENT_CHARACTERS", 30)
     rows = "\n".join(f"row {number}" for number in range(40))
     path = written(tmp_path / "a.txt", f"short\n\n{rows}\n\nend\n")
-    found = reading(path, documents="blank-line")
-    assert (found.texts[0], "".join(found.texts[1:-1]), found.texts[-1]) == ("short", rows, "end")
-    assert len(found.texts) > 4
-    assert found.sources[1:3] == ["a.txt@7@0", f"a.txt@7@{len(found.texts[1])}"]
+    result = reading(path, documents="blank-line")
+    assert (result.texts[0], "".join(result.texts[1:-1]), result.texts[-1]) == ("short", rows, "end")
+    assert len(result.texts) > 4
+    assert result.sources[1:3] == ["a.txt@7@0", f"a.txt@7@{len(result.texts[1])}"]
     path = written(tmp_path / "b.txt", "short\n" + "x" * 250 + "\nend")
     assert reading(path, documents="line").texts == ["short", "x" * 100, "x" * 100, "x" * 50, "end"]
 
 
-def test_a_line_beyond_the_bound_is_counted_and_not_held(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+def test_too_long_line_is_dropped(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
     chunk_bytes(64)
     path = written(tmp_path / "a.txt", "one\n" + "x" * 5000 + "\ntwo\n\nthree\n")
     by_line = reading(path, documents="line")
@@ -127,44 +127,44 @@ RUSSIAN = "Съешь же ещё этих мягких французских �
     "codec", ["latin-1", "cp1251", "utf-16", "utf-16-le", "utf-32", "shift_jis", "gb18030", "UTF8"]
 )
 @pytest.mark.parametrize("documents", ["file", "line"])
-def test_any_codec_is_read_by_name(codec, documents, tmp_path):
+def test_named_codecs(codec, documents, tmp_path):
     text = {"latin-1": GERMAN, "cp1251": RUSSIAN}.get(codec, "日本語の文\n二つ目\n")
     path = written(tmp_path / "a.txt", text.encode(codec))
-    found = reading(path, documents=documents, encoding=codec)
-    assert found.texts == ([text] if documents == "file" else text.splitlines())
-    assert not found.counts
-    assert all(document.notes == {} for document in found.documents)
+    result = reading(path, documents=documents, encoding=codec)
+    assert result.texts == ([text] if documents == "file" else text.splitlines())
+    assert not result.counts
+    assert all(document.notes == {} for document in result.documents)
 
 
 @pytest.mark.parametrize(
     ("codec", "noted"), [("utf-8", {}), ("utf-16", {"encoding": "utf-16"}), ("utf-32", {"encoding": "utf-32"})]
 )
-def test_auto_knows_utf_by_its_bytes_and_marks(codec, noted, tmp_path):
+def test_auto_detects_utf(codec, noted, tmp_path):
     path = written(tmp_path / "a.txt", GERMAN.encode(codec))
     for documents in ("file", "line"):
         [document] = reading(path, encoding="auto", documents=documents).documents
         assert (document.text.strip(), document.notes) == (GERMAN.strip(), noted)
 
 
-def test_auto_guesses_the_rest_and_notes_what(tmp_path):
+def test_auto_guesses_and_notes_codec(tmp_path):
     path = written(tmp_path / "a.txt", b"plain ASCII first\n" * 5000 + (RUSSIAN * 20).encode("cp1251"))
     [document] = reading(path, encoding="auto").documents
     assert document.text.endswith(RUSSIAN)
     assert document.notes == {"encoding": "cp1251"}
 
 
-def test_auto_judges_lines_one_by_one(tmp_path):
+def test_auto_detects_codec_per_line(tmp_path):
     path = written(
         tmp_path / "a.txt", RUSSIAN.encode() + (RUSSIAN * 3).replace("\n", " ").encode("cp1251") + b"\nabc\n"
     )
-    found = reading(path, encoding="auto", documents="line")
-    assert [document.notes for document in found.documents] == [{}, {"encoding": "cp1251"}, {}]
-    assert found.texts[1].startswith(RUSSIAN.strip())
+    result = reading(path, encoding="auto", documents="line")
+    assert [document.notes for document in result.documents] == [{}, {"encoding": "cp1251"}, {}]
+    assert result.texts[1].startswith(RUSSIAN.strip())
 
 
-def test_a_sample_for_a_guess_is_whole_lines_about_the_first_byte_that_is_not_utf8(monkeypatch):
+def test_codec_sample_contains_complete_lines(monkeypatch):
     monkeypatch.setattr(encodings, "SAMPLE_BYTES", 40)
     chunks = [b"ascii\n" * 100 + b"begins ", b"here caf\xe9\n", b"and goes on\n" * 9]
-    assert encodings._not_utf8(iter(chunks)) == b"begins here caf\xe9\nand goes on\n"
-    assert encodings._not_utf8(iter([b"a\xc3", b"\xa9"])) == b""
-    assert encodings._not_utf8(iter([b"caf\xc3"])) == b"caf\xc3"
+    assert encodings._sample_not_utf8(iter(chunks)) == b"begins here caf\xe9\nand goes on\n"
+    assert encodings._sample_not_utf8(iter([b"a\xc3", b"\xa9"])) == b""
+    assert encodings._sample_not_utf8(iter([b"caf\xc3"])) == b"caf\xc3"

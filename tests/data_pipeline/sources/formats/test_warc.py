@@ -55,21 +55,21 @@ class Archive:
 
 
 @pytest.mark.parametrize("name", ["a.warc", "a.warc.gz"])
-def test_the_main_content_of_pages_is_read_with_its_address(name, tmp_path):
+def test_main_content_and_url(name, tmp_path):
     archive = Archive(tmp_path / name)
     archive.request()
     archive.page(PAGE.format(head="", text="Große Brücken.").encode())
-    found = reading(archive.close())
-    [document] = found.documents
+    result = reading(archive.close())
+    [document] = result.documents
     assert document.text.startswith("Of bridges\n\nGroße Brücken. A bridge carries")
     assert "About us" not in document.text
     assert "Copyright" not in document.text
     assert "color" not in document.text
     assert (document.source, document.notes) == (f"{name}@2", {"url": "http://bridges.example/"})
-    assert not found.counts
+    assert not result.counts
 
 
-def test_all_of_a_page_is_read_when_asked(tmp_path):
+def test_all_text_of_page(tmp_path):
     archive = Archive(tmp_path / "a.warc")
     archive.page(PAGE.format(head="", text="").encode())
     [text] = reading(archive.close(), html="all").texts
@@ -77,7 +77,7 @@ def test_all_of_a_page_is_read_when_asked(tmp_path):
     assert "Copyright" in text
 
 
-def test_text_that_was_extracted_before_is_read_as_it_is(tmp_path):
+def test_wet_text_is_read_unchanged(tmp_path):
     archive = Archive(tmp_path / "a.warc.wet.gz")
     archive.text("Schöne Brücken\nund Straßen".encode())
     archive.text(b"second")
@@ -93,7 +93,7 @@ def test_text_that_was_extracted_before_is_read_as_it_is(tmp_path):
         ("cp1251", "text/html; charset=nonsense", '<meta charset="windows-1251">', {"encoding": "cp1251"}),
     ],
 )
-def test_the_encoding_of_a_page_is_what_fits(codec, kind, head, noted, tmp_path):
+def test_warc_page_encoding(codec, kind, head, noted, tmp_path):
     archive = Archive(tmp_path / "a.warc")
     archive.page(PAGE.format(head=head, text="Съешь же ещё этих булок.").encode(codec), kind)
     [document] = reading(archive.close()).documents
@@ -101,7 +101,7 @@ def test_the_encoding_of_a_page_is_what_fits(codec, kind, head, noted, tmp_path)
     assert document.notes == {"url": "http://bridges.example/", **noted}
 
 
-def test_bodies_are_unpacked(tmp_path):
+def test_content_encodings(tmp_path):
     page = PAGE.format(head="", text="").encode()
     archive = Archive(tmp_path / "a.warc")
     archive.page(gzip.compress(page), Content_Encoding="gzip")
@@ -114,24 +114,24 @@ def test_bodies_are_unpacked(tmp_path):
     archive.page(page, Content_Encoding="br")  # crawlers keep the header of what they have unpacked
     archive.page(page, Content_Encoding="identity")
     archive.page(page)
-    found = reading(archive.close())
-    assert (found.texts, found.counts) == (found.texts[:1] * 10, {})
+    result = reading(archive.close())
+    assert (result.texts, result.counts) == (result.texts[:1] * 10, {})
 
 
-def test_a_body_that_does_not_unpack_is_counted_and_its_neighbors_are_read(tmp_path, refusal):
+def test_damaged_body_is_dropped(tmp_path, refusal):
     archive = Archive(tmp_path / "a.warc")
     archive.page(brotli.compress(PAGE.encode())[:-9], Content_Encoding="br")
     archive.page(b"\xff\xfe\x00 no brotli", Content_Encoding="br")
     archive.page(gzip.compress(PAGE.encode())[:-9], Content_Encoding="gzip")
     archive.text(b"all the same")
     path = archive.close()
-    found = reading(path)
-    assert found.texts == ["all the same"]
-    assert found.counts == {"truncated": 2, "damaged": 1}
-    assert "record 1 ends in the middle of its brotli data: fetch it again" in refusal(path)
+    result = reading(path)
+    assert result.texts == ["all the same"]
+    assert result.counts == {"truncated": 2, "damaged": 1}
+    assert "record 1 ends in the middle of its brotli data: download it again" in refusal(path)
 
 
-def test_what_is_no_text_is_counted_and_ends_no_build(tmp_path):
+def test_records_without_text_are_skipped(tmp_path):
     archive = Archive(tmp_path / "a.warc")
     archive.page(b"\x89PNG", "image/png")
     archive.page(b"<p>nothing here</p>", status="404 Not Found")
@@ -142,8 +142,8 @@ def test_what_is_no_text_is_counted_and_ends_no_build(tmp_path):
     assert reading(path, on_error="fail").counts == counts
 
 
-def test_a_page_beyond_the_bound_is_counted(tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_RECORD", 100_000)
+def test_too_long_page_is_dropped(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.MAX_RECORD_BYTES", 100_000)
     archive = Archive(tmp_path / "a.warc")
     archive.text(b"x" * 200_000)
     archive.text(b"short")
@@ -155,19 +155,19 @@ def test_a_page_beyond_the_bound_is_counted(tmp_path, monkeypatch, refusal):
     assert reading(packed.close()).counts == {"page too long": 1}
 
 
-def test_an_archive_cut_off_anywhere_keeps_the_records_before_and_counts_once(tmp_path, refusal):
+def test_truncated_warc_keeps_earlier_records(tmp_path, refusal):
     archive = Archive(tmp_path / "a.warc")
     archive.text(b"first one")
-    kept = len(archive.bytes.getvalue())
+    retained = len(archive.bytes.getvalue())
     archive.text(b"second one, which is longer")
     content = archive.close().read_bytes()
-    for end in (*range(kept + 1, kept + 5), *range(kept + 5, len(content) - 4, 7)):
-        found = reading(written(archive.path, content[:end]))
-        assert (found.texts, found.counts) == (["first one"], {"truncated": 1})
-    assert "ends in the middle of a record: fetch it again" in refusal(archive.path)
+    for end in (*range(retained + 1, retained + 5), *range(retained + 5, len(content) - 4, 7)):
+        result = reading(written(archive.path, content[:end]))
+        assert (result.texts, result.counts) == (["first one"], {"truncated": 1})
+    assert "ends in the middle of a record: download it again" in refusal(archive.path)
 
 
-def test_a_compressed_archive_cut_off_keeps_the_records_that_are_whole(tmp_path, refusal):
+def test_truncated_gzip_warc_keeps_complete_records(tmp_path, refusal):
     """Each record is a gzip member of its own, as in Common Crawl; they are small enough to be read at once."""
     archive = Archive(tmp_path / "a.warc.gz")
     for name in (b"first one", b"second one"):
@@ -179,13 +179,13 @@ def test_a_compressed_archive_cut_off_keeps_the_records_that_are_whole(tmp_path,
         result = reading(written(archive.path, content[:end]))
         # The third is whole too where only the end of its gzip member is missing.
         assert (result.texts[:2], result.counts) == (["first one", "second one"], {"truncated": 1})
-    assert "ends in the middle of its gzip data: fetch it again" in refusal(archive.path)
+    assert "ends in the middle of its gzip data: download it again" in refusal(archive.path)
 
 
-def test_a_file_that_is_no_archive_is_counted(tmp_path, refusal):
+def test_file_that_is_not_warc_is_dropped(tmp_path, refusal):
     path = written(tmp_path / "a.warc", "no archive\n" * 10)
     assert reading(path).counts == {"not WARC": 1}
-    assert "is not a WARC that can be read" in refusal(path)
+    assert "is not a readable WARC" in refusal(path)
 
 
 LENGTHS = ["3", "5000", "99999999", "999999999999999", "-1", "a lot", "", "9" * 5000]
@@ -194,48 +194,48 @@ LENGTHS = ["3", "5000", "99999999", "999999999999999", "-1", "a lot", "", "9" * 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("which", [0, 2, 5])
-def test_a_wrong_length_costs_its_record_alone(length, which, packed, tmp_path, refusal):
+def test_wrong_content_length_drops_one_record(length, which, packed, tmp_path, refusal):
     archive = Archive(tmp_path / "a.warc")
     for number in range(5):
         archive.text(f"text {number}".encode() + b" of a record" * 20 * number)
     content = archive.close().read_bytes()
-    begins = [match.start() for match in re.finditer(rb"WARC/1\.0\r\n", content)]
-    records = [content[one:other] for one, other in zip(begins, [*begins[1:], None], strict=True)]
+    starts = [match.start() for match in re.finditer(rb"WARC/1\.0\r\n", content)]
+    records = [content[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
     expected = [text for number, text in enumerate(reading(archive.path).texts, 1) if number != which]
     records[which] = re.sub(rb"Content-Length: \d+", b"Content-Length: " + length.encode(), records[which])
     pack = gzip.compress if packed else bytes
     path = written(tmp_path / ("b.warc.gz" if packed else "b.warc"), b"".join(map(pack, records)))
-    found = reading(path)
+    result = reading(path)
     # The last record's end is the end of the file: beyond that, it cannot be told from one that is cut off.
     lost = "truncated" if which == 5 and length in ("5000", "99999999", "999999999999999") else "wrong length"
-    assert (found.texts, found.counts) == (expected, {lost: 1})
-    said = refusal(path)
+    assert (result.texts, result.counts) == (expected, {lost: 1})
+    message = refusal(path)
     assert (
-        "ends in the middle of a record" in said
+        "ends in the middle of a record" in message
         if lost == "truncated"
-        else f"record {which} has no Content-Length" in said
+        else f"record {which} has a Content-Length" in message
     )
 
 
-def test_a_length_beyond_what_is_held_has_the_file_read_again(tmp_path, monkeypatch, chunk_bytes):
-    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_RECORD", 2000)
-    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.LONGEST_HEAD", 1000)
+def test_wrong_length_beyond_buffer_rereads_file(tmp_path, monkeypatch, chunk_bytes):
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.MAX_RECORD_BYTES", 2000)
+    monkeypatch.setattr("data_pipeline.sources.formats.warc_records.MAX_HEADER_BYTES", 1000)
     archive = Archive(tmp_path / "a.warc")
     for number in range(30):
         archive.text(f"text {number}".encode() + b" of a record" * 20)
     content = archive.close().read_bytes()
-    wrong = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext 1 )", b"Content-Length: 5000", content)
+    invalid = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext 1 )", b"Content-Length: 5000", content)
     for size in (7, 1 << 20):
         chunk_bytes(size)
-        found = reading(written(archive.path, wrong))
-        assert found.counts == {"wrong length": 1}
-        assert [text.split()[1] for text in found.texts] == [str(number) for number in range(30) if number != 1]
+        result = reading(written(archive.path, invalid))
+        assert result.counts == {"wrong length": 1}
+        assert [text.split()[1] for text in result.texts] == [str(number) for number in range(30) if number != 1]
     every = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext)", b"Content-Length: 3000", content)
-    found = reading(written(archive.path, every))  # and not without end
-    assert 20 < found.counts["wrong length"] <= 30
+    result = reading(written(archive.path, every))  # and not without end
+    assert 20 < result.counts["wrong length"] <= 30
 
 
-def test_a_page_that_a_library_fails_on_is_counted_and_its_neighbors_are_read(tmp_path, monkeypatch, refusal):
+def test_page_that_fails_extraction_is_dropped(tmp_path, monkeypatch, refusal):
     from data_pipeline.sources.formats import warc
 
     def text_of_page(page: str, which: str) -> str:
@@ -248,6 +248,6 @@ def test_a_page_that_a_library_fails_on_is_counted_and_its_neighbors_are_read(tm
     for body in (b"one", b"deep", b"two"):
         archive.page(body)
     path = archive.close()
-    found = reading(path)
-    assert (found.texts, found.counts) == (["one", "two"], {"cannot be read": 1})
+    result = reading(path)
+    assert (result.texts, result.counts) == (["one", "two"], {"cannot be read": 1})
     assert "record 2 cannot be read (RecursionError: maximum recursion depth exceeded)" in refusal(path)

@@ -9,7 +9,7 @@ from data_pipeline.sources.formats.wikipedia import _elements
 from data_pipeline.sources.formats.wikitext import text_of_markup
 from data_pipeline.sources.formats.wikitext_leftovers import _without_templates
 from data_pipeline.sources.formats.wikitext_unclosed import without_unclosed
-from tests.data_pipeline.sources.reading import reading, whole, written
+from tests.data_pipeline.sources.reading import reading, span_of, written
 
 pytest.importorskip("mwparserfromhell")
 
@@ -50,14 +50,14 @@ Others followed."""
 PREFIXES = {"file", "image", "category", "datei", "kategorie"}
 
 
-def test_markup_is_taken_off_and_headers_lists_and_tables_with_it():
+def test_markup_is_removed():
     assert text_of_markup(MARKUP, ("headers", "lists", "tables"), PREFIXES) == PROSE
 
 
-def test_headers_lists_and_tables_stay_when_wanted():
+def test_headers_lists_and_tables_can_be_retained():
     text = text_of_markup(MARKUP, (), PREFIXES)
-    for kept in ("\nHistory\n", "a list of stones\n", "and woods\n", "an indented line\n", "1900"):
-        assert kept in text
+    for retained in ("\nHistory\n", "a list of stones\n", "and woods\n", "an indented line\n", "1900"):
+        assert retained in text
     assert "History" not in text_of_markup(MARKUP, ("headers",), PREFIXES)
     assert "stones" not in text_of_markup(MARKUP, ("lists",), PREFIXES)
     assert "1900" not in text_of_markup(MARKUP, ("tables",), PREFIXES)
@@ -83,16 +83,16 @@ ALL = ("headers", "lists", "tables")
         ("see [[foo|bar and [[baz]] x", "see bar and baz x"),
     ],
 )
-def test_markup_that_was_never_closed_leaves_nothing_of_itself(markup, text):
+def test_unclosed_markup_is_removed(markup, text):
     assert text_of_markup(markup, ALL, PREFIXES) == text
 
 
-def test_the_cells_of_a_table_that_was_never_closed_stay_when_wanted():
+def test_unclosed_table_cells_can_be_retained():
     markup = "Before\n{| class=w\n! Year !! Length\n|-\n| 1900 || style=x | 12\n\nAfter"
     assert text_of_markup(markup, ("lists",), PREFIXES) == "Before\nYear\tLength\n1900\t12\n\nAfter"
 
 
-def test_what_an_author_wrote_as_text_stays_though_it_looks_like_markup():
+def test_literal_markup_is_retained():
     markup = "Write <nowiki>{{cite}} or [[link]]</nowiki>, or &lt;ref&gt; and &#123;&#123;x, or a | b, x < y, {z}!"
     assert (
         text_of_markup(markup, ALL, PREFIXES) == "Write {{cite}} or [[link]], or <ref> and {{x, or a | b, x < y, {z}!"
@@ -132,10 +132,10 @@ DUMP = (
         ("dump.xml", str.encode),
     ],
 )
-def test_articles_are_read_and_redirects_and_talk_are_counted(name, pack, tmp_path):
+def test_dump_articles(name, pack, tmp_path):
     path = written(tmp_path / name, pack(DUMP))
-    found = reading(path)
-    bridge, river = found.documents
+    result = reading(path)
+    bridge, river = result.documents
     assert bridge.text.startswith("An old bridge is a structure over a wide river.")
     assert "Bogen" not in bridge.text
     assert (river.text, river.source, river.notes) == (
@@ -143,27 +143,27 @@ def test_articles_are_read_and_redirects_and_talk_are_counted(name, pack, tmp_pa
         f"{name}@15",
         {"id": "15", "title": "Fluss"},
     )
-    assert found.counts == {"redirect": 1, "not an article": 1}
-    assert reading(path, on_error="fail").documents == found.documents
+    assert result.counts == {"redirect": 1, "not an article": 1}
+    assert reading(path, on_error="fail").documents == result.documents
 
 
-def test_a_dump_cut_off_keeps_its_whole_articles_and_counts_once(tmp_path, refusal):
+def test_truncated_dump_keeps_complete_articles(tmp_path, refusal):
     path = written(tmp_path / "dump.xml", DUMP[: DUMP.index("Fluss</title>")])
-    found = reading(path)
-    assert ([document.notes["id"] for document in found.documents], found.counts["not XML"]) == (["12"], 1)
+    result = reading(path)
+    assert ([document.notes["id"] for document in result.documents], result.counts["not XML"]) == (["12"], 1)
     assert "dump.xml is not valid XML" in refusal(path)
 
 
-def test_other_xml_is_counted(tmp_path, refusal):
+def test_other_xml_is_dropped(tmp_path, refusal):
     path = written(tmp_path / "a.xml", "<project><page/></project>")
     assert reading(path).counts == {"not a Wikipedia dump": 1}
     assert "is XML of another kind (`project`)" in refusal(path)
 
 
-def test_pages_do_not_pile_up_in_memory(tmp_path):
+def test_pages_are_freed(tmp_path):
     path = written(tmp_path / "dump.xml", HEAD + page(1, "River", "flows " * 2000) * 1000 + "</mediawiki>")
     tracemalloc.start()
-    assert sum(element.tag == "page" for element in _elements(whole(path))) == 1000
+    assert sum(element.tag == "page" for element in _elements(span_of(path))) == 1000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < path.stat().st_size / 2
@@ -182,21 +182,21 @@ TANGLES = {
 
 
 @pytest.mark.parametrize("opening", TANGLES.values(), ids=TANGLES)
-def test_openings_that_are_never_closed_are_not_given_to_the_parser(opening, monkeypatch):
+def test_unclosed_openings_are_hidden(opening, monkeypatch):
     monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
     signs = ("{{", "[[", "[h", "{|", "<d", "<r")
     assert not [sign for sign in signs if sign in without_unclosed("Before.\n\n" + opening * 30)]
 
 
 @pytest.mark.parametrize("opening", [opening for name, opening in TANGLES.items() if name != "quotes"])
-def test_a_page_without_its_openings_has_the_same_text(opening, monkeypatch):
+def test_hiding_openings_keeps_text(opening, monkeypatch):
     markup = f"Before [[it|this]].\n\n{opening * 20}\n\nAfter {{{{it}}}} <b>that</b>."
     expected = text_of_markup(markup, (), PREFIXES)
     monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
     assert text_of_markup(markup, (), PREFIXES) == expected
 
 
-def test_markup_that_is_closed_stays_as_it_is_however_long(monkeypatch):
+def test_closed_markup_is_not_hidden(monkeypatch):
     monkeypatch.setattr("data_pipeline.sources.formats.wikitext_unclosed.MAX_REREAD", 0)
     assert without_unclosed(MARKUP) == MARKUP
     assert text_of_markup(MARKUP, ("headers", "lists", "tables"), PREFIXES) == PROSE
@@ -205,7 +205,7 @@ def test_markup_that_is_closed_stays_as_it_is_however_long(monkeypatch):
 @pytest.mark.parametrize(
     "text", ["{{" * 50 + "a" + "}}" * 50, "{{{a\n{{a}}\n}}", "{{x}{{y}}}", "a{{b{c}}}", "{{a}} }} {{b"]
 )
-def test_templates_deeper_than_the_parser_goes_are_taken_out_as_if_one_by_one(text):
+def test_deep_templates_are_removed(text):
     expected, before = text, None
     while before != expected:
         before, expected = expected, re.sub(r"\{\{[^{}]*\}\}", "", expected)
@@ -213,12 +213,12 @@ def test_templates_deeper_than_the_parser_goes_are_taken_out_as_if_one_by_one(te
 
 
 @pytest.mark.parametrize("setting", [{}, {"max_bytes": 1000}])
-def test_an_article_that_is_too_long_is_counted_and_not_held(setting, tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr("data_pipeline.sources.formats.wikipedia.LONGEST_ARTICLE", 1000)
+def test_too_long_article_is_dropped(setting, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr("data_pipeline.sources.formats.wikipedia.MAX_ARTICLE_BYTES", 1000)
     path = written(
         tmp_path / "a.xml", HEAD + page(1, "One", "a" * 2_000_000) + page(2, "Two", "short") + "</mediawiki>"
     )
-    found = reading(path, **setting)
-    assert (found.texts, found.counts) == (["short"], {"page too long": 1})
+    result = reading(path, **setting)
+    assert (result.texts, result.counts) == (["short"], {"page too long": 1})
     assert "page 1 is longer than 1,000 bytes: raise `max_bytes` of its source" in refusal(path)
     assert reading(path, max_bytes=3_000_000).counts == {}

@@ -14,9 +14,9 @@ import numpy as np
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
+from data_pipeline.images.check import MOST_BYTES, OTHERS, ImageLimits, RefusedImage, look
+from data_pipeline.images.duplicates import file_sketch
 from data_pipeline.images.folders import ImageShardResult
-from data_pipeline.images.look import MOST_BYTES, OTHERS, ImageLimits, RefusedImage, look
-from data_pipeline.images.repeated import file_sketch
 from data_pipeline.images.shard_source import GivenShard, opened
 from data_pipeline.images.text_steps import NONE, RefusedText, TextSteps
 from data_pipeline.images.texts import MOST_TEXT_BYTES, save_texts, text_of

@@ -15,7 +15,7 @@ from megaptm.suggest import equivalent
 Kind = TypeVar("Kind")
 
 
-def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] | None = None) -> Kind:
+def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] | None = None) -> Kind:
     """Return a `kind` with these settings. A nested table becomes a dataclass; `true` stands for one with all defaults.
 
     Messages start with `where`: a file and a location in it. `ready` are settings that are already converted.
@@ -27,12 +27,12 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
     ready = ready or {}
     for name in content:
         if name not in known:
-            raise UserError(f"{where}: unknown setting {name}; {_remedy(str(name), hints)}")
+            raise UserError(f"{where}: unknown setting {name}; {_suggest_setting(str(name), hints)}")
     for name, field in known.items():
         if name not in {**content, **ready} and field.default is MISSING and field.default_factory is MISSING:
             raise UserError(f"{where}: {name} is missing.")
     plain = {name: value for name, value in content.items() if name not in ready}
-    values = {name: _value(hints[name], value, f"{where}: {name}") for name, value in plain.items()}
+    values = {name: _parse_value(hints[name], value, f"{where}: {name}") for name, value in plain.items()}
     try:
         return kind(**values, **ready)
     except UserError as error:
@@ -40,30 +40,30 @@ def typed(kind: type[Kind], content: Any, where: str, ready: Mapping[str, Any] |
         raise UserError(f"{where}: {said}") from None
 
 
-def _remedy(name: str, hints: Mapping[str, Any]) -> str:
+def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
     """Suggest a setting for an unknown one: a similar name in this table, or the same name in a nested table."""
     ours = equivalent(name) or name
     if ours not in hints:
         for table, hint in hints.items():
-            if (kind := _table(hint)) and ours in {field.name for field in fields(kind)}:
+            if (kind := _nested_dataclass(hint)) and ours in {field.name for field in fields(kind)}:
                 return f"did you mean {table}.{ours}?"
     return nearest(name, hints, "it has {}.")
 
 
-def _table(hint: Any) -> type | None:
+def _nested_dataclass(hint: Any) -> type | None:
     """Return the dataclass that a setting may hold, or None."""
     options = get_args(hint) or (hint,)
     return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    table = _table(hint)
+def _parse_value(hint: Any, value: Any, where: str) -> Any:
+    table = _nested_dataclass(hint)
     if table is not None:
         if isinstance(value, table) or (value is None and type(None) in get_args(hint)):
             return value
         if value is False and type(None) in get_args(hint):
             return None
-        return typed(table, {} if value is True else value, where)
+        return parse_settings(table, {} if value is True else value, where)
     try:
         # Validated as JSON, where a list may stand for a tuple but no other conversion is made.
         return TypeAdapter(hint).validate_json(json.dumps(value, allow_nan=False), strict=True)

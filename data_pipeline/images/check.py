@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from data_pipeline.images.ends import ends_early
+from data_pipeline.images.duplicates import picture_sketch
 from data_pipeline.images.region_hdf5 import SUFFIXES as HDF5
-from data_pipeline.images.repeated import picture_sketch
 from data_pipeline.images.suffixes import MEMBERS
+from data_pipeline.images.truncation import ends_early
 from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
 
@@ -34,11 +34,11 @@ MOST_PIXELS = 178_956_970
 class ImageLimits:
     """Limits that an image must meet to be kept."""
 
-    smallest: int = 8
+    min_side: int = 8
     """Minimum pixels of the shorter side."""
-    most_pixels: int = 64_000_000
+    max_pixels: int = 64_000_000
     """Maximum width times height. Larger images are not decoded, which bounds memory (200 MB)."""
-    stretched: float = 20.0
+    max_aspect_ratio: float = 20.0
     """Maximum ratio of the longer to the shorter side."""
     check: Literal["pixels", "header"] = "pixels"
     """Decode each image once, which finds all damage (`pixels`), or check only its header and its end (`header`)."""
@@ -125,11 +125,11 @@ def _look_at_regions(content: bytes, features: int, classes: int) -> KeptImage |
 
 def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
     width, height = image.size
-    if min(width, height) < limits.smallest:
+    if min(width, height) < limits.min_side:
         return RefusedImage("too small", f"{width} x {height}")
-    if width * height > limits.most_pixels:
+    if width * height > limits.max_pixels:
         return RefusedImage("too many pixels", f"{width:,} x {height:,}")
-    if max(width, height) > limits.stretched * min(width, height):
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
         return RefusedImage("too long for its width", f"{width} x {height}")
     if image.mode == "F":
         return RefusedImage("pixels that are no colors", f"mode {image.mode}")
