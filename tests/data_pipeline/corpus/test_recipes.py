@@ -107,9 +107,7 @@ def test_duplicates_and_evaluation_texts_are_removed(tmp_path):
         for number in range(20)
     ]
     notice = "This notice stands below each and every article of the paper, so that nobody can say it was not there."
-    requested = (
-        "what is the name of the river that flows through the capital of the country in the north of the continent"
-    )
+    exam = "what is the name of the river that flows through the capital of the country in the north of the continent"
     (tmp_path / "exam.txt").write_text(exam + "\n")
     texts = [*(f"{row}\n\n{notice}" for row in rows), rows[3].replace("Number", "Item"), f"{rows[0][::-1]} {exam}"]
     report = built(
