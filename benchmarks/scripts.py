@@ -1,26 +1,28 @@
-"""Ids, round trip and unknown tokens of every kind of tokenizer, by script and by form of the text.
+"""Tokenizers by script: ids, round trip and unknown tokens of each kind, in five forms of the text.
 
     python benchmarks/scripts.py --page docs/tokenizer-scripts.md
 
-Tokenizers of each kind and option learn from a few sentences in 13 scripts, all composed (NFC). Then each sentence is
-encoded composed, decomposed, in the two compatibility forms and in upper case. Our ids are compared with those of
-`AutoTokenizer` on the folder that we save, and with those of a reference:
+Each tokenizer is trained on a few sentences in 13 scripts, all composed (NFC). Then it encodes each sentence composed,
+decomposed, in the two compatibility forms, and in upper case. megaptm's ids are compared with those of `AutoTokenizer` on
+the saved folder, and with a reference:
 
-- `unigram`, `bpe` and folders with a SentencePiece model: SentencePiece with its own normalization, after the folds of
-  the authors' Python code (ALBERT, XLNet);
-- lower-case `wordpiece` and `words`: BERT's Python code;
-- else the class of the family in transformers.
+| tokenizer | reference |
+|---|---|
+| `unigram`, `bpe`, folders with a SentencePiece model | SentencePiece, after the folds of the authors' Python code (ALBERT, XLNet) |
+| lower-case `wordpiece`, `words` | BERT's Python code |
+| others | class of the family in transformers |
 
-A cell has three parts:
+| part of a cell | meaning |
+|---|---|
+| `=`, `≠` | all ids are equal, or not |
+| `text` | decoding gives the same text |
+| `folded` | decoding gives the normalized text, apart from white space |
+| `lost` | neither |
+| % | share of unknown tokens |
 
-- `=` where all these ids are equal, else `≠`;
-- the round trip: `text` where decoding gives the same text, `folded` where it gives the normalized text but for white
-  space, else `lost`;
-- the share of unknown tokens.
-
-Two cells differ from BERT's Python code: it lower-cases a sigma that ends a word as ς, the tokenizers library, and so
-every BERT in transformers, as σ. Only `unigram` composes decomposed text: the other kinds take it as it is, as the
-published ones do, so a vocabulary learned from composed text does not know it.
+Two cells differ from BERT's Python code, which lower-cases a final sigma as ς; the tokenizers library, and so every BERT
+in transformers, as σ. Only `unigram` composes decomposed text. A vocabulary trained on composed text does not contain
+decomposed letters, here as in published tokenizers.
 """
 
 # ruff: noqa: RUF001

@@ -1,4 +1,4 @@
-"""The commands that a page shows, as a reader would type them."""
+"""Commands that pages show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = re.compile(rf"^ {{4}}(?:\$ )?((?:{'|'.join(PROGRAMS)}) .*)$")
 
 @dataclass(frozen=True)
 class Command:
-    """One command line, continued lines joined, its comment gone."""
+    """One command line: continued lines are joined, the comment is removed."""
 
     page: str
     line: int
@@ -35,39 +35,39 @@ class Command:
 
 
 def commands_of(page: Path) -> Iterator[Command]:
-    """In order. Commands stand indented by four; what is fenced is output, a recipe or code."""
-    # Fences go, their lines stay, so that numbers of lines are right.
+    """Yield the commands of a page in order: indented lines. Fenced blocks are output, recipes or code."""
+    # Keep the lines of fenced blocks, so that line numbers are right.
     text = FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
-        if not (found := LINE.match(line)):
+        if not (match := LINE.match(line)):
             continue
-        command = found[1]
+        command = match[1]
         while command.endswith("\\"):
             command = command[:-1] + next(lines)[1].strip()
         yield Command(page.name, number, re.sub(r"\s+#\s.*", "", command))
 
 
-def every_command() -> list[Command]:
+def all_commands() -> list[Command]:
     return [command for page in PAGES for command in commands_of(page)]
 
 
-def inner(words: list[str]) -> list[str] | None:
-    """What `megaptm` is given, also where another program starts it; None where none does."""
+def megaptm_arguments(words: list[str]) -> list[str] | None:
+    """Return the arguments of `megaptm` in a command, also after another program. None if `megaptm` is not run."""
     if words[0] == "megaptm":
         return words[1:]
-    for at in range(len(words) - 2):
-        if words[at : at + 3] == ["python", "-m", "megaptm"]:
-            return words[at + 3 :]
+    for index in range(len(words) - 2):
+        if words[index : index + 3] == ["python", "-m", "megaptm"]:
+            return words[index + 3 :]
     return None
 
 
-def parsed(words: list[str]) -> None:
-    """Have click take the words of a command, its options and the number of its arguments, and run nothing."""
+def parse_arguments(words: list[str]) -> None:
+    """Parse command, options and number of arguments with click, and run nothing."""
     from megaptm.__main__ import main
 
     command, context = main, main.make_context("megaptm", list(words))
     while isinstance(command, click.Group):
-        name, found, rest = command.resolve_command(context, [*context._protected_args, *context.args])
-        assert found is not None
-        command, context = found, found.make_context(name, rest, parent=context)
+        name, subcommand, arguments = command.resolve_command(context, [*context._protected_args, *context.args])
+        assert subcommand is not None
+        command, context = subcommand, subcommand.make_context(name, arguments, parent=context)

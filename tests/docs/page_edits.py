@@ -1,4 +1,4 @@
-"""The diffs that a page shows, as edits that can be made to a copy of the tree."""
+"""Diffs that a page shows, applied to a copy of the repository."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ PARTS = ("megaptm", "data_pipeline", "benchmarks", "tests", "configs", "pyprojec
 
 @dataclass(frozen=True)
 class Edit:
-    """Some lines of a file and what stands in their place; without lines before, the file is new."""
+    """Replacement of lines in a file. Empty `before`: a new file."""
 
     path: str
     before: str
     after: str
 
-    def make(self, root: Path) -> None:
-        """Line numbers are not looked at: the lines must be there exactly once, wherever that is."""
+    def apply(self, root: Path) -> None:
+        """Replace the lines, which must occur exactly once. Line numbers are ignored."""
         file = root / self.path
         if not self.before:
-            assert not file.exists(), f"the page adds {self.path}, which is there already"
+            assert not file.exists(), f"the page adds {self.path}, which exists"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(self.after, encoding="utf-8")
             return
         text = file.read_text(encoding="utf-8")
-        found = text.count(self.before)
-        assert found == 1, (
-            f"the page changes lines that stand {found} times in {self.path}; show there what the file says now:\n"
-            f"{self.before}"
+        count = text.count(self.before)
+        assert count == 1, (
+            f"the page changes lines that occur {count} times in {self.path}; update the page:\n{self.before}"
         )
         file.write_text(text.replace(self.before, self.after), encoding="utf-8")
 
 
 def edits(page: Path) -> Iterator[Edit]:
-    """Every hunk of every ```diff block, in order."""
+    """Yield the hunks of all ```diff blocks in order."""
     for block in re.findall(r"^```diff\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         path = re.search(r"^\+\+\+ b/(\S+)$", block, re.MULTILINE)
         assert path is not None, f"a block of {page.name} names no file:\n{block}"
         for hunk in re.split(r"^@@.*\n", block, flags=re.MULTILINE)[1:]:
-            # An empty line is an empty line of context: editors take the space off its end.
+            # An empty line is context: editors strip its trailing space.
             lines = [line or " " for line in hunk.splitlines()]
             yield Edit(
                 path[1],
@@ -54,12 +53,12 @@ def edits(page: Path) -> Iterator[Edit]:
 
 
 def edited_copy(page: Path, folder: Path) -> Path:
-    """A copy of the tree in `folder` with all that the page shows."""
+    """Return `folder`, filled with a copy of the repository with the edits of the page."""
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / part, folder / part)
     for edit in edits(page):
-        edit.make(folder)
+        edit.apply(folder)
     return folder

@@ -1,4 +1,4 @@
-"""What docs/add-a-family.md shows is a family: applied to a copy of the tree, it passes what every family passes."""
+"""The family of docs/add-a-family.md, added to a copy of the repository, passes the tests of all families."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from tests.models.tiny import tiny_spec
 from tests.families.test_wren import SPECIAL
 
 CATALOGUE["outside"] = find_family("birds.wren:WREN")
-said = []
+logits = []
 for name in ("wren", "outside"):
     model = build_model(tiny_spec(name)).eval()
     fill(model, seed=1)
     segments = torch.zeros(2, 12, dtype=torch.int64)
-    said.append(model.logits({"tokens": torch.arange(24).view(2, 12), "segments": segments})["mlm"])
-torch.testing.assert_close(*said)
+    logits.append(model.logits({"tokens": torch.arange(24).view(2, 12), "segments": segments})["mlm"])
+torch.testing.assert_close(*logits)
 text = [DocumentSlice(np.arange(90), slots=2)]
-rows = [
+samples = [
     objective.make(text, SampleContext(SPECIAL, np.random.default_rng(3), 92, document_mask=True))
     for objective in (OBJECTIVES["masked-lm-even-spans"], objective_of("birds.wren:SPANS"))
 ]
-for field in rows[0]:
-    np.testing.assert_array_equal(rows[0][field], rows[1][field])
+for field in samples[0]:
+    np.testing.assert_array_equal(samples[0][field], samples[1][field])
 """
 
 
@@ -51,8 +51,8 @@ def tree(tmp_path_factory) -> Path:
 
 
 def run(tree: Path, *command: str) -> str:
-    """Output of a Python module run in the copy; it must succeed."""
-    # The copy comes first on the path; PYTEST_ADDOPTS of this run is not meant for that one.
+    """Return the output of a Python module that runs in the copy. It must succeed."""
+    # The copy comes first on the path. PYTEST_ADDOPTS applies to this process only.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tree), "PYTEST_ADDOPTS": ""}
     done = subprocess.run(
         [sys.executable, "-m", *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
@@ -69,10 +69,10 @@ def test_the_command_of_the_page_applies_it():
     assert done.returncode == 0, done.stderr
 
 
-def test_it_passes_what_every_family_passes(tree):
-    """Counted, built, taught, converted and cut into parts: a dozen tests that are not about it, and its own."""
+def test_family_of_the_page_passes_the_tests_of_all_families(tree):
+    """Parameter counts, model, learning, conversion, pipeline stages, and its own tests."""
     folders = [f"tests/{name}" for name in ("config", "families", "hub", "models", "parity", "plan")]
-    said = run(tree, "pytest", "-p", "no:cacheprovider", "-vv", "-k", "wren", *folders)
+    output = run(tree, "pytest", "-p", "no:cacheprovider", "-vv", "-k", "wren", *folders)
     for test in (
         "test_it_learns_from_context",
         "test_the_formula_gives_the_published_count[wren-small]",
@@ -83,13 +83,13 @@ def test_it_passes_what_every_family_passes(tree):
         "test_the_chain_of_parts_equals_the_whole[wren-4]",
         "test_every_config_loads_and_names_its_own_model[wren/small]",
     ):
-        assert f"{test} PASSED" in said
+        assert f"{test} PASSED" in output
 
 
-def test_from_outside_it_is_the_same_model_and_hides_the_same_tokens(tree, tmp_path):
-    [outside] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+def test_family_of_an_own_package_is_the_same_model_with_the_same_masks(tree, tmp_path):
+    [own_module] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "birds").mkdir()
-    (tmp_path / "birds" / "wren.py").write_text(outside)
+    (tmp_path / "birds" / "wren.py").write_text(own_module)
     (tmp_path / "compare.py").write_text(COMPARE)
     words = [sys.executable, "compare.py"]
     environment = {**os.environ, "PYTHONPATH": f"{tree}:{tmp_path}"}
@@ -97,16 +97,16 @@ def test_from_outside_it_is_the_same_model_and_hides_the_same_tokens(tree, tmp_p
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_it_is_the_same_on_tensor_and_pipeline_ranks(tree):
+def test_family_of_the_page_is_the_same_on_tensor_and_pipeline_ranks(tree):
     test = "tests/layouts/test_layouts.py::test_layout_changes_nothing[wren-TP2+SPxPP2 recompute]"
     assert "1 passed" in run(tree, "pytest", "-p", "no:cacheprovider", test)
 
 
-def test_its_code_is_as_the_linter_and_the_types_want_it(tree):
+def test_code_of_the_page_passes_linter_and_mypy(tree):
     changed = sorted({edit.path for edit in edits(PAGE) if edit.path.endswith(".py")})
     run(tree, "ruff", "check", "--no-cache", *changed)
     run(tree, "ruff", "format", "--no-cache", "--check", *changed)
-    known = ROOT / ".mypy_cache"  # what has not changed is not looked at again
-    if known.is_dir():
-        shutil.copytree(known, tree / known.name)
+    cache = ROOT / ".mypy_cache"
+    if cache.is_dir():
+        shutil.copytree(cache, tree / cache.name)
     run(tree, "mypy", "megaptm/families", "megaptm/objectives")

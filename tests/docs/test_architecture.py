@@ -1,4 +1,4 @@
-"""The pages name only what is there: modules, functions, config keys, files."""
+"""Pages name only existing modules, functions, config keys and files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.test_imports import MAY_IMPORT, PIPELINE_MAY_IMPORT
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 ADDED = {edit.path for page in PAGES for edit in edits(page)}
-"""Files that a page itself adds."""
+"""Files that a page adds."""
 PARTS = {path.stem for path in (ROOT / "megaptm").iterdir() if path.name[0] not in "_."}
 TOP = {path.name for path in ROOT.iterdir()}
 
 
 def spans(page: Path) -> set[str]:
-    """What stands between single backticks, outside of blocks."""
+    """Return the text between single backticks, outside of fenced blocks."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return {span.removesuffix("()") for span in re.findall(r"`([^`\n]+)`", text)}
 
@@ -33,42 +33,42 @@ def module(path: Path) -> ast.Module:
 
 
 def members(body: list[ast.stmt]) -> dict[str, ast.stmt]:
-    """Names that a module or class defines, with what defines them."""
-    found: dict[str, ast.stmt] = {}
+    """Return the names that a module or class defines, with the defining statements."""
+    names: dict[str, ast.stmt] = {}
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            found[statement.name] = statement
+            names[statement.name] = statement
             if statement.name == "__init__":
-                found |= {
+                names |= {
                     node.attr: statement
                     for node in ast.walk(statement)
                     if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
                 }
         elif isinstance(statement, ast.Assign):
-            found |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
+            names |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            found[statement.target.id] = statement
+            names[statement.target.id] = statement
         elif isinstance(statement, ast.ImportFrom):
-            found |= {alias.asname or alias.name: statement for alias in statement.names}
-    return found
+            names |= {alias.asname or alias.name: statement for alias in statement.names}
+    return names
 
 
 def is_code(name: str) -> bool:
-    """`layers.layer.Stack.forward`: folders and a file under megaptm (or the root), then definitions in it."""
+    """Return whether code such as `layers.layer.Stack.forward` exists, under megaptm or the root."""
     words = name.removeprefix("megaptm.").split(".")
-    place = ROOT if words[0] in TOP else ROOT / "megaptm"
-    while words and (place / words[0]).is_dir():
-        place /= words.pop(0)
-    is_module = words and (place / f"{words[0]}.py").is_file()
-    file = place / (f"{words.pop(0)}.py" if is_module else "__init__.py")
+    folder = ROOT if words[0] in TOP else ROOT / "megaptm"
+    while words and (folder / words[0]).is_dir():
+        folder /= words.pop(0)
+    is_module = words and (folder / f"{words[0]}.py").is_file()
+    file = folder / (f"{words.pop(0)}.py" if is_module else "__init__.py")
     if not file.is_file():
         return False
     body = module(file).body
     for word in words:
-        found = members(body).get(word)
-        if found is None:
+        definition = members(body).get(word)
+        if definition is None:
             return False
-        body = getattr(found, "body", [])
+        body = getattr(definition, "body", [])
     return True
 
 
@@ -80,7 +80,7 @@ def is_config_key(name: str) -> bool:
 
 @cache
 def classes() -> dict[str, set[str]]:
-    """Class -> its members, over the whole package."""
+    """Return class -> its members, for all classes of the package."""
     return {
         node.name: set(members(node.body))
         for path in (ROOT / "megaptm").rglob("*.py")
@@ -90,44 +90,43 @@ def classes() -> dict[str, set[str]]:
 
 
 def is_path(name: str) -> bool:
-    places = (ROOT, ROOT / "megaptm")
-    return name in ADDED or any((place / name).exists() for place in places)
+    return name in ADDED or any((folder / name).exists() for folder in (ROOT, ROOT / "megaptm"))
 
 
-def wrong(name: str) -> bool:
-    """Whether a name claims to be ours and is not there."""
+def is_missing(name: str) -> bool:
+    """Return whether a name refers to this repository and does not exist."""
     if re.fullmatch(r"[\w.-]+(/[\w.-]*)+", name) and name.split("/")[0] in TOP | PARTS:
         return not is_path(name)
     if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name):
         return False
-    first, *rest = name.split(".")
+    first, second, *_ = name.split(".")
     if first in PARTS | {"megaptm", "data_pipeline", "tests"} and not name.endswith(".py"):
         return not (is_code(name) or is_config_key(name))
-    return first in classes() and rest[0] not in classes()[first]
+    return first in classes() and second not in classes()[first]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_everything_named_is_there(page):
-    assert [name for name in sorted(spans(page)) if wrong(name)] == []
+def test_named_code_exists(page):
+    assert [name for name in sorted(spans(page)) if is_missing(name)] == []
 
 
 @pytest.mark.parametrize(
     "name",
     ["layers.layer.Pile", "parallel.engine.Engine.leap", "data.sequences", "Stack.aroun", "tests/parity/test_none.py"],
 )
-def test_a_name_that_is_gone_is_found(name):
-    assert wrong(name)
+def test_missing_name_is_reported(name):
+    assert is_missing(name)
 
 
-def test_the_table_of_imports_is_the_one_that_is_enforced():
+def test_table_of_imports_is_the_enforced_one():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| ?(.*) ?\|$", page, re.MULTILINE)
     assert {package: tuple(re.findall(r"\w+", cell)) for package, cell in rows} == MAY_IMPORT
-    [of_pipeline] = re.findall(r"`data_pipeline` imports (.*?)\.", page, re.DOTALL)
-    assert tuple(re.findall(r"`(\w+)`", of_pipeline)) == PIPELINE_MAY_IMPORT
+    [pipeline_imports] = re.findall(r"`data_pipeline` imports (.*?)\.", page, re.DOTALL)
+    assert tuple(re.findall(r"`(\w+)`", pipeline_imports)) == PIPELINE_MAY_IMPORT
 
 
-def test_the_tree_names_every_package():
+def test_tree_names_every_package():
     _, _, section = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("## The tree\n")
     tree = "\n".join(line for line in section.partition("\n|")[0].splitlines() if line.startswith("    "))
     assert [package for package in MAY_IMPORT if not re.search(rf"\b{package}(/|\.py)", tree)] == []

@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run, in their order, in a folder with the corpus and the runs that they name."""
+"""The examples of docs/library.md run in order, in a folder with the corpus and runs that they name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def examples() -> list[str]:
 
 
 def export(run: Path, folder: Path) -> None:
-    saved = open_checkpoint(run)
-    to_hugging_face(saved.spec, saved.weights(), saved.tokenizer, folder)
+    checkpoint = open_checkpoint(run)
+    to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder)
 
 
-def test_the_examples_run(real_corpus, tmp_path, monkeypatch):
+def test_examples_run(real_corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("corpora").mkdir()
     Path("corpora/books").symlink_to(real_corpus("byte-bpe"))
@@ -41,12 +41,12 @@ def test_the_examples_run(real_corpus, tmp_path, monkeypatch):
     assert open_checkpoint("runs/mine").step == 6
 
 
-def test_every_name_that_is_offered_is_on_the_page():
+def test_page_has_every_public_name():
     page = PAGE.read_text(encoding="utf-8")
     assert [name for name in megaptm.__all__ if name != "__version__" and name not in page] == []
 
 
-def test_importing_it_is_light():
+def test_import_is_light():
     heavy = {"torch", "pydantic", "numpy", "yaml", "click"}
     code = f"import megaptm, sys; sys.exit(', '.join({heavy} & {{*sys.modules}}) or 0)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

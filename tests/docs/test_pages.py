@@ -1,4 +1,4 @@
-"""Facts in README and the pages: families, layouts; links have targets, and every page is linked."""
+"""Facts in README and pages (families, layouts), and links."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.learn.test_learn import KINDS as LEARN
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUARANTEES = (ROOT / "docs/guarantees.md").read_text(encoding="utf-8")
-TOO = (ROOT / "benchmarks/README.md",)
+MORE_PAGES = (ROOT / "benchmarks/README.md",)
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 LITERAL = {"gpt3/xl-literal", "gpt3/13b-literal", "gpt3-banded/xl-literal", "gpt3-banded/13b-literal"}
-"""GPT-3's table read to the letter, which nobody trains."""
+"""Sizes of GPT-3's table read literally, without configs."""
 
 
 def quoted(text: str) -> list[str]:
@@ -29,7 +29,7 @@ def quoted(text: str) -> list[str]:
 
 
 def families_in(row: str) -> list[str]:
-    """Families that a row of README's table names."""
+    """Return the families in a row of README's table."""
     [cell] = re.findall(rf"^\| \*\*{row}\*\*: (.*?) \|", README, re.MULTILINE)
     return quoted(cell)
 
@@ -46,11 +46,13 @@ def test_readme_names_families_without_a_hugging_face_model() -> None:
 
 
 def test_guarantees_give_the_number_of_tested_layouts() -> None:
-    [fewest, kinds, most] = re.findall(r"tested on (\d+) layouts or more, ([\w, ]+) on (\d+) ", GUARANTEES)[0]
+    [min_layouts, kinds, max_layouts] = re.findall(r"tested on (\d+) layouts or more, ([\w, ]+) on (\d+) ", GUARANTEES)[
+        0
+    ]
     layouts = {name: sum(family == name for family, _ in CASES) for name in CATALOGUE}
-    assert min(layouts.values()) == int(fewest)
+    assert min(layouts.values()) == int(min_layouts)
     assert set(re.findall(r"\w+\d?", kinds)) - {"and"} == set(KINDS)
-    assert {layouts[kind] for kind in KINDS} == {int(most)}
+    assert {layouts[kind] for kind in KINDS} == {int(max_layouts)}
 
 
 def test_guarantees_name_the_families_that_learn() -> None:
@@ -60,40 +62,40 @@ def test_guarantees_name_the_families_that_learn() -> None:
 
 
 def test_each_published_size_has_a_config_and_each_family_a_tiny_one() -> None:
-    """As docs/families.md and docs/configs.md say, which name those that have none."""
-    wanted = {
+    """docs/families.md and docs/configs.md name the exceptions."""
+    expected = {
         f"{name}/{size}" for name, table in (CATALOGUE | RECURRENT | VISION).items() for size in ("tiny", *table.sizes)
     }
-    assert {name for name in wanted if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
+    assert {name for name in expected if not (ROOT / f"configs/{name}.yaml").is_file()} == LITERAL
     for page in ("families", "configs"):
-        said = quoted((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
-        assert {name.partition("/")[2] for name in LITERAL} <= {*said}, page
+        names = quoted((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+        assert {name.partition("/")[2] for name in LITERAL} <= {*names}, page
 
 
 def headings(page: Path) -> set[str]:
-    """As GitHub calls them in links."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+    """Return the anchors of a page, as GitHub names them."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in titles}
 
 
 def links(page: Path) -> list[tuple[Path, str]]:
-    """File and heading of each link inside the repository."""
-    found = (link.partition("#") for link in LINK.findall(page.read_text(encoding="utf-8")))
-    return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in found]
+    """Return file and heading of each link inside the repository."""
+    targets = (link.partition("#") for link in LINK.findall(page.read_text(encoding="utf-8")))
+    return [((page.parent / path).resolve() if path else page, heading) for path, _, heading in targets]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *TOO], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", [*PAGES, *MORE_PAGES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_have_targets(page: Path) -> None:
     for file, heading in links(page):
         assert file.exists(), file
         assert not heading or heading in headings(file), heading
 
 
-def test_every_page_is_linked_from_readme_or_from_a_page_that_is() -> None:
-    seen, ahead = set[Path](), [ROOT / "README.md"]
-    while ahead:
-        page = ahead.pop()
-        if page not in seen and page.suffix == ".md":
-            seen.add(page)
-            ahead += [file for file, _ in links(page)]
-    assert [page.name for page in PAGES if page.resolve() not in seen] == []
+def test_every_page_is_reachable_from_readme() -> None:
+    visited, queue = set[Path](), [ROOT / "README.md"]
+    while queue:
+        page = queue.pop()
+        if page not in visited and page.suffix == ".md":
+            visited.add(page)
+            queue += [file for file, _ in links(page)]
+    assert [page.name for page in PAGES if page.resolve() not in visited] == []

@@ -1,7 +1,7 @@
-"""docs/families.md, from the tables of families and from what tests compare.
+"""Generator of docs/families.md, from the tables of families and from recorded differences.
 
-python -m tests.parity.families_page            # with the differences recorded last
-python -m tests.parity.families_page --measure  # measures them anew (tests/parity/differences.yaml)
+python -m tests.parity.families_page            # with the recorded differences
+python -m tests.parity.families_page --measure  # measures them again (tests/parity/differences.yaml)
 """
 
 from __future__ import annotations
@@ -27,35 +27,30 @@ ELMO_STEPS = "three steps of the released code (gradients: of the second)"
 RECORD = Path(__file__).with_name("differences.yaml")
 HEAD = """# Families
 
-Each is a table in `megaptm/families/`, with a config for every published size and one that is tiny in
-`configs/<family>/`; only `xl-literal` and `13b-literal`, GPT-3's table read to the letter, have none. `megaptm families
-NAME` shows its sizes, `megaptm plan configs/<family>/<size>.yaml` what a run of it needs. This page is generated:
-`python -m tests.parity.families_page`.
+    megaptm families bert                      # sizes, objectives, layouts
+    megaptm plan configs/bert/large.yaml       # memory and time of a run
 
-**Parameters** are those that papers count; of roberta, spanbert, longformer and bigbird without BERT's pooler, which
-they count and pre-training does not have. **Hugging Face**: its model that computes the same, to which a run is
-exported.
-**Largest difference** seen between it and a tiny model of the same weights in `tests/parity`, of any logit and of any
-gradient of any parameter; at most 1e-5 passes. It has no mask decoder: DeBERTa is compared without its own. Where there
-is no such model, or two, the difference is from what is named there (`tests/families`, `tests/parity/test_gpt_neo.py`).
-**Layouts**: each is trained there by `tests/layouts/test_layouts.py`, and must have the losses and gradient norms of
-one process to 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallel, distributed optimizer, mixtures;
-of 9 layouts 2 in each run of the tests, on which all of these are, and 7 in the drills. Those that are recurrent come
-behind the others, and are trained on data ranks alone ([how](recurrent.md)); those that read images last
-([how](images.md)).
-**Tiny config**: CPU seconds, of all processes and from the command on, of training `configs/<family>/tiny.yaml`, killed
-half-way and continued on two processes (about half as much again as one that nobody kills), on the day and at the
-commit that are said, as `RECORD_SECONDS=1 make drills` keeps them (`tests/drills/seconds.yaml`).
+A family is a table in `megaptm/families/`. `configs/` has a config for every published size, and one that is tiny, except for `xl-literal` and
+`13b-literal`, which are GPT-3's table read literally. `python -m tests.parity.families_page` generates this page.
 
-| family | parameters by size | trained by | layouts | Hugging Face | largest difference | tiny config |
+| column | meaning |
+|---|---|
+| parameters by size | as papers count them; roberta, spanbert, longformer and bigbird without BERT's pooler, which pre-training does not have |
+| objectives | objectives of the family, the default first |
+| layouts | number of layouts on which `tests/layouts/test_layouts.py` requires losses and gradient norms of one process within 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallelism, distributed optimizer, combinations. Of 9 layouts, 2 run with each test and 7 in the drills. [Recurrent families](recurrent.md) have data ranks only |
+| Hugging Face | class that computes the same, for import and export |
+| largest difference | of logits and gradients of a tiny model with equal weights (`tests/parity`), at most 1e-5. DeBERTa is compared without its mask decoder. Without one Hugging Face class, the reference is named (`tests/families`, `tests/parity/test_gpt_neo.py`) |
+| tiny config | CPU seconds of all processes for `tiny.yaml`, killed half-way and resumed on two processes (half as much again as without), with date and commit: `RECORD_SECONDS=1 make drills`, `tests/drills/seconds.yaml` |
+
+| family | parameters by size | objectives | layouts | Hugging Face | largest difference | tiny config |
 |---|---|---|---|---|---|---|
 """
 WORD_HEAD = """
 ## Word vectors
 
-These have no stack of layers ([how they learn](word-vectors.md)); parameters are of the published number of words.
+Tables and small networks ([word vectors](word-vectors.md)). Parameters are for the published number of words.
 
-| family | words | parameters by size | trained by |
+| family | words | parameters by size | objectives |
 |---|---|---|---|
 """
 

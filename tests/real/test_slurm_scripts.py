@@ -10,7 +10,7 @@ import pytest
 from megaptm.config import load
 from megaptm.launch.slurm.script import JobScript, render
 from tests import ROOT
-from tests.docs.commands import every_command
+from tests.docs.commands import all_commands
 
 SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != "common.sh")
 TRAINING = [path for path in SCRIPTS if path.name != "corpus.sh"]
@@ -67,7 +67,7 @@ def test_slurm_takes_the_shipped_175b(slurm):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("command", [c for c in every_command() if c.words[0] == "sbatch"], ids=str)
+@pytest.mark.parametrize("command", [c for c in all_commands() if c.words[0] == "sbatch"], ids=str)
 def test_slurm_takes_what_the_pages_show(slurm, command, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert "to start at" in slurm.say("sbatch", "--test-only", "--partition=large", *command.words[1:])
