@@ -3,14 +3,13 @@
     python benchmarks/scripts.py --page docs/tokenizer-scripts.md
 
 Each tokenizer is trained on a few sentences in 13 scripts, all composed (NFC). Then it encodes each sentence composed,
-decomposed, in the two compatibility forms, and in upper case. megaptm's ids are compared with those of `AutoTokenizer` on
-the saved folder, and with a reference:
+decomposed, in the two compatibility forms, and in upper case. megaptm's ids are compared with those of
+`AutoTokenizer` on the saved folder, and with a reference:
 
-| tokenizer | reference |
-|---|---|
-| `unigram`, `bpe`, folders with a SentencePiece model | SentencePiece, after the folds of the authors' Python code (ALBERT, XLNet) |
-| lower-case `wordpiece`, `words` | BERT's Python code |
-| others | class of the family in transformers |
+- `unigram`, `bpe` and folders with a SentencePiece model: SentencePiece, after the folds of the authors' Python code
+  (ALBERT, XLNet);
+- lower-case `wordpiece` and `words`: BERT's Python code;
+- others: the family's class in transformers.
 
 | part of a cell | meaning |
 |---|---|
@@ -20,9 +19,9 @@ the saved folder, and with a reference:
 | `lost` | neither |
 | % | share of unknown tokens |
 
-Two cells differ from BERT's Python code, which lower-cases a final sigma as ς; the tokenizers library, and so every BERT
-in transformers, as σ. Only `unigram` composes decomposed text. A vocabulary trained on composed text does not contain
-decomposed letters, here as in published tokenizers.
+Two cells differ from BERT's Python code, which lower-cases a final sigma as ς; the tokenizers library, and so every
+BERT in transformers, as σ. Only `unigram` composes decomposed text. A vocabulary trained on composed text does not
+contain decomposed letters, here as in published tokenizers.
 """
 
 # ruff: noqa: RUF001

@@ -4,6 +4,8 @@ python -m tests.parity.families_page            # with the recorded differences
 python -m tests.parity.families_page --measure  # measures them again (tests/parity/differences.yaml)
 """
 
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 import sys
