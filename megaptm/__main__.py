@@ -1,4 +1,4 @@
-"""The command line. `megaptm --help` must answer at once: only click is imported here and at the top of `commands`."""
+"""The command line. Only click is imported here and at the top of `commands`, so that `megaptm --help` is fast."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodab
 
 
 class Commands(click.Group):
-    """A user's mistake, or a disk that is full or read-only, is told in one red sentence; anything else is ours, with
-    a traceback."""
+    """Group that prints user errors and disk errors as one red sentence. Other errors are bugs and keep their
+    traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Before anything can show or keep a word of the command."""
+        """Parse the command line. Credentials are refused before any word can be shown or stored."""
         try:
             refuse_credentials_in_words(args)
         except UserError as error:
-            self._tell(ctx, error)
+            self._fail(ctx, error)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            self._tell(ctx, UserError(explain_unknown_word(error)))
+            self._fail(ctx, UserError(explain_unknown_word(error)))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with resource_errors_as_user_errors(), storage_errors_as_user_errors("the output"):
                 return super().invoke(ctx)
         except UserError as error:
-            self._tell(ctx, error)
+            self._fail(ctx, error)
         except (click.NoSuchCommand, click.NoSuchOption) as error:
-            self._tell(ctx, UserError(explain_unknown_word(error)))
+            self._fail(ctx, UserError(explain_unknown_word(error)))
         except KeyboardInterrupt:  # click would say "Aborted!" and exit with 1, a failure
             click.echo("Interrupted.", err=True)
             ctx.exit(EXIT_INTERRUPTED)
 
     @staticmethod
-    def _tell(ctx: click.Context, error: UserError) -> NoReturn:
+    def _fail(ctx: click.Context, error: UserError) -> NoReturn:
         click.secho(f"error: {error}", fg="red", err=True)
         ctx.exit(error.exit_code)
 
@@ -74,7 +74,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="megaptm")
 def main() -> None:
-    """Pre-training of language models, classic and large, on one engine: two CPU cores or a thousand GPUs.
+    """Pre-train language models, classic and large, with one engine, from two CPU cores to a thousand GPUs.
 
     From text to a model:
 
@@ -86,7 +86,7 @@ def main() -> None:
       megaptm generate runs/gpt2-tiny --prompt 'It was a'
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
 
-    Before a large run is queued:
+    Before you queue a large run:
 
     \b
       megaptm plan configs/gpt3/175b.yaml --nodes 128 --search
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def run() -> NoReturn:
-    """`megaptm` as a program."""
+    """Run the program `megaptm`."""
     collect_garbage_rarely()
     replace_unencodable()
     try:

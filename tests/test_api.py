@@ -64,7 +64,7 @@ def test_commands_take_an_export_as_they_take_a_run(places):
     found = [json.loads(CliRunner().invoke(measure, [str(place), *asked]).stdout) for place in (run, exported)]
     assert found[0]["losses"] == found[1]["losses"]
     with pytest.raises(
-        megaptm.UserError, match=r"is an exported model, which has no corpora of its own: give --corpus"
+        megaptm.UserError, match=r"is an exported model, which has no corpora of its own: name one with --corpus"
     ):
         CliRunner().invoke(measure, [str(exported)], catch_exceptions=False)
 

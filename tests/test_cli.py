@@ -192,7 +192,7 @@ def test_a_build_without_a_place_says_how_to_give_one(tmp_path):
 def test_a_family_that_is_mistyped_is_told_the_nearest():
     done = megaptm("families", "gtp2")
     assert done.returncode == 2
-    assert done.stderr == "error: gtp2 is no family; did you mean gpt2?\n"
+    assert done.stderr == "error: unknown family gtp2; did you mean gpt2?\n"
 
 
 def test_families_are_listed_without_reading_their_configs(monkeypatch):
@@ -252,7 +252,7 @@ def test_an_option_is_a_number(words):
         ),
         (["generate", "x", "--max-new-tokens=3"], "did you mean --tokens?"),
         (["generate", "x", "--zzz"], "megaptm generate has no option --zzz; it has --prompt, --tokens"),
-        (["families", "llama"], "llama is no family; docs/add-a-family.md says"),
+        (["families", "llama"], "unknown family llama; docs/add-a-family.md says"),
         (["config", "keys", "wsd"], "no key wsd; for warm-up, stable, decay set optimizer.warmup_steps"),
         (["config", "show", TINY, "context_parallel=2"], "there is no context parallelism"),
         (["config", "show", TINY, "layout.context=2"], "there is no context parallelism"),

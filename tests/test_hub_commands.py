@@ -137,7 +137,7 @@ def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_pat
 
     told = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
     absent = "head.next-sentence.pooler, head.next-sentence.classify"
-    assert f"came without {absent}: begun afresh, from train.seed=5" in told
+    assert f"has no {absent}: initialized from train.seed=5" in told
     again = tmp_path / "again"
     assert f"out={again}/corpus tokenizer={again}/tokenizer" in told
     [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
@@ -167,4 +167,4 @@ def test_an_export_says_how_it_is_loaded_and_what_it_left_out(tmp_path):
     loaded = [type(eval(line.strip(), names)).__name__ for line in lines if line.startswith("  transformers.")]
     assert loaded[:2] == ["ElectraForPreTraining", "ElectraForMaskedLM"]
     assert len(loaded) == 3
-    assert lines[-1] == "left out, since these classes have no such head: next-sentence"
+    assert lines[-1] == "not exported, because these classes have no such head: next-sentence"

@@ -1,1 +1,1 @@
-"""One module a command. Each imports what it runs inside the function, so that `--help` imports nothing heavy."""
+"""Commands, one module each. Heavy modules are imported inside the functions, so that `--help` stays fast."""

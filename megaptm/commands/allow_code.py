@@ -1,4 +1,4 @@
-"""`--allow-code MODULE`: which code the folder of a run may name."""
+"""Option `--allow-code MODULE`: modules that the config in a run folder may import."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from megaptm.plugins import ALLOW_CODE, allow_code
 
 
 def add_allow_code(command: click.Command) -> None:
-    """Give a command, or each command of a group, the option `--allow-code`."""
+    """Add the option `--allow-code` to a command, or to each command of a group."""
     if isinstance(command, click.Group):
-        for one in command.commands.values():
-            add_allow_code(one)
+        for subcommand in command.commands.values():
+            add_allow_code(subcommand)
         return
     command.params.append(
         click.Option(
@@ -22,7 +22,7 @@ def add_allow_code(command: click.Command) -> None:
             multiple=True,
             expose_value=False,
             callback=_allow,
-            help="Import this module if the config in the folder of a run names it. Repeatable; also "
+            help="Let the config in a run folder import this module. Repeatable; or set "
             "MEGAPTM_ALLOW_CODE=MODULE,MODULE.",
         )
     )

@@ -11,71 +11,71 @@ import click
 from megaptm.commands.options import overrides_argument, read_part
 from megaptm.commands.output import echo
 
-LOGGED_EVERY = 60.0
-"""Seconds between two lines in a log: a teacher may be asked for days. On a terminal there is one for each file."""
+LOG_SECONDS = 60.0
+"""Seconds between two progress lines in a log. On a terminal there is a line for each file."""
 
 
 @click.command("cache-logits")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@click.option("--top", type=click.IntRange(1), default=32, show_default=True, help="Words of each place.")
+@click.option("--top", type=click.IntRange(1), default=32, show_default=True, help="Number of logits per token.")
 @click.option(
     "--type",
     "dtype",
     type=click.Choice(["float16", "float32"]),
     default="float16",
     show_default=True,
-    help="Of a logit.",
+    help="Number format of the logits.",
 )
 @click.option(
-    "--part", default="1/1", help="One of so many that may be written at once, for instance 1/8; all by default."
+    "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
 )
 def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
-    """Run the teacher of a CONFIG once, and keep the largest logits of each word that its student will read.
+    """Run the teacher of CONFIG once and store its largest logits for all samples of the run.
 
-    They are written to the folder in distill.cached_logits, for all samples that the run reads in train.steps, and for
-    held-out samples; the same config then trains the student without the teacher. Given again it goes on where it
-    stopped, or adds what a longer run needs.
+    The folder is distill.cached_logits. It holds logits for the samples of train.steps and for the validation samples. The
+    same config then trains the student without running the teacher. The same command again continues an interrupted
+    computation, or adds the samples of a longer run.
 
     \b
       megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached_logits=logits/bert-tiny
-      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached_logits=logits/bert-tiny
+      megaptm train configs/distilbert/tiny.yaml run=runs/cached distill.cosine=0 distill.cached_logits=logits/bert-tiny
 
     \b
-    On several devices at once:
+    On several devices at the same time:
       CUDA_VISIBLE_DEVICES=0 megaptm cache-logits CONFIG --part 1/2
       CUDA_VISIBLE_DEVICES=1 megaptm cache-logits CONFIG --part 2/2
     """
-    number, parts = read_part(part)
+    part_index, parts = read_part(part)
     from megaptm.report.terminal import TimedLog
     from megaptm.run.folder import read_config
 
-    tell, told, on_terminal = TimedLog(stream=sys.stderr), time.monotonic(), sys.stderr.isatty()
-    wanted = read_config(config, overrides)
+    tell, logged_at, on_terminal = TimedLog(stream=sys.stderr), time.monotonic(), sys.stderr.isatty()
+    run_config = read_config(config, overrides)
     if on_terminal:
         tell("loading PyTorch")
     from megaptm.inference.teacher_logits import cache_logits as write
 
-    def progress(now: int, of: int) -> None:
-        nonlocal told
-        if on_terminal or time.monotonic() - told >= LOGGED_EVERY:
-            told = time.monotonic()
-            tell(f"{now:,} of {of:,} samples")
+    def progress(done: int, total: int) -> None:
+        nonlocal logged_at
+        if on_terminal or time.monotonic() - logged_at >= LOG_SECONDS:
+            logged_at = time.monotonic()
+            tell(f"{done:,} of {total:,} samples")
 
     done = write(
-        wanted,
+        run_config,
         top=top,
         dtype=dtype,
-        part=number - 1,
+        part=part_index,
         parts=parts,
         tell=progress,
     )
-    samples, folder = done.manifest.samples, wanted.distill.cached_logits if wanted.distill else ""
+    samples, folder = done.manifest.samples, run_config.distill.cached_logits if run_config.distill else ""
     if done.missing:
-        ran = f"{folder}: the teacher was run on {done.samples:,} samples"
-        echo(f"{ran}; {done.missing:,} files of other parts are missing.")
+        computed = f"{folder}: computed the logits of {done.samples:,} samples"
+        echo(f"{computed}; {done.missing:,} files of other parts are missing.")
         return
     echo(
-        f"{folder}: logits of {samples['train']:,} samples and of {samples['validation']:,} held-out ones, "
-        f"{done.manifest.top} words each, {done.bytes:,} bytes; the teacher was run on {done.samples:,}."
+        f"{folder}: logits of {samples['train']:,} training and {samples['validation']:,} validation samples, "
+        f"{done.manifest.top} per token, {done.bytes:,} bytes; computed those of {done.samples:,} samples."
     )

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 
-from megaptm.commands.options import of_a_job
+from megaptm.commands.options import add_job_options
 from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_USER_ERROR
 
 
 @click.command()
-@of_a_job
-@click.option("--time", "limit", help="Limit of a job, as sbatch takes it: 24:00:00.")
-@click.option("--full", is_flag=True, help="Read every byte of the corpora and of the newest checkpoint, not a sample.")
-@click.option("--speed", is_flag=True, help="Measure the nodes: products, disk, links; half a minute.")
-@click.option("--only", multiple=True, metavar="TOPIC", help="Look at this alone: --only data --only memory.")
+@add_job_options
+@click.option("--time", "limit", help="Time limit of a job, in sbatch's format: 24:00:00.")
+@click.option("--full", is_flag=True, help="Read all bytes of the corpora and of the newest checkpoint, not a sample.")
+@click.option("--speed", is_flag=True, help="Measure matrix products, disk and links of the nodes; half a minute.")
+@click.option("--only", multiple=True, metavar="TOPIC", help="Check only this topic; repeatable: --only data.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def check(
     config: Path,
@@ -33,31 +33,31 @@ def check(
     only: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Look at everything a run needs, before it is queued. Nothing is started, nothing left behind.
+    """Check everything that a run needs before it is queued. Starts nothing and leaves no files behind.
 
-    The config's rules, memory, corpora and tokenizers, the run folder and its room, the tracking server, what is asked
-    of the scheduler, times, and the software of every node. CONFIG is a training config, or the folder of a run that
-    was begun; any key can be set on the command line.
+    Checks the rules of the config, memory, corpora and tokenizers, the run folder and its disk space, the tracking
+    server, the request to the scheduler, times, and the software of all nodes. CONFIG is a training config or the
+    folder of an existing run. KEY=VALUE changes any key of the config.
 
     \b
-    Here and now; and every byte of the corpora:
+    On this machine; with --full, reading all bytes of the corpora:
       megaptm check configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}'
       megaptm check configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' --full
 
     \b
-    A job of Slurm, where jobs are submitted:
+    A Slurm job, on a machine that submits jobs:
       megaptm check configs/gpt3/175b.yaml --machine h100-80g --time 24:00:00 --sbatch=--partition=large
 
     \b
-    All nodes of an allocation, measured and compared (inside salloc, an sbatch script or a Ray job):
+    All nodes of an allocation, compared and measured (inside salloc, an sbatch script or a Ray job):
       megaptm check configs/gpt3/175b.yaml --machine h100-80g --speed
 
     \b
-    For a script:
+    For scripts:
       megaptm check runs/gpt3-175b train.steps=120000 --json | jq '.findings[] | select(.state == "fault")'
 
     \b
-    Exit codes: 0 no fault (there may be warnings, and what is not known), 2 a fault.
+    Exit codes: 0 no faults (warnings and unknowns are possible), 2 faults.
     """
     from megaptm.check.cli import CommandLine, collect_findings, print_findings
     from megaptm.console import Console
@@ -76,10 +76,9 @@ def check(
         only=only,
     )
     if as_json:
-        findings = list(collect_findings(command_line, tell=lambda words: None))
+        findings = list(collect_findings(command_line, tell=lambda message: None))
         faults = any(finding.state == "fault" for finding in findings)
-        found = [finding.to_json() for finding in findings]
-        print_json({"config": str(config), "ok": not faults, "findings": found})
+        print_json({"config": str(config), "ok": not faults, "findings": [finding.to_json() for finding in findings]})
     else:
         console = Console()
         with console.status("") as status:

@@ -11,7 +11,7 @@ from megaptm.commands.options import overrides_argument
 
 @click.group()
 def config() -> None:
-    """What a config may say, and what one says.
+    """Describe the keys of a config, and show a complete config.
 
     \b
       megaptm config keys train
@@ -21,11 +21,11 @@ def config() -> None:
 
 @config.command()
 @click.argument("section", required=False)
-@click.option("--markdown", is_flag=True, help="As docs/config.md has them.")
+@click.option("--markdown", is_flag=True, help="Print the page docs/config.md.")
 def keys(section: str | None, markdown: bool) -> None:
-    """Every key of a config: its type, its default, whether it may change on resume, what it means.
+    """List the keys of a config: type, default, whether the key may change on resume, and meaning.
 
-    SECTION is one of them, or a key, by its path or its name alone.
+    SECTION selects a section, or a key by its path or name.
 
     \b
       megaptm config keys
@@ -44,13 +44,13 @@ def keys(section: str | None, markdown: bool) -> None:
     from megaptm.console import Console
 
     console = Console(highlight=False)
-    for one in sections:
-        console.print(Text.assemble((one.name or "at the top", "bold"), f": {one.meaning}"))
+    for section_keys in sections:
+        console.print(Text.assemble((section_keys.name or "top level", "bold"), f": {section_keys.meaning}"))
         table = Table(box=None, pad_edge=True, show_header=False)
         table.add_column(no_wrap=True, style="cyan")
         table.add_column(ratio=1)
         table.add_column(ratio=3)
-        for key in one.keys:
+        for key in section_keys.keys:
             table.add_row(key.path, Text(f"{key.type} ({key.default}); on resume: {key.on_resume}"), Text(key.meaning))
         console.print(table)
         console.print()
@@ -60,9 +60,9 @@ def keys(section: str | None, markdown: bool) -> None:
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 def show(config: Path, overrides: tuple[str, ...]) -> None:
-    """Print CONFIG as `megaptm train` would take it: what it extends and every number of the model written out.
+    """Print CONFIG as `megaptm train` reads it, with the configs that it extends and all sizes of the model.
 
-    CONFIG is a YAML file, the name of one that comes with megaptm, or the folder of a run.
+    CONFIG is a YAML file, the name of a shipped config, or a run folder.
 
     \b
       megaptm config show configs/gpt3/175b.yaml devices=1024

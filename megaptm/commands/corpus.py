@@ -1,4 +1,4 @@
-"""`megaptm corpus`: from text or images to shards, and looking at what is in them."""
+"""`megaptm corpus`: building corpora from text or images, and inspecting them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megaptm.commands.options import Finite, read_part
 
 @click.group()
 def corpus() -> None:
-    """Build corpora from text or images, look into them, check them.
+    """Build, inspect and verify corpora of text or images.
 
     \b
       megaptm corpus build 'books/**/*.txt' out=corpora/books tokenizer.vocabulary=4096
@@ -21,22 +21,26 @@ def corpus() -> None:
     """
 
 
-def _settings(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    """Return the settings of a build that a shell completes."""
+def _complete_setting(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
+    """Return the completions of a setting of a build for a shell."""
     from data_pipeline.commands import build_settings
 
-    return [f"{name}=" for name in build_settings() if name.startswith(begun)]
+    return [f"{name}=" for name in build_settings() if name.startswith(prefix)]
 
 
 @corpus.command()
 @click.argument(
-    "words", nargs=-1, required=True, metavar="SOURCE... out=PLACE [key=value ...]", shell_complete=_settings
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="SOURCE... out=FOLDER [KEY=VALUE]...",
+    shell_complete=_complete_setting,
 )
 def build(words: tuple[str, ...]) -> None:
-    """Turn text into a corpus: clean, deduplicate, train a tokenizer, write shards.
+    """Build a corpus from text: clean, deduplicate, train a tokenizer, write shards.
 
-    A SOURCE is a file, a folder, a quoted glob, a URL, or `python-library`, text that every machine has. Instead of
-    sources, one recipe (a .yaml) can say everything; `key=value` changes it.
+    SOURCE is a file, a folder, a quoted glob, a URL, or `python-library`, the source text of Python's standard library.
+    A recipe (.yaml) can replace the sources; KEY=VALUE changes its settings.
 
     \b
       megaptm corpus build python-library out=corpora/python tokenizer.vocabulary=4096
@@ -46,16 +50,16 @@ def build(words: tuple[str, ...]) -> None:
       megaptm corpus build configs/corpora/web.yaml out=s3://bucket/web workers=16
 
     \b
-    GLOB:KEY=VALUE   a setting for the files whose names match, such as text, format, encoding
-    out          folder or URL of the corpus; it appears when it is complete. A build that was killed goes on where it
-                 was when the same command is given again.
-    workers      Ray workers; 0: this process alone; by default as the input asks for
-    overwrite    true: replace the corpus that is there
-    scratch      folder of unfinished work, which all machines of a Ray cluster must share
-    tokenizer    folder of a tokenizer to use; or tokenizer.kind, tokenizer.vocabulary ... of one to train
-    validation   share of the documents held out; 0.02 by default
-    limit_bytes  keep a sample of about this much text
-    seed, shard_bytes, on_error, deduplicate, steps ...: docs/corpus.md has them all
+    GLOB:KEY=VALUE   setting for matching files, such as text, format, encoding
+    out          folder or URL of the corpus. It appears when the build is complete. The same command again continues
+                 a build that was killed.
+    workers      number of Ray workers; 0: without Ray  [default: by the size of the input]
+    overwrite    true: replace an existing corpus
+    scratch      folder for unfinished work, shared by all machines of a Ray cluster
+    tokenizer    folder of an existing tokenizer; or tokenizer.kind, tokenizer.vocabulary ... of a new one
+    validation   share of held-out documents  [default: 0.02]
+    limit_bytes  build from a random sample of about this many bytes of text
+    seed, shard_bytes, on_error, deduplicate, steps ...: see docs/corpus.md
     """
     from data_pipeline import commands
 
@@ -63,14 +67,13 @@ def build(words: tuple[str, ...]) -> None:
 
 
 @corpus.command()
-@click.argument("words", nargs=-1, required=True, metavar="SOURCE out=PLACE [key=value ...]")
+@click.argument("words", nargs=-1, required=True, metavar="SOURCE out=FOLDER [KEY=VALUE]...")
 def images(words: tuple[str, ...]) -> None:
-    """Turn images into a corpus: look at each, leave out what nobody can learn from, write shards.
+    """Build a corpus from images: check each image, drop unusable ones, write shards.
 
-    SOURCE is a folder with a folder of images for each label; or one with webdataset shards (.tar), here or at
-    s3://, which stay as they are and get an index; or `digits`, the small images that scikit-learn brings, or `shapes`,
-    drawn ones. With texts=true each image has a text in the place of a label: beside it, 0001.txt or 0001.json, or in
-    the shard.
+    SOURCE is a folder with one subfolder of images per label; a folder or s3:// URL of webdataset shards (.tar), which
+    stay unchanged and get an index; `digits`, the small images of scikit-learn; or `shapes`, generated images. With
+    texts=true each image has a text instead of a label, in 0001.txt or 0001.json beside it or in the shard.
 
     \b
       megaptm corpus images digits out=corpora/digits validation=0.1
@@ -81,16 +84,16 @@ def images(words: tuple[str, ...]) -> None:
       megaptm corpus images s3://bucket/laion out=s3://bucket/laion-corpus texts=true 'steps=[drop-short: {words: 3}]'
 
     \b
-    out, workers, overwrite, scratch   as `megaptm corpus build` has them
-    validation   share of the images held out, or of given shards; 0.02 by default
-    held_out     folder of what is held out, in the place of a share
-    classes      of given shards: text file with a name for each label; label: the field of .json that has it
-    texts        true: images with texts; text: the field of .json that has it; max_tokens: tokens of one, at most
-    steps        what is done with each text, and which are left out: those of `megaptm corpus build`
-    regions      true: texts with files of what a detector found (.npz) in the place of images; detector: its numbers
-    tokenizer    of texts: folder of a tokenizer to use; or tokenizer.vocabulary ... of one to train
-    min_side, max_pixels, max_aspect_ratio   which images are kept; check=header does not decode them
-    seed, shard_bytes ...: docs/images.md has them all
+    out, workers, overwrite, scratch   as for `megaptm corpus build`
+    validation   share of held-out images, or of held-out shards  [default: 0.02]
+    held_out     folder of held-out images, instead of a share
+    classes      for webdataset shards: text file with a name for each label; label: .json field of the label
+    texts        true: images with texts; text: .json field of the text; max_tokens: maximum tokens of a text
+    steps        build steps that change or drop texts, as for `megaptm corpus build`
+    regions      true: texts with detector outputs (.npz) instead of images; detector: their sizes
+    tokenizer    for texts: folder of an existing tokenizer; or tokenizer.vocabulary ... of a new one
+    min_side, max_pixels, max_aspect_ratio   limits for images; check=header: do not decode images
+    seed, shard_bytes ...: see docs/images.md
     """
     from data_pipeline import commands
 
@@ -99,12 +102,12 @@ def images(words: tuple[str, ...]) -> None:
 
 @corpus.command()
 @click.argument("folder")
-@click.option("--objective", help="Also show what this pre-training task would hide, show and ask.")
-@click.option("--count", type=int, default=3, show_default=True, help="Texts to show.")
-@click.option("--sequence", type=int, default=128, show_default=True, help="Tokens in a row of the objective.")
-@click.option("--split", default="train", show_default=True)
+@click.option("--objective", help="Also show samples of this objective: inputs and labels.")
+@click.option("--count", type=int, default=3, show_default=True, help="Number of documents to show.")
+@click.option("--sequence", type=int, default=128, show_default=True, help="Tokens per sample of the objective.")
+@click.option("--split", default="train", show_default=True, help="train or validation.")
 def inspect(folder: str, objective: str | None, count: int, sequence: int, split: str) -> None:
-    """Show what a corpus holds, and what a model would see of it.
+    """Show documents of a corpus, and with --objective the samples that a model would read.
 
     \b
       megaptm corpus inspect corpora/books
@@ -118,7 +121,7 @@ def inspect(folder: str, objective: str | None, count: int, sequence: int, split
 @corpus.command()
 @click.argument("folder")
 def verify(folder: str) -> None:
-    """Compare every file of a corpus with its manifest; exit code 1 if one differs.
+    """Compare all files of a corpus with its manifest; the exit code is 1 if one differs.
 
     \b
       megaptm corpus verify corpora/books
@@ -130,15 +133,17 @@ def verify(folder: str) -> None:
 
 @corpus.command("similar-words")
 @click.argument("source")
-@click.option("--tokenizer", required=True, help="Folder of the tokenizer that the corpus is made with.")
-@click.option("--out", required=True, help="File for `similar` of an objective.")
-@click.option("--vectors", is_flag=True, help="SOURCE has word vectors, a word and its numbers a line.")
-@click.option("--most", type=click.IntRange(1), default=10, show_default=True, help="Similar words of one, by vectors.")
-def similar_words(source: str, tokenizer: str, out: str, vectors: bool, most: int) -> None:
-    """Say which words are like another, for masks that show such a word (MacBERT).
+@click.option("--tokenizer", required=True, help="Folder of the tokenizer of the corpus.")
+@click.option("--out", required=True, help="Output file, for the objective option `similar`.")
+@click.option("--vectors", is_flag=True, help="SOURCE holds word vectors: a word and its values per line.")
+@click.option(
+    "--top", type=click.IntRange(1), default=10, show_default=True, help="Similar words per word, with --vectors."
+)
+def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int) -> None:
+    """Build the table of similar words with which an objective replaces masked words (MacBERT).
 
-    SOURCE has lines of word<TAB>similar similar ..., or with --vectors the vectors of words, as word2vec and GloVe
-    write them. A word is replaced by one of as many tokens: others are left out.
+    SOURCE has lines of word<TAB>similar similar ..., or with --vectors word vectors in the format of word2vec or GloVe.
+    A word is only replaced by a word with the same number of tokens; other pairs are dropped.
 
     \b
       megaptm corpus similar-words similar.tsv --tokenizer corpora/chinese/tokenizer --out corpora/similar.npz
@@ -146,18 +151,18 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, most: in
     """
     from data_pipeline import commands
 
-    commands.similar_words(source, tokenizer, out, vectors=vectors, most=most)
+    commands.similar_words(source, tokenizer, out, vectors=vectors, most=top)
 
 
 @corpus.command()
 @click.argument("source")
-@click.option("--tokenizer", required=True, help="Folder of the tokenizer that the corpus is made with.")
-@click.option("--out", required=True, help="File for `meanings` of an objective.")
+@click.option("--tokenizer", required=True, help="Folder of the tokenizer of the corpus.")
+@click.option("--out", required=True, help="Output file, for the objective option `meanings`.")
 def meanings(source: str, tokenizer: str, out: str) -> None:
-    """Say which phrases of captions mean the same, so that captions are rewritten (UNIMO).
+    """Build the table of synonymous phrases with which an objective rewrites captions (UNIMO).
 
-    SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., of one meaning each; kinds are objects, attributes and
-    relations. A phrase with another meaning of its kind in its place makes a caption wrong.
+    SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., with the phrases of one meaning; kinds are objects, attributes
+    and relations. Replacing a phrase by one of another meaning of its kind gives a false caption.
 
     \b
       megaptm corpus meanings phrases.tsv --tokenizer corpora/captions/tokenizer --out corpora/meanings.json
@@ -169,37 +174,37 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
 
 @corpus.command()
 @click.argument("folder")
-@click.option("--out", required=True, help="File for `retrieved` of an objective.")
-@click.option("--images", help="Corpus of images with regions to look in; by default the same.")
-@click.option("--texts", help="Corpus of texts to look in, of short documents; by default none are retrieved.")
-@click.option("--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Of each kind, for a document.")
+@click.option("--out", required=True, help="Output file, for the objective option `retrieved`.")
+@click.option("--images", help="Corpus of images with regions to search.  [default: FOLDER]")
+@click.option("--texts", help="Corpus of short documents to search.  [default: retrieve no texts]")
 @click.option(
-    "--threshold",
-    type=Finite(0, 1),
-    default=0.3,
-    show_default=True,
-    help="Similarity below which none is like.",
+    "--top", type=click.IntRange(1, 64), default=4, show_default=True, help="Results of each kind per document."
 )
+@click.option("--threshold", type=Finite(0, 1), default=0.3, show_default=True, help="Minimum similarity.")
 @click.option(
-    "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared with each other."
+    "--block", type=click.IntRange(2), default=1 << 16, show_default=True, help="Documents compared at a time."
 )
 @click.option(
     "--columns",
     type=click.IntRange(1, 16),
     default=1,
     show_default=True,
-    help="Parts of an image, from left to right, in which the same must be.",
+    help="Columns of an image that are compared separately.",
 )
-@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens read of a text.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens that are read of a text."
+)
 @click.option(
     "--detector",
     type=click.IntRange(1),
     nargs=2,
     default=(2048, 1601),
     show_default=True,
-    help="Numbers of a region's features, and classes.",
+    help="Number of features of a region, and of classes.",
 )
-@click.option("--part", default="1/1", help="One of so many that are looked for at once, as 1/8; all by default.")
+@click.option(
+    "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
+)
 def retrieve(
     folder: str,
     out: str,
@@ -213,11 +218,11 @@ def retrieve(
     detector: tuple[int, int],
     part: str,
 ) -> None:
-    """Say which images and texts are like those of a corpus (UNIMO, UNITER).
+    """Retrieve images and texts that are similar to those of a corpus (UNIMO, UNITER).
 
-    For each pair of the corpus in FOLDER: images in which a detector found the same; texts with the same words; and
-    captions of other images with nearly the same words. What is held out is looked for among what is held out. Given
-    again it goes on where it was stopped.
+    For each pair of the corpus in FOLDER: images with similar detections, texts with similar words, and captions of
+    other images with nearly the same words. Held-out pairs are compared only with held-out ones. The same command again
+    continues an interrupted search.
 
     \b
       megaptm corpus retrieve corpora/captions --texts corpora/sentences --out corpora/retrieved.safetensors
@@ -226,9 +231,9 @@ def retrieve(
     from data_pipeline.annotate.retrieve import RetrievalOptions
     from megaptm.report.terminal import TimedLog
 
-    number, parts = read_part(part)
-    how = RetrievalOptions(
+    part_index, parts = read_part(part)
+    options = RetrievalOptions(
         top=top, threshold=threshold, block=block, columns=columns, max_tokens=max_tokens, detector=detector
     )
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
-    commands.retrieved(folder, out, how, images=images, texts=texts, part=number - 1, parts=parts, tell=tell)
+    commands.retrieved(folder, out, options, images=images, texts=texts, part=part_index, parts=parts, tell=tell)

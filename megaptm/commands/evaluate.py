@@ -18,36 +18,36 @@ if TYPE_CHECKING:
     from megaptm.inference.image_text import Retrieval, ZeroShot
     from megaptm.inference.loaded_model import LoadedModel
 
-FREQUENT = 100
-"""Of so many words, the most frequent, none is asked for: they are of every company."""
+SKIPPED_WORDS = 100
+"""Most frequent words that are not shown by default: their neighbors tell nothing."""
 
 
 def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives the command an option for each field of `EvaluationOptions`."""
-    for one in reversed(fields(EvaluationOptions)):
+    """Add an option to the command for each field of `EvaluationOptions`."""
+    for option in reversed(fields(EvaluationOptions)):
         kind: dict[str, Any] = (
-            {"is_flag": True} if one.default is False else {"type": click.IntRange(one.metadata["least"])}
+            {"is_flag": True} if option.default is False else {"type": click.IntRange(option.metadata["least"])}
         )
-        command = click.option(f"--{one.name.replace('_', '-')}", help=one.metadata["help"], **kind)(command)
+        command = click.option(f"--{option.name.replace('_', '-')}", help=option.metadata["help"], **kind)(command)
     return command
 
 
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("--corpus", multiple=True, help="Corpus to measure on, in place of the run's own; may be given again.")
+@click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
-@click.option("--word", "words", multiple=True, help="Of word vectors: show what is near it; may be given again.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
+@click.option("--word", "words", multiple=True, help="Word vectors: show the nearest words of this word; repeatable.")
 @click.option(
     "--analogies",
     type=click.Path(path_type=Path),
-    help="Of word vectors: a file of analogies, four words a line, whose fourth words are looked for.",
+    help="Word vectors: file of analogies, four words per line; the fourth is predicted.",
 )
-@click.option("--zero-shot", help="Of images and texts: a corpus with labels, by whose names images are classified.")
+@click.option("--zero-shot", help="Image-text models: labeled corpus whose images are classified by label names.")
 @click.option(
-    "--template", "templates", multiple=True, help="What is said of a name; may be given again, and is averaged."
+    "--template", "templates", multiple=True, help="Prompt template for label names; repeat to average several."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def evaluate(
     model: Path,
     corpus: tuple[str, ...],
@@ -59,11 +59,11 @@ def evaluate(
     as_json: bool,
     **measured: Any,
 ) -> None:
-    """Measure a MODEL, the folder of a run or of an exported model, on held-out text.
+    """Evaluate a MODEL on held-out data. MODEL is the folder of a run or of an exported model.
 
-    Loss, perplexity and (causal-lm) bits per byte, beside two baselines that read nothing: `unigram` knows how often
-    each answer occurs in the training text, `uniform` only how many there are. What a run achieves on its own corpora
-    is kept in its folder. An exported model needs a --corpus, built with its tokenizer (tokenizer=FOLDER).
+    Prints loss, perplexity and (causal-lm) bits per byte, beside two baselines without context: `unigram` predicts the
+    label frequencies of the training text, `uniform` all labels equally. Results of a run on its own corpora are stored
+    in its folder. An exported model needs a --corpus that was built with its tokenizer (tokenizer=FOLDER).
 
     \b
       megaptm evaluate runs/gpt2-tiny
@@ -71,31 +71,33 @@ def evaluate(
       megaptm evaluate exported/gpt2-tiny --corpus corpora/poems
       megaptm evaluate runs/transformer-xl-tiny --memory 1600 --farthest 1000 --same-length
 
-    Of word vectors the held-out loss is in the metrics of the run; they are asked for neighbors, of some frequent words
-    where none is named, and for analogies.
+    For word vectors, prints the nearest words of --word (default: some frequent words) and the accuracy on --analogies.
+    Their held-out loss is in the metrics of the run.
 
     \b
       megaptm evaluate runs/word2vec-tiny --word list --analogies questions-words.txt
 
-    A model of images and texts (CLIP) is also asked which held-out texts and images belong together, and with
-    --zero-shot which of the names of a corpus's labels its held-out images have.
+    For image-text models (CLIP), prints also the accuracy of retrieval between held-out images and texts, and with
+    --zero-shot the accuracy of classification by label names.
 
     \b
       megaptm evaluate runs/clip-tiny --zero-shot corpora/shapes-labels --template 'a photo of a {}.'
 
-    Of regions and texts the same is asked by their vectors (UNIMO), or by whether they match, each text with each image
-    (UNITER): of 128 pairs, or of --rows.
+    For models of regions and texts, retrieval compares vectors (UNIMO) or scores each text with each image (UNITER, by
+    default of 128 pairs).
     """
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
     options = EvaluationOptions(**measured)
     a_run = is_run(model, step)
-    if words or analogies or (a_run and _of_words(model)):
-        _ask_words(model, words, analogies, step, as_json)
+    if words or analogies or (a_run and _has_word_vectors(model)):
+        _evaluate_word_vectors(model, words, analogies, step, as_json)
         return
     if not (a_run or corpus):
-        raise UserError(f"{model} is an exported model, which has no corpora of its own: give --corpus FOLDER.")
+        raise UserError(
+            f"{model} is an exported model, which has no corpora of its own: name one with --corpus FOLDER."
+        )
     tell = TimedLog(stream=sys.stderr)
     tell("loading PyTorch")
     from megaptm.console import Console
@@ -107,27 +109,25 @@ def evaluate(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    found = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
-    matched, classified = _match(loaded, corpora, options.rows, zero_shot, templates)
+    result = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
+    image_results = _evaluate_image_text(loaded, corpora, options.rows, zero_shot, templates)
     if as_json:
-        more = [one.plain() for one in (matched, classified) if one is not None]
-        print_json({key: value for said in (found.plain(), *more) for key, value in said.items()})
+        print_json({key: value for part in (result, *image_results) for key, value in part.plain().items()})
     else:
-        evaluation.show(found, Console())
-        for one in (matched, classified):
-            if one is not None:
-                one.show(Console())
+        evaluation.show(result, Console())
+        for image_result in image_results:
+            image_result.show(Console())
     sys.stdout.flush()
     if not corpora and options.as_trained:
         tell("recording the result in the run folder" + (" and in MLflow" if loaded.config.track.enabled else ""))
-        evaluation.record(loaded.config, found)
+        evaluation.record(loaded.config, result)
 
 
-def _match(
+def _evaluate_image_text(
     loaded: LoadedModel, corpora: dict[str, float], rows: int | None, labeled: str | None, templates: tuple[str, ...]
-) -> tuple[Retrieval | None, ZeroShot | None]:
-    """Of a model of images and texts, which belong together; of one of pixels, which names the images of a corpus
-    have."""
+) -> list[Retrieval | ZeroShot]:
+    """Return the results of retrieval for image-text models, and of zero-shot classification on the corpus `labeled`;
+    empty for other models."""
     from megaptm.inference.image_text import retrieval
     from megaptm.inference.loaded_model import TEMPLATES
     from megaptm.inference.region_retrieval import region_retrieval
@@ -137,14 +137,17 @@ def _match(
     if not isinstance(loaded.config.built_objective, ImageText):
         if labeled or templates:
             raise UserError(
-                f"--zero-shot and --template are for models of images and texts, and {family.name} is none."
+                f"--zero-shot and --template are for models of images and texts, which {family.name} is not."
             )
-        return region_retrieval(loaded, corpora, rows=rows) if family.reads_regions else None, None
-    classified = loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows) if labeled else None
-    return retrieval(loaded, corpora, rows=rows), classified
+        result = region_retrieval(loaded, corpora, rows=rows) if family.reads_regions else None
+        return [] if result is None else [result]
+    results: list[Retrieval | ZeroShot] = [retrieval(loaded, corpora, rows=rows)]
+    if labeled:
+        results.append(loaded.zero_shot(corpus=labeled, templates=templates or TEMPLATES, rows=rows))
+    return results
 
 
-def _of_words(run: Path) -> bool:
+def _has_word_vectors(run: Path) -> bool:
     from megaptm.config import load_run, resolve
     from megaptm.families.words import WordSpec
     from megaptm.run.folder import CONFIG
@@ -152,21 +155,23 @@ def _of_words(run: Path) -> bool:
     return isinstance(resolve(load_run(run / CONFIG)), WordSpec)
 
 
-def _ask_words(run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool) -> None:
-    """What is near some words, and how many analogies are answered."""
+def _evaluate_word_vectors(
+    run: Path, words: tuple[str, ...], analogies: Path | None, step: int | None, as_json: bool
+) -> None:
+    """Print the nearest words of some words, and the accuracy on analogies."""
     from megaptm.words.vectors import load_words, read_questions
 
     vectors = load_words(run, step=step)
     if not words and not analogies:
-        words = tuple(vectors.words[FREQUENT : FREQUENT + 5] or vectors.words[-5:])
-    near = {word: vectors.nearest(word) for word in words}
-    right, known = vectors.accuracy(questions := read_questions(analogies)) if analogies else (0, 0)
+        words = tuple(vectors.words[SKIPPED_WORDS : SKIPPED_WORDS + 5] or vectors.words[-5:])
+    nearest = {word: vectors.nearest(word) for word in words}
+    correct, known = vectors.accuracy(questions := read_questions(analogies)) if analogies else (0, 0)
     if as_json:
-        found = {"right": right, "known": known, "asked": len(questions)} if analogies else None
-        print_json({"nearest": {word: dict(found) for word, found in near.items()}, "analogies": found})
+        counts = {"correct": correct, "known": known, "total": len(questions)} if analogies else None
+        print_json({"nearest": {word: dict(neighbors) for word, neighbors in nearest.items()}, "analogies": counts})
         return
-    for word, neighbors in near.items():
+    for word, neighbors in nearest.items():
         echo(f"{word}: {', '.join(f'{name} {cosine:.2f}' for name, cosine in neighbors)}")
     if analogies:
-        share = f" ({right / known:.1%})" if known else ""
-        echo(f"{right:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector")
+        share = f" ({correct / known:.1%})" if known else ""
+        echo(f"{correct:,} of {known:,} analogies{share}; {len(questions) - known:,} more have words without a vector")

@@ -17,12 +17,12 @@ READ_BY = {
     "fasttext-bin": "; in Python: fasttext.load_model({0!r}), gensim.models.fasttext.load_facebook_model({0!r})",
     "safetensors": "",
 }
-"""Format of word vectors -> how it is read."""
+"""Format of word vectors -> note on how to read it."""
 
 
 @click.group()
 def export() -> None:
-    """Write a trained model in another format.
+    """Export a trained model to another format.
 
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
@@ -35,19 +35,19 @@ def export() -> None:
 @export.command("elmo")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option(
     "--format",
     "format_",
     type=click.Choice(["safetensors", "hdf5"]),
     default="safetensors",
     show_default=True,
-    help="Of the weights; hdf5 is what the released code and AllenNLP read.",
+    help="Format of the weights. The released code and AllenNLP read hdf5.",
 )
 def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
-    """Write RUN's ELMo to FOLDER, with the names and shapes of the released code.
+    """Export the ELMo of RUN to FOLDER, with the names and shapes of the released code.
 
-    weights.hdf5 is its file, and weights.safetensors has the same, name by name; options.json is as it reads it.
+    The weights are in weights.hdf5 or weights.safetensors, with the same names; the options are in options.json.
 
     \b
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
@@ -70,9 +70,9 @@ def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
 @export.command("cove")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 def cove(run: Path, folder: Path, step: int | None) -> None:
-    """Write the encoder of RUN's CoVe to FOLDER, as torch.nn.LSTM loads it, with the vectors of words that it reads.
+    """Export the CoVe encoder of RUN to FOLDER, for torch.nn.LSTM, with its word vectors.
 
     \b
       megaptm export cove runs/cove-tiny exported/cove-tiny
@@ -85,15 +85,15 @@ def cove(run: Path, folder: Path, step: int | None) -> None:
     checkpoint = open_checkpoint(run, step=step)
     to_cove_folder(checkpoint, folder)
     size = checkpoint.spec.size
-    made = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
+    module = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
     echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
-    echo(f"  {made}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
+    echo(f"  {module}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
 
 
 @export.command("words")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option(
     "--format",
     "format_",
@@ -102,7 +102,7 @@ def cove(run: Path, folder: Path, step: int | None) -> None:
     show_default=True,
 )
 def words(run: Path, file: Path, step: int | None, format_: str) -> None:
-    """Write RUN's word vectors to FILE, the most frequent words first.
+    """Export the word vectors of RUN to FILE, the most frequent words first.
 
     \b
       megaptm export words runs/word2vec-tiny exported/words.txt
@@ -123,29 +123,29 @@ def words(run: Path, file: Path, step: int | None, format_: str) -> None:
 @export.command("hf")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option(
     "--average",
     type=click.IntRange(1),
     default=1,
-    help="Write the mean of the weights of so many checkpoints, that one and those before it.",
+    help="Average the weights of this many checkpoints, up to --step.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
 def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype: str) -> None:
-    """Write RUN's model to FOLDER, as `transformers` loads it.
+    """Export the model of RUN to FOLDER, for `transformers`.
 
     \b
       megaptm export hf runs/gpt2-tiny exported/gpt2-tiny
       megaptm export hf runs/gpt2-small exported/gpt2 --step 50000 --dtype bfloat16
       megaptm export hf runs/transformer-base exported/transformer --average 5
 
-    It says how the model is loaded in Python: by which class, and, where it is two (ELECTRA), from which folders.
+    The output shows how to load the model in Python: the class, or for two models (ELECTRA) the classes and folders.
     """
     from megaptm.report.terminal import TimedLog
     from megaptm.storage import writable_path
 
     writable_path(folder, "FOLDER")
-    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
     tell("loading PyTorch and transformers")
     import torch
 
@@ -169,19 +169,19 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
     )
     family = checkpoint.spec.family
     if family.reads_images:
-        beside = ["AutoProcessor" if family.has_tokens and has_tokenizer else "AutoImageProcessor"]
+        processors = ["AutoProcessor" if family.has_tokens and has_tokenizer else "AutoImageProcessor"]
     else:
-        beside = ["AutoTokenizer"] if has_tokenizer else []
+        processors = ["AutoTokenizer"] if has_tokenizer else []
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
     echo(f"{which} {checkpoint.step} of {run} is in {folder}; in Python:")
-    for name, place in [
-        *((name, place) for place, name in exported.classes.items()),
-        *((name, ".") for name in beside),
+    for name, subfolder in [
+        *((name, subfolder) for subfolder, name in exported.classes.items()),
+        *((name, ".") for name in processors),
     ]:
-        echo(f"  transformers.{name}.from_pretrained({str(folder / place)!r})")
+        echo(f"  transformers.{name}.from_pretrained({str(folder / subfolder)!r})")
     if exported.left_out:
-        echo(f"left out, since these classes have no such head: {', '.join(exported.left_out)}")
+        echo(f"not exported, because these classes have no such head: {', '.join(exported.left_out)}")
     if family.has_tokens and not has_tokenizer:
-        echo("warning: the run has no tokenizer yet, so the export has none: save the model's own beside it")
+        echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:
         echo(f"warning: {warning}")

@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from megaptm.families.words import WordFamily
 
 
-def _names(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+def _complete_family(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
     from megaptm.families import FAMILIES
 
-    return [name for name in FAMILIES if name.startswith(begun)]
+    return [name for name in FAMILIES if name.startswith(prefix)]
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=_names)
-@click.option("--json", "as_json", is_flag=True, help="Print numbers for a script.")
+@click.argument("name", required=False, shell_complete=_complete_family)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def families(name: str | None, as_json: bool) -> None:
-    """List the families of models: sizes, parameters, objectives and Hugging Face's model that is the same.
+    """List the model families: sizes, parameters, objectives and the equivalent Hugging Face model.
 
-    NAME is one of them, told with the layouts that come with megaptm, or one of your own: package.module:NAME.
+    NAME selects one family and shows the layouts of its shipped configs. For a family of your own: package.module:NAME.
 
     \b
       megaptm families
@@ -37,16 +37,16 @@ def families(name: str | None, as_json: bool) -> None:
 
     if name is None:
         chosen = [*FAMILIES.values()]
-    elif (found := find_family(name)) is not None:
-        chosen = [found]
+    elif (family := find_family(name)) is not None:
+        chosen = [family]
     else:
-        raise UserError(f"{name} is no family; {nearest(name, FAMILIES, 'there are {}, or package.module:NAME.')}")
+        raise UserError(f"unknown family {name}; {nearest(name, FAMILIES, 'there are {}, or package.module:NAME.')}")
     if as_json:
         print_json(
             {
-                family.name: _word_numbers(family)
+                family.name: _word_family_json(family)
                 if isinstance(family, WordFamily)
-                else {**_numbers(family), "layouts": _layout_numbers(family)}
+                else {**_family_json(family), "layouts": _layouts_json(family)}
                 for family in chosen
             }
         )
@@ -58,7 +58,7 @@ def families(name: str | None, as_json: bool) -> None:
                 _show(family, with_layouts=name is not None)
 
 
-def _word_numbers(family: WordFamily) -> dict[str, Any]:
+def _word_family_json(family: WordFamily) -> dict[str, Any]:
     from dataclasses import asdict
 
     from megaptm.families.words import WordSpec
@@ -90,12 +90,12 @@ def _show_words(family: WordFamily) -> None:
     columns = ("parameters", *family.numbers)
     for column in columns:
         table.add_column(column, justify="right")
-    for size, row in _word_numbers(family)["sizes"].items():
+    for size, row in _word_family_json(family)["sizes"].items():
         table.add_row(size, *(f"{cell:,}" if type(cell) is int else str(cell) for cell in map(row.get, columns)))
     Console().print(table)
 
 
-def _numbers(family: Any) -> dict[str, Any]:
+def _family_json(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from megaptm.hub.counterparts import models_of
@@ -121,7 +121,7 @@ def _numbers(family: Any) -> dict[str, Any]:
     }
 
 
-def _layout_numbers(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
+def _layouts_json(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
     return {
         config: {devices: layout.model_dump() for devices, layout in layouts.items()}
         for config, layouts in _layouts(family).items()
@@ -129,10 +129,7 @@ def _layout_numbers(family: Any) -> dict[str, dict[int, dict[str, Any]]]:
 
 
 def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
-    """Config of the family that comes with megaptm -> devices -> the layout that it has for so many.
-
-    Each file is read once, whatever it has layouts for; it takes a tenth of a second all the same.
-    """
+    """Return shipped config of the family -> number of devices -> layout. Reads each file once."""
     from megaptm.config import UncheckedConfig
     from megaptm.config.shipped import CONFIGS
     from megaptm.families import FAMILIES
@@ -140,13 +137,13 @@ def _layouts(family: Any) -> dict[str, dict[int, Layout]]:
     name = family.name
     if FAMILIES.get(name) is not family:
         return {}
-    found = {}
+    layouts = {}
     for path in sorted((CONFIGS / name).glob("*.yaml"), key=lambda path: path.stem):
         config = UncheckedConfig.read(path)
-        found[f"{name}/{path.stem}"] = {
+        layouts[f"{name}/{path.stem}"] = {
             devices: config.with_override(f"devices={devices}").load().layout for devices in config.offered_devices
         }
-    return found
+    return layouts
 
 
 def _show(family: Any, *, with_layouts: bool) -> None:
@@ -155,15 +152,15 @@ def _show(family: Any, *, with_layouts: bool) -> None:
     from megaptm.console import Console
     from megaptm.report.terminal import layout_title
 
-    numbers = _numbers(family)
-    supervised = dict.fromkeys(numbers["supervised"], " (supervised)")
+    facts = _family_json(family)
+    supervised = dict.fromkeys(facts["supervised"], " (supervised)")
     objectives = ", ".join(f"{name}{supervised.get(name, '')}" for name in family.objectives)
     title = f"{family.name}: {' and '.join(family.stacks)}, {family.paper}; {objectives}"
-    at_hub = " and ".join(numbers["hugging_face"]) or "none"
-    table = Table("size", title=f"{title}\nHugging Face's model: {at_hub}", title_justify="left")
+    hf_models = " and ".join(facts["hugging_face"]) or "none"
+    table = Table("size", title=f"{title}\nHugging Face model: {hf_models}", title_justify="left")
     for column in ("parameters", "layers", "width", "heads", "feed-forward"):
         table.add_column(column, justify="right")
-    for size, row in numbers["sizes"].items():
+    for size, row in facts["sizes"].items():
         cells = (row[key] for key in ("parameters", "layers", "width", "heads", "ffn"))
         table.add_row(size, *(f"{cell:,}" for cell in cells))
     console = Console()

@@ -17,28 +17,28 @@ from megaptm.errors import printable
 @click.option(
     "--prompt",
     required=True,
-    help="Text to continue (GPT) or to answer (translation), or with holes to fill (T5, BART) or to guess.",
+    help="Text to continue (GPT), to translate or answer (encoder-decoder), or with masks to fill (T5, BART, BERT).",
 )
-@click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Most tokens to say.")
-@click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Higher is bolder.")
-@click.option("--top-k", type=int, default=50, show_default=True, help="Draw from so many likeliest tokens; 0: all.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed says the same thing.")
-@click.option("--greedy", is_flag=True, help="Always the likeliest token; answers by one beam.")
-@click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: guesses for each mask.")
+@click.option("--tokens", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of new tokens.")
+@click.option("--temperature", type=Finite(min=0), default=0.8, show_default=True, help="Sampling temperature.")
+@click.option("--top-k", type=int, default=50, show_default=True, help="Sample from the k most likely tokens; 0: all.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampling.")
+@click.option("--greedy", is_flag=True, help="Always take the most likely token; beam search with one beam.")
+@click.option("--guesses", type=click.IntRange(1), default=5, show_default=True, help="BERT: predictions per mask.")
 @click.option(
     "--beams",
     type=click.IntRange(1),
-    help="Answer the prompt, such as by its translation, by beam search with so many; 4 for a prompt without holes, 1 "
-    "with --greedy.",
+    help="Encoder-decoder: generate an answer, such as a translation, with this many beams.  [default for a prompt "
+    "without masks: 4, with --greedy 1]",
 )
 @click.option(
     "--length-penalty",
     type=Finite(min=0),
     default=0.6,
     show_default=True,
-    help="Beam search: higher for longer answers.",
+    help="Beam search: higher values prefer longer outputs.",
 )
-@click.option("--step", type=int, help="Checkpoint to take; the newest by default.")
+@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 def generate(
     model: Path,
     prompt: str,
@@ -52,10 +52,10 @@ def generate(
     length_penalty: float,
     step: int | None,
 ) -> None:
-    """Let a MODEL speak: the folder of a run, or of an exported model.
+    """Generate text with a MODEL. MODEL is the folder of a run or of an exported model.
 
-    A decoder (GPT) continues the prompt, an encoder-decoder fills its holes (T5, BART) or answers it (translation,
-    text-to-text), as it was trained to; an encoder (BERT) or a generator (ELECTRA) guesses its masks.
+    A decoder (GPT) continues the prompt. An encoder-decoder fills masked spans (T5, BART) or generates an answer
+    (translation, text-to-text), as in its training. An encoder (BERT, the generator of ELECTRA) predicts masked tokens.
 
     \b
       megaptm generate runs/gpt2-tiny --prompt 'def read(path' --tokens 200
@@ -67,21 +67,21 @@ def generate(
     from megaptm.inference.folder import is_run
     from megaptm.report.terminal import TimedLog
 
-    is_run(model, step)  # or neither, which is told before PyTorch is loaded
-    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
+    is_run(model, step)  # reports an invalid folder before PyTorch is loaded
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
     tell("loading PyTorch")
-    from megaptm.inference import generate as say
+    from megaptm.inference import generate as generation
     from megaptm.inference.loaded_model import load_model
     from megaptm.inference.prompt import read_prompt, use_of
 
     tell("reading the checkpoint")
-    sampling = say.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
+    sampling = generation.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     loaded = load_model(model, step=step)
     way = use_of(loaded, prompt)
     if way == "guess":
-        _table(prompt, say.guess_masks(loaded, prompt, guesses=guesses))
+        _print_predictions(prompt, generation.guess_masks(loaded, prompt, guesses=guesses))
     elif way == "generate":
-        pieces = say.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
+        pieces = generation.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
         first = next(pieces, "")
         click.echo(click.style(printable(prompt), bold=True) + printable(first), nl=False)
         for piece in pieces:
@@ -90,12 +90,13 @@ def generate(
     elif beams or read_prompt(loaded, prompt)[0] == "text":
         echo(loaded.answer(prompt, tokens=tokens, beams=beams or (1 if greedy else 4), length_penalty=length_penalty))
     else:
-        filled = say.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
-        words = ((printable(text), said) for text, said in filled)
-        click.echo("".join(click.style(text, bold=True) if said else text for text, said in words))
+        filled = generation.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
+        click.echo(
+            "".join(click.style(printable(text), bold=True) if is_new else printable(text) for text, is_new in filled)
+        )
 
 
-def _table(prompt: str, found: list) -> None:
+def _print_predictions(prompt: str, predictions: list) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -103,8 +104,8 @@ def _table(prompt: str, found: list) -> None:
 
     table = Table(box=None, pad_edge=False, title=Text(prompt, "bold"), title_justify="left")
     table.add_column("mask")
-    for column in range(len(found[0])):
+    for column in range(len(predictions[0])):
         table.add_column(f"guess {column + 1}")
-    for number, row in enumerate(found, 1):
+    for number, row in enumerate(predictions, 1):
         table.add_row(str(number), *(Text(f"{guess.shown} {guess.chance:.1%}") for guess in row))
     Console().print(table)

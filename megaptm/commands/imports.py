@@ -1,4 +1,4 @@
-"""`megaptm import`: a run that begins from a model made elsewhere."""
+"""`megaptm import`: a run that starts from a model of another library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group("import")
 def imports() -> None:
-    """Begin a run from a model of another library.
+    """Create a run from a model of another library.
 
     \b
       megaptm import hf exported/gpt2-tiny runs/again
@@ -30,11 +30,11 @@ def imports() -> None:
 @click.argument("run", type=click.Path(path_type=Path))
 @overrides_argument
 def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
-    """Make the run folder RUN, whose step 0 is the ELMo in FOLDER, as the released code names it.
+    """Create the run RUN from the ELMo in FOLDER, which has the format of the released code.
 
-    FOLDER has options.json, weights.hdf5 (or .safetensors) and vocabulary.txt, whose names may begin with the model's;
-    softmax.safetensors too where it was exported here: released models have none, and it begins afresh. Text for it is
-    cut at spaces, or as the tokenizer.json that lies there cuts it.
+    FOLDER holds options.json, weights.hdf5 (or .safetensors) and vocabulary.txt; the file names may start with the name
+    of the model. An export of megaptm also holds softmax.safetensors; released models lack it, and it is initialized
+    anew. Text is split at spaces, or by a tokenizer.json in FOLDER.
 
     \b
       megaptm import elmo released/elmo-original runs/elmo
@@ -46,10 +46,10 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 
     config, fresh = import_elmo(folder, run, overrides)
     if fresh:
-        echo(f"{folder} came without {', '.join(fresh)}: begun afresh, from train.seed={config.train.seed}")
+        echo(f"{folder} has no {', '.join(fresh)}: initialized from train.seed={config.train.seed}")
     size = f"{config.model.family}/{config.model.size}, {count_parameters(resolve_model(config)):,} parameters"
     echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
-    _say_next(config, run)
+    _print_next_commands(config, run)
 
 
 @imports.command("hf")
@@ -59,29 +59,29 @@ def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
 @click.option(
     "--tokenizer",
     type=click.Path(path_type=Path),
-    help="Folder of the tokenizer, if SOURCE has none or another one; absent, and not in SOURCE: that of the corpus.",
+    help="Folder of the tokenizer.  [default: that of SOURCE, else that of the corpus]",
 )
 def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: Path | None) -> None:
-    """Make the run folder RUN, whose step 0 is the model in SOURCE: a folder, or a name on the hub.
+    """Create the run RUN from a model of `transformers`. SOURCE is a folder, or a name on the Hugging Face Hub.
 
-    Models of the families here that transformers has, saved as safetensors. A head that a model came without begins
-    afresh, and the objective is one without it, if the family has such: masked-lm for a BertForMaskedLM. Any key of the
-    config can be set, until the first checkpoint also by `megaptm train`; model.family=spanbert says which it is where
-    several are of one type there. No code of the model's own is run.
+    The model must be saved as safetensors and belong to a family that both libraries have. A head that the model lacks
+    is initialized anew, and the objective does not use it if possible: masked-lm for a BertForMaskedLM. KEY=VALUE
+    changes any key of the config; until the first checkpoint, `megaptm train` can still change the model.
+    model.family=spanbert selects the family if several have one type in transformers. Code of the model is never run.
 
     \b
       megaptm import hf exported/gpt2-tiny runs/again data.mix='{corpora/books: 1}'
       megaptm train runs/again train.steps=500
 
     \b
-    Text for it has to be read by its own tokenizer:
+    A corpus for the model must be built with its tokenizer:
       megaptm import hf openai-community/gpt2 runs/gpt2
       megaptm corpus build 'books/**/*.txt' out=runs/gpt2/corpus tokenizer=runs/gpt2/tokenizer
       megaptm evaluate runs/gpt2
     """
     from megaptm.report.terminal import TimedLog
 
-    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)  # for people, who wait
+    tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
     tell("loading PyTorch and transformers")
     from megaptm.config import resolve_model
     from megaptm.hub.import_run import import_run
@@ -91,32 +91,33 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     done = import_run(source, run, overrides, tokenizer=tokenizer)
     config = done.config
     if heads := [name for name in done.fresh if name not in done.decoders]:
-        echo(f"{source} came without {', '.join(heads)}: begun afresh, from train.seed={config.train.seed}")
+        echo(f"{source} has no {', '.join(heads)}: initialized from train.seed={config.train.seed}")
     if done.decoders:
         echo(
-            f"{source} came without {', '.join(done.decoders)}: transformers has no mask decoder, and megaptm's "
-            f"{config.model.family} has one. It begins afresh: logits of masked tokens are not those of transformers"
+            f"{source} has no {', '.join(done.decoders)}: transformers has no mask decoder, but megaptm's "
+            f"{config.model.family} has one. It is initialized anew, so logits of masked tokens differ from "
+            "transformers"
         )
     if done.unused:
         names = ", ".join(done.unused[:4]) + (f" and {len(done.unused) - 4} more" if len(done.unused) > 4 else "")
-        echo(f"{source} has weights that no objective here trains: {names}; an export writes them as they are")
+        echo(f"{source} has weights that no objective here trains: {names}; an export writes them unchanged")
     if done.otherwise:
-        said = " and ".join(done.otherwise)
-        echo(f"{source} was trained with {said}: here one rate is for all, model.dropout={config.model.dropout}")
+        rates = " and ".join(done.otherwise)
+        echo(f"{source} was trained with {rates}: here one rate applies to all, model.dropout={config.model.dropout}")
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
-    _say_next(config, run)
+    _print_next_commands(config, run)
 
 
-def _say_next(config: Config, run: Path) -> None:
-    """What is typed to train it."""
+def _print_next_commands(config: Config, run: Path) -> None:
+    """Print the commands that train the imported model."""
     from megaptm.run.build_command import build_words
     from megaptm.shell import command_line, typed_path
 
     folder = typed_path(run.absolute())
     lines = [["train", folder]]
     tokenizer = f"{folder}/tokenizer" if (run / "tokenizer").exists() else "FOLDER_OF_ITS_TOKENIZER"
-    if (place := str(run.absolute() / "corpus")) in config.data.mix:  # nobody named another: it is yet to be built
-        lines.insert(0, build_words(place, config, text=None, out=f"{folder}/corpus", tokenizer=tokenizer))
+    if (corpus := str(run.absolute() / "corpus")) in config.data.mix:  # the default, which must still be built
+        lines.insert(0, build_words(corpus, config, text=None, out=f"{folder}/corpus", tokenizer=tokenizer))
     echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))

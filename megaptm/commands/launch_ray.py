@@ -18,34 +18,37 @@ if TYPE_CHECKING:
     from megaptm.plan.machine import Machine
 
 JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
-"""Variables of a submitted job: which every one has; and after how long `ray job stop` kills, by default after 3."""
+"""Environment variables of a submitted job: one that each job has, and the seconds after which `ray job stop` kills it
+(default: 3)."""
 WAIT_AGAIN_SECONDS = 300.0
 CORPUS = "corpus."
-"""Begins a setting that is the recipe's."""
+"""Prefix of settings for the recipe."""
 
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@click.option("--address", help="HOST:PORT of a cluster; absent: RAY_ADDRESS, or a cluster of this machine alone.")
+@click.option("--address", help="HOST:PORT of the cluster.  [default: RAY_ADDRESS, else a new one on this machine]")
 @click.option(
     "--wait",
     type=Finite(min=0),
-    help="Seconds in which the devices may come: an autoscaler starts nodes, other jobs end, a lost node is back. "
-    f"Absent: none at the beginning, {WAIT_AGAIN_SECONDS:.0f} after a loss.",
+    help="Seconds to wait for devices: for new nodes, for other jobs to end, for a lost node to return.  "
+    f"[default: 0 at the start, {WAIT_AGAIN_SECONDS:.0f} after a node was lost]",
 )
 @click.option(
     "--retries",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="Further starts after failures of a rank, each only if more was saved. Lost nodes are not counted.",
+    help="Restarts after failures of a rank, each only if a checkpoint was saved since. Lost nodes do not count.",
 )
-@machine_option(metavar="NAME", help="What a node is; a smaller layout must then fit into its memory.")
+@machine_option(metavar="NAME", help="Machine type of the nodes; a smaller layout must then fit in its memory.")
 @click.option(
-    "--corpus", metavar="RECIPE", help="Build this corpus first, unless it is there; corpus.KEY=VALUE sets its."
+    "--corpus",
+    metavar="RECIPE",
+    help="Build this corpus first, unless it exists; corpus.KEY=VALUE changes its settings.",
 )
-@click.option("--dry-run", is_flag=True, help="Only show which ranks would run on which node.")
+@click.option("--dry-run", is_flag=True, help="Only show the placement of ranks on nodes.")
 def ray(
     config: Path,
     overrides: tuple[str, ...],
@@ -56,10 +59,10 @@ def ray(
     corpus: str | None,
     dry_run: bool,
 ) -> None:
-    """Train on a Ray cluster, or on this machine as if it were one.
+    """Train on a Ray cluster, or in a cluster of this machine alone.
 
-    Ranks of a tensor group share a node. When a node is lost, the run waits for another one, and then goes on from the
-    newest checkpoint: with the layout that was asked for, or with the largest that still fits.
+    Tensor ranks of a group share a node. If a node is lost, the run waits for another one and then continues from the
+    newest checkpoint, with the configured layout or with the largest one that fits the remaining nodes.
 
     \b
       megaptm launch ray configs/gpt2/tiny.yaml data.mix='{corpora/books: 1}' layout.data=2
@@ -67,45 +70,47 @@ def ray(
       ray job submit --working-dir . -- python -m megaptm launch ray configs/gpt3/xl.yaml run=/shared/xl
 
     \b
-    Text to model in one job; the corpus is built by all nodes, unless it is there:
+    Corpus and model in one job; all nodes build the corpus, unless it exists:
       megaptm launch ray configs/bert/base.yaml run=/shared/bert data.mix='{/shared/wikipedia: 1}' \\
         --corpus configs/corpora/wikipedia-bert.yaml corpus.workers=64
 
     \b
-    Exit codes: 0 done, 1 a failure, 2 a mistake, 75 saved or cut short: start it again, it goes on where it was;
-    130 left at once, unsaved, by Ctrl-C a second time.
+    Exit codes:
+      0    complete
+      1    failure
+      2    user error
+      75   saved or interrupted: start it again, it continues
+      130  ended without saving by a second Ctrl-C
     """
+    from megaptm.launch.ray.supervisor import show_placement
+    from megaptm.plan.machine import load_machine
     from megaptm.processes import outlive_terminal
+    from megaptm.report.terminal import title
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
     recipe = [word.removeprefix(CORPUS) for word in overrides if word.startswith(CORPUS)]
     if recipe and corpus is None:
-        raise click.UsageError(f"{CORPUS}{recipe[0]} is for a recipe: name it with --corpus RECIPE.")
+        raise click.UsageError(f"{CORPUS}{recipe[0]} is a setting of a recipe: name the recipe with --corpus RECIPE.")
     settings = [word for word in overrides if not word.startswith(CORPUS)]
-    wanted = read_config(config, settings)
-    described = _machine(machine)
-    _refuse_copy(wanted.run)
+    run_config = read_config(config, settings)
+    ray_machine = load_machine(machine) if machine else None
+    _refuse_copied_folder(run_config.run)
     if corpus is None:
-        _check(wanted, described)
+        _check(run_config, ray_machine)
     if not (address or os.environ.get("RAY_ADDRESS")):
-        echo("starting Ray on this machine", err=True)  # some seconds, of which Ray says nothing
-    join(address, processes=wanted.layout.processes)
+        echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
+    join(address, processes=run_config.layout.processes)
     if dry_run:
-        _dry_run(wanted)
+        echo(title(run_config))
+        show_placement(run_config)
         return
     if corpus is not None:
-        _build(corpus, recipe, wanted)
-        wanted = read_config(config, settings)  # its model.vocabulary may be that of the corpus
-        _check(wanted, described)
+        _build_corpus(corpus, recipe, run_config)
+        run_config = read_config(config, settings)  # its model.vocabulary may be that of the corpus
+        _check(run_config, ray_machine)
     outlive_terminal()
-    sys.exit(_launch(wanted, address=address, wait=wait, retries=retries, machine=described))
-
-
-def _machine(name: str | None) -> Machine | None:
-    from megaptm.plan.machine import load_machine
-
-    return load_machine(name) if name else None
+    sys.exit(_launch(run_config, address=address, wait=wait, retries=retries, machine=ray_machine))
 
 
 def _check(config: Config, machine: Machine | None) -> None:
@@ -115,40 +120,40 @@ def _check(config: Config, machine: Machine | None) -> None:
     check_before_submission(Case(config=config, machine=machine))
 
 
-def _refuse_copy(run: str) -> None:
-    """Ray runs a job in a copy of its working directory, of which each node has its own."""
+def _refuse_copied_folder(run: str) -> None:
+    """Refuse a run folder in a job's working directory: Ray gives each node its own copy of that directory."""
     if any(part.startswith("_ray_pkg_") for part in Path(run).parts):
         raise UserError(
-            f"run ({Path(run).name}) would lie in the copy of the working directory that Ray makes for a job and later "
-            "removes: give run=/FOLDER on a disk that all nodes share."
+            f"run ({Path(run).name}) would be in a copy of the working directory, which Ray removes after the job: set "
+            "run=/FOLDER to a folder on a disk that all nodes share."
         )
 
 
-def _build(recipe: str, settings: list[str], config: Config) -> None:
-    """Build the corpus on the cluster, unless it is there."""
+def _build_corpus(recipe: str, settings: list[str], config: Config) -> None:
+    """Build the corpus on the cluster, unless it exists."""
     from data_pipeline import commands
 
-    out = _corpus_of(settings, config)
+    out = _corpus_to_build(settings, config)
     if _is_built(recipe, settings, out, config):
-        echo(f"Corpus {out} is there.")
+        echo(f"Corpus {out} exists.")
         return
     commands.build([recipe, *(word for word in settings if not word.startswith("out=")), f"out={out}"])
 
 
-def _corpus_of(settings: list[str], config: Config) -> str:
-    """Which of the corpora that are trained on is built; the only one, if nobody says."""
+def _corpus_to_build(settings: list[str], config: Config) -> str:
+    """Return the corpus of data.mix that corpus.out names; without corpus.out, the only one."""
     mix = list(config.data.mix)
-    asked = [word.removeprefix("out=") for word in settings if word.startswith("out=")]
-    out = (asked[-1] if "://" in asked[-1] else str(Path(asked[-1]).expanduser().absolute())) if asked else mix[0]
-    if out not in mix or (not asked and len(mix) > 1):
+    named = [word.removeprefix("out=") for word in settings if word.startswith("out=")]
+    out = (named[-1] if "://" in named[-1] else str(Path(named[-1]).expanduser().absolute())) if named else mix[0]
+    if out not in mix or (not named and len(mix) > 1):
         raise UserError(
-            f"--corpus builds one of the corpora in data.mix ({', '.join(mix)}): say which by corpus.out=FOLDER."
+            f"--corpus builds one of the corpora in data.mix ({', '.join(mix)}): choose it with corpus.out=FOLDER."
         )
     return out
 
 
 def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> bool:
-    """Whether the corpus is there, made by this recipe; one that another made is not replaced unasked."""
+    """Whether the corpus exists and was built by this recipe. Raise UserError if another recipe built it."""
     import json
 
     from data_pipeline.commands import Build
@@ -161,23 +166,15 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
     if not exists(join(out, MANIFEST)):
         return False
     words = [word for word in settings if word.partition("=")[0] not in Build.__annotations__]
-    wanted = json.loads(json.dumps(read_recipe([recipe], words).plain()))
-    if Corpus.open(out, cache_of(config)).manifest.made_from.get("recipe") == wanted:
+    recipe_json = json.loads(json.dumps(read_recipe([recipe], words).plain()))
+    if Corpus.open(out, cache_of(config)).manifest.made_from.get("recipe") == recipe_json:
         return True
     if "overwrite=true" not in settings:
         raise UserError(
-            f"{out} was built by another recipe than {recipe}: choose another corpus.out=FOLDER, or replace it by "
+            f"{out} was built by another recipe than {recipe}: choose another corpus.out=FOLDER, or replace it with "
             "corpus.overwrite=true."
         )
     return False
-
-
-def _dry_run(config: Config) -> None:
-    from megaptm.launch.ray.supervisor import show_placement
-    from megaptm.report.terminal import title
-
-    echo(title(config))
-    show_placement(config)
 
 
 def _launch(config: Config, *, address: str | None, wait: float | None, retries: int, machine: Machine | None) -> int:
@@ -186,7 +183,7 @@ def _launch(config: Config, *, address: str | None, wait: float | None, retries:
 
     echo(title(config))
     if JOB in os.environ and STOP_SECONDS not in os.environ:
-        echo(f"`ray job stop` kills this job after 3 seconds, saved or not, unless {STOP_SECONDS} is set.")
+        echo(f"`ray job stop` kills this job after 3 seconds, saved or not: set {STOP_SECONDS} to allow more.")
     return Supervisor(
         config,
         wait=wait or 0.0,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from megaptm.commands.options import of_a_job
+from megaptm.commands.options import add_job_options
 from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@of_a_job
-@click.option("--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True)
+@add_job_options
 @click.option(
-    "--time", "limit", default="24:00:00", show_default=True, help="Limit of a job; near it the run is saved."
+    "--cpus-per-task", "cpus", type=click.IntRange(min=1), default=12, show_default=True, help="CPUs per process."
+)
+@click.option(
+    "--time", "limit", default="24:00:00", show_default=True, help="Time limit of a job; the run is saved before it."
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
-    help="Jobs, each after the other; absent: as many as the run takes on --machine, or one.",
+    help="Number of consecutive jobs.  [default: as many as the run needs on --machine; 1 without --machine]",
 )
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Only print the script, then what is wrong; also where Slurm or the corpora are not.",
+    help="Print the script and the faults, submit nothing; works also without Slurm or the corpora.",
 )
-@click.option("--follow/--no-follow", default=True, help="Show what the jobs say until the run is done.")
+@click.option("--follow/--no-follow", default=True, help="Show the output of the jobs until the run is complete.")
 def slurm(
     config: Path,
     overrides: tuple[str, ...],
@@ -46,15 +48,15 @@ def slurm(
     dry_run: bool,
     follow: bool,
 ) -> None:
-    """Submit a run to Slurm, with the script of slurm/gpt_175b.sh in the run's numbers.
+    """Submit a run to Slurm. The job script is that of slurm/gpt_175b.sh with the resources of this run.
 
-    First everything is looked at that decides whether the run can start, as `megaptm check` does; with --machine also
-    whether it fits into memory and a job's time. Nothing is made or submitted where something is wrong.
+    First, the checks of `megaptm check` that decide whether the run can start are made, with --machine also of memory
+    and time. If a check fails, nothing is created or submitted.
 
-    A job goes back to the queue before its limit and on with the run. Where it may not (--no-requeue), it ends, and the
-    next of --jobs goes on; one that finds all steps done ends at once. With --machine their number follows from the
-    plan: the days of the run, what failures cost included, over what a job's limit leaves for steps. Where they ran out
-    and the run got on, who follows submits another one.
+    Before its time limit a job saves and goes back to the queue, then continues the run. A job that may not be requeued
+    (--no-requeue) ends, and the next of --jobs continues; a job of a complete run ends at once. With --machine the
+    number of jobs follows from the plan: the duration of the run with failures, divided by a job's time for steps. If
+    the jobs were too few and the run made progress, --follow submits another one.
 
     \b
       megaptm launch slurm configs/gpt3/175b.yaml --machine h100-80g --sbatch=--account=PROJECT
@@ -79,10 +81,10 @@ def slurm(
     submission = make_submission(job_request)
     if dry_run:
         echo(submission.script, nl=False)
-        echo(f"{submission.jobs} jobs, each after the other." if submission.jobs > 1 else "1 job.", err=True)
+        echo(f"{submission.jobs} consecutive jobs." if submission.jobs > 1 else "1 job.", err=True)
         if submission.faults:
-            number = counted(len(submission.faults), "fault", "faults")
-            raise UserError(f"this script would not be submitted ({number}):", *submission.faults)
+            count = counted(len(submission.faults), "fault", "faults")
+            raise UserError(f"this script would not be submitted ({count}):", *submission.faults)
         return
     submission.prepare()
     sys.exit(_submit(submission.config, submission.jobs, follow))
@@ -92,15 +94,15 @@ def _submit(config: Config, jobs: int, follow: bool) -> int:
     from megaptm.launch.slurm.chain import JobChain
 
     chain, run = JobChain(config), config.run
-    numbers = chain.submit(jobs)
-    echo(f"Submitted job {', '.join(numbers)}; run folder {run}")
+    job_ids = chain.submit(jobs)
+    echo(f"Submitted job {', '.join(job_ids)}; run folder {run}")
     if not follow:
         return 0
     try:
         if chain.follow(lambda text: click.echo(text, nl=False)):
             return 0
     except KeyboardInterrupt:
-        echo(f"\nNo longer followed; the jobs go on. To end them: scancel {' '.join(chain.waiting)}")
+        echo(f"\nStopped following; the jobs continue. To end them: scancel {' '.join(chain.waiting)}")
         return 0
-    echo(f"error: the run is not done; {run}/logs says why.", err=True)
+    echo(f"error: the run is not complete; see the logs in {run}/logs.", err=True)
     return 1

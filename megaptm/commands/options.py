@@ -1,4 +1,4 @@
-"""Options that more than one command takes."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 
 
 class Finite(click.FloatRange):
-    """A number within a range; click itself takes `nan` for one within any, and `inf`."""
+    """Finite number within a range. click's own type accepts `nan` and `inf`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -22,48 +22,50 @@ class Finite(click.FloatRange):
         return number
 
 
-def _keys(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
-    """What a shell offers of a key that was begun."""
+def _complete_key(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
+    """Return the completions of a config key for a shell."""
     from megaptm.config.reference import config_sections
 
-    return [f"{key.path}=" for section in config_sections() for key in section.keys if key.path.startswith(begun)]
+    return [f"{key.path}=" for section in config_sections() for key in section.keys if key.path.startswith(prefix)]
 
 
-def _machines(ctx: click.Context, param: click.Parameter, begun: str) -> list[str]:
+def _complete_machine(ctx: click.Context, param: click.Parameter, prefix: str) -> list[str]:
     from megaptm.plan.machine import known_machines
 
-    return [name for name in known_machines() if name.startswith(begun)]
+    return [name for name in known_machines() if name.startswith(prefix)]
 
 
-overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_keys)
+overrides_argument = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=_complete_key)
 
 
 def machine_option(**attributes: Any) -> Callable[..., Any]:
-    """`--machine`, of which a shell completes the names."""
-    return click.option("--machine", shell_complete=_machines, **attributes)
+    """Return the option `--machine`, whose names a shell completes."""
+    return click.option("--machine", shell_complete=_complete_machine, **attributes)
 
 
-OF_A_JOB = (
+JOB_OPTIONS = (
     click.argument("config", type=click.Path(path_type=Path)),
     overrides_argument,
-    machine_option(help="In configs/machines, or a YAML file: what memory and time are checked against."),
-    click.option("--nodes", type=int, help="Nodes of the job; absent: as many as the layout and the machine need."),
-    click.option("--per-node", type=int, help="Processes on a node; absent: as the layout or the machine have it."),
-    click.option("--gpus-per-node", type=click.IntRange(min=0), help="Absent: one for each process; 0: none."),
-    click.option("--sbatch", multiple=True, metavar="OPTION", help="For sbatch, e.g. --sbatch=--partition=large."),
+    machine_option(help="Machine for the checks of memory and time: a name in configs/machines, or a YAML file."),
+    click.option("--nodes", type=int, help="Nodes of the job.  [default: from the layout and the machine]"),
+    click.option("--per-node", type=int, help="Processes per node.  [default: from the layout and the machine]"),
+    click.option("--gpus-per-node", type=click.IntRange(min=0), help="0: none.  [default: one per process]"),
+    click.option(
+        "--sbatch", multiple=True, metavar="OPTION", help="Option of sbatch, repeatable: --sbatch=--partition=large."
+    ),
 )
 
 
-def of_a_job(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command its config, the words that change it, and what is asked of a scheduler."""
-    for option in reversed(OF_A_JOB):
+def add_job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the config, its overrides, and the resources of a job to a command."""
+    for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
 
 
-def read_part(said: str) -> tuple[int, int]:
-    """`3/8`: the third of eight."""
-    number, _, parts = said.partition("/")
+def read_part(text: str) -> tuple[int, int]:
+    """Return the zero-based index of a part and the number of parts: (2, 8) for `3/8`."""
+    number, _, parts = text.partition("/")
     if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
-        return int(number), int(parts)
-    raise UserError(f"--part ({said}) must be one of so many, for instance 1/8 to 8/8.")
+        return int(number) - 1, int(parts)
+    raise UserError(f"--part ({text}) must be the number of a part and of all parts, such as 1/8.")

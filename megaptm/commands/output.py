@@ -1,4 +1,4 @@
-"""What commands print: lines for people, JSON for scripts."""
+"""Output of commands: lines for people, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from megaptm.errors import printable
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
-    """Print a line, in which names and texts from outside have no control characters that a terminal would obey."""
+    """Print a line, with control characters of untrusted names and texts escaped."""
     click.echo(printable(text), nl=nl, err=err)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object; a number that JSON has no word for (infinity, NaN) is null, as browsers write it."""
-    click.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+    """Print one JSON object, with null for infinity and NaN, which JSON cannot represent."""
+    click.echo(json.dumps(_without_nan(value), indent=2, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _without_nan(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
+        return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

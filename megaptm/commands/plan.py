@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-@machine_option(default="a100-80g", show_default=True, help="A name in configs/machines, or a YAML file.")
+@machine_option(default="a100-80g", show_default=True, help="Name in configs/machines, or a YAML file.")
 @click.option(
-    "--nodes", type=int, help="Nodes to use, the layout as `devices` would set it; absent: as many as it asks."
+    "--nodes", type=int, help="Number of nodes; the layout follows as with `devices`.  [default: from the layout]"
 )
-@click.option("--search", is_flag=True, help="Try every legal layout on these nodes, and plan the fastest that fits.")
-@click.option("--dry-run", is_flag=True, help="Also build and run ranks of the layout without memory, and compare.")
-@click.option("--ranks", help="Ranks of the dry run, for instance 0,8,511; by default the first of every stage.")
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON instead of tables.")
+@click.option("--search", is_flag=True, help="Try all valid layouts on these nodes, and plan the fastest that fits.")
+@click.option(
+    "--dry-run", is_flag=True, help="Also build and run ranks of the layout without real memory, and compare."
+)
+@click.option("--ranks", help="Ranks of the dry run, such as 0,8,511.  [default: the first of each stage]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def plan(
     config: Path,
     overrides: tuple[str, ...],
@@ -39,12 +41,12 @@ def plan(
     ranks: str | None,
     as_json: bool,
 ) -> None:
-    """Say what a run will need before it is queued: memory, time, money, failures.
+    """Estimate a run before it is queued: memory, time, cost, failures.
 
-    No GPU is needed, and nothing is started. CONFIG is a training config; any key can be set on the command line.
+    Needs no GPU and starts nothing. CONFIG is a training config; KEY=VALUE changes any of its keys.
 
     \b
-    Does it fit, and how long does it take?
+    Does the run fit, and how long does it take?
       megaptm plan configs/gpt3/175b.yaml
       megaptm plan configs/gpt3/13b.yaml --machine h100-80g --nodes 8
       megaptm plan configs/gpt3/13b.yaml layout.recompute=none layout.microbatch=2
@@ -54,33 +56,33 @@ def plan(
       megaptm plan configs/gpt3/175b.yaml --machine h100-80g --nodes 16 --search
 
     \b
-    Numbers for a script:
+    JSON for scripts:
       megaptm plan configs/t5/11b.yaml --json | jq .step.seconds
 
     \b
-    Are the formulas right for this layout? Builds any rank of it on this machine (this one loads torch):
+    Are the formulas right for this layout? Build some of its ranks on this machine (loads torch):
       megaptm plan configs/gpt3/175b.yaml --dry-run --ranks 0,8,511,1023
 
-    How the numbers are made, and how near they come to published runs: docs/planner.md. For a machine of your own, copy
-    a file of configs/machines.
+    docs/planner.md describes the formulas and compares them with published runs. For a machine of your own, copy a file
+    of configs/machines.
     """
     from megaptm.plan.machine import load_machine
     from megaptm.plan.plan import make_plan
 
     described = load_machine(machine)
-    pasted: list[str] = []
+    layout_overrides: list[str] = []
     if search:
-        wanted = _searched(config, overrides, described, nodes, silent=as_json)
-        pasted = _as_overrides(wanted)
+        run_config = _search_layout(config, overrides, described, nodes, silent=as_json)
+        layout_overrides = _layout_overrides(run_config)
     else:
-        wanted = _config(config, overrides, described, nodes)
-    made = make_plan(wanted, described)
-    dry = _dry(wanted, made.work, ranks) if dry_run or ranks else None
+        run_config = _config(config, overrides, described, nodes)
+    made = make_plan(run_config, described)
+    dry = _run_dry(run_config, made.work, ranks) if dry_run or ranks else None
     if as_json:
         print_json(
             {
                 **made.numbers(),
-                **({"overrides": pasted} if search else {}),
+                **({"overrides": layout_overrides} if search else {}),
                 **({"dry_run": dry.numbers()} if dry else {}),
             }
         )
@@ -89,8 +91,8 @@ def plan(
         from megaptm.plan.show import show, show_dry
 
         show(made, Console())
-        if pasted:
-            echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(pasted)}")
+        if layout_overrides:
+            echo(f"\nThe fastest layout, to paste after the config:\n  {' '.join(layout_overrides)}")
         if dry:
             show_dry(dry, Console())
     if dry and not dry.agrees:
@@ -111,7 +113,7 @@ def _devices(machine: Machine, nodes: int) -> int:
     return nodes * machine.devices
 
 
-def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
+def _run_dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
     from megaptm.plan.dry import chosen_ranks, compare_with_plan
 
     chosen = chosen_ranks(work, ranks)
@@ -123,38 +125,41 @@ def _dry(config: Config, work: Workload, ranks: str | None) -> DryRunReport:
     )
 
 
-def _searched(path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool) -> Config:
-    """The config with the best layout; its own need not be legal, for who searches may have none."""
+def _search_layout(
+    path: Path, overrides: tuple[str, ...], machine: Machine, nodes: int | None, *, silent: bool
+) -> Config:
+    """Return the config with the best layout. The layout of the config itself need not be valid."""
     from megaptm.config import Layout, load
     from megaptm.plan.search import fastest_layout, search_layouts
 
-    devices = _written(path, overrides) if nodes is None else _devices(machine, nodes)
+    devices = _configured_devices(path, overrides) if nodes is None else _devices(machine, nodes)
     config = load(path, [*overrides, f"layout={Layout().model_dump_json()}", "devices=1"])
-    found = search_layouts(config, machine, devices)
-    chosen = fastest_layout(found, config, machine, devices)
+    candidates = search_layouts(config, machine, devices)
+    chosen = fastest_layout(candidates, config, machine, devices)
     if not silent:
         from megaptm.console import Console
         from megaptm.plan.show import show_search
 
-        show_search(found, Console(), usable=machine.usable_bytes)
+        show_search(candidates, Console(), usable=machine.usable_bytes)
     return config.model_copy(update={"layout": chosen.layout})
 
 
-def _as_overrides(config: Config) -> list[str]:
-    """Every key of the layout as an override, so that none that a file has is left."""
+def _layout_overrides(config: Config) -> list[str]:
+    """Return all keys of the layout as overrides, so that they replace all keys of the file."""
     import json
 
     return [f"layout.{key}={json.dumps(value).strip(chr(34))}" for key, value in config.layout.model_dump().items()]
 
 
-def _written(path: Path, overrides: tuple[str, ...]) -> int:
-    """Devices of the layout as it is written, legal or not; a `devices` that no layout of the file fits is an error."""
+def _configured_devices(path: Path, overrides: tuple[str, ...]) -> int:
+    """Return the number of devices of the configured layout, which need not be valid. Other errors of the config are
+    raised."""
     from megaptm.config import draft
     from megaptm.config.check import config_errors
 
-    found = draft(path, overrides)
-    allowed = set() if found.config is None else set(config_errors(found.config))
-    if others := [mistake for mistake in found.mistakes if mistake not in allowed]:
-        raise UserError(others[0])
-    assert found.config is not None, "no config without a mistake"
-    return found.config.layout.processes
+    config_draft = draft(path, overrides)
+    allowed = set() if config_draft.config is None else set(config_errors(config_draft.config))
+    if errors := [error for error in config_draft.mistakes if error not in allowed]:
+        raise UserError(errors[0])
+    assert config_draft.config is not None, "a draft without config has errors"
+    return config_draft.config.layout.processes

@@ -9,11 +9,11 @@ import click
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--upload", is_flag=True, help="First send to MLflow what an unreachable server missed.")
+@click.option("--upload", is_flag=True, help="First send metrics to MLflow that it missed while it was unreachable.")
 def report(run: Path, upload: bool) -> None:
-    """Tell how a run went.
+    """Report the progress of a run: loss curve and use of time.
 
-    Its loss as a curve here and as a picture in the run folder, and where each second went.
+    The loss curve is also written to the run folder as a picture.
 
     \b
       megaptm report runs/gpt2-tiny

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-# As in `megaptm.tokenizers`, which would load numpy.
+# Copied from `megaptm.tokenizers`, whose import would load numpy.
 KINDS = ("bpe", "byte-bpe", "char-bpe", "wordpiece", "unigram", "words")
 SPECIALS = ("gpt", "gpt2", "bert", "roberta", "albert", "deberta", "clip", "t5", "marian", "llama")
 
 
 @click.group()
 def tokenizer() -> None:
-    """Train tokenizers, to share one between corpora.
+    """Train a tokenizer, to share it between corpora.
 
     \b
       megaptm tokenizer train 'books/**/*.txt' --out tokenizers/books --vocabulary 16384
@@ -20,24 +20,26 @@ def tokenizer() -> None:
 
 @tokenizer.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--out", required=True, help="Folder; `transformers.AutoTokenizer` loads it too.")
-@click.option("--kind", type=click.Choice(KINDS), default="byte-bpe", show_default=True)
+@click.option("--out", required=True, help="Output folder, which `transformers.AutoTokenizer` can load too.")
+@click.option("--kind", type=click.Choice(KINDS), default="byte-bpe", show_default=True, help="Algorithm.")
 @click.option(
     "--specials",
     type=click.Choice(SPECIALS),
-    help="Special tokens, those of this family.  [default: of the family that the kind is known from]",
+    help="Special tokens of this family.  [default: of the best-known family with this kind]",
 )
-@click.option("--vocabulary", type=int, default=8192, show_default=True, help="Number of ids, special ones included.")
+@click.option("--vocabulary", type=int, default=8192, show_default=True, help="Number of ids, with special tokens.")
 @click.option(
     "--lowercase/--cased",
     default=None,
-    help="Fold case and accents, or not.  [default: wordpiece and char-bpe do, as BERT and GPT]",
+    help="Whether to fold case and accents.  [default: as BERT and GPT, only for wordpiece and char-bpe]",
 )
 @click.option(
-    "--sentinels", type=int, help="Stand-ins for hidden spans.  [default: 100 with the special tokens of T5, else none]"
+    "--sentinels",
+    type=int,
+    help="Number of sentinel tokens for masked spans.  [default: 100 with --specials t5, else 0]",
 )
-@click.option("--digits", is_flag=True, default=None, help="Make each digit a token by itself, as PaLM does.")
-@click.option("--overwrite", is_flag=True, help="Replace what is in the folder.")
+@click.option("--digits", is_flag=True, default=None, help="Make each digit a separate token, as PaLM does.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing folder.")
 def train(
     sources: tuple[str, ...],
     out: str,
@@ -49,7 +51,7 @@ def train(
     digits: bool | None,
     overwrite: bool,
 ) -> None:
-    """Train a tokenizer on the text that a corpus of these sources would have.
+    """Train a tokenizer on the text of SOURCES, cleaned as `megaptm corpus build` does.
 
     \b
       megaptm tokenizer train 'books/**/*.txt' --out tokenizers/books --vocabulary 16384

@@ -1,4 +1,4 @@
-"""The answer to a command or an option that does not exist. Only click is imported before something is unknown."""
+"""Error messages for unknown commands and options. Imports only click until a word is unknown."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _command_paths(group: click.Command, above: tuple[str, ...] = ()) -> Iterato
 
 def _option_remedy(option: str, context: click.Context) -> str:
     command, name = context.command, option.lstrip("-").replace("-", "_")
-    options = {form: one for one in command.get_params(context) for form in one.opts if form.startswith("--")}
+    options = [form for parameter in command.get_params(context) for form in parameter.opts if form.startswith("--")]
     spellings = {form.lstrip("-").replace("-", "_"): form for form in options}
     if (renamed := spellings.get(equivalent(name) or "")) is not None:
         return f"did you mean {renamed}?"
@@ -50,7 +50,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
         return f"settings are written without dashes: {same[0]}=VALUE."
     if instead := advice(name):
         return instead
-    if name in {one.name for one in command.params if isinstance(one, click.Argument)}:
+    if name in {parameter.name for parameter in command.params if isinstance(parameter, click.Argument)}:
         return f"write the value alone: {' '.join([context.command_path, *command.collect_usage_pieces(context)])}."
     if meant := suggest(name, spellings):
         return f"did you mean {spellings[meant]}?"
@@ -60,7 +60,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
 
 
 def _settings(context: click.Context) -> list[str]:
-    """Return the keys that a command takes as KEY=VALUE, which are what a shell completes."""
-    arguments = [one for one in context.command.params if isinstance(one, click.Argument)]
-    offered = [item.value for one in arguments for item in one.shell_complete(context, "")]
-    return [word.removesuffix("=") for word in offered if word.endswith("=")]
+    """Return the keys that a command takes as KEY=VALUE: the completions of its arguments."""
+    arguments = [parameter for parameter in context.command.params if isinstance(parameter, click.Argument)]
+    completions = [item.value for argument in arguments for item in argument.shell_complete(context, "")]
+    return [completion.removesuffix("=") for completion in completions if completion.endswith("=")]

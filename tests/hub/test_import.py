@@ -94,7 +94,7 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
     """As one of a text alone; the detector is said at the import, since no config of theirs knows of any."""
     words = ["model.family=unimo", "model.detector=[24, 17]"]
     first, second, *_ = run_command(imports, "hf", roberta.folder, tmp_path / "run", *words).splitlines()
-    assert "came without embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
+    assert "has no embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
     assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
     config = load(tmp_path / "run/config.yaml")
     assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
@@ -195,8 +195,8 @@ def test_a_mask_decoder_that_begins_afresh_is_told(tmp_path: Path) -> None:
     source = saved_as("DebertaV2ForMaskedLM", made.folder, tmp_path / "theirs")
     first, *_ = run_command(imports, "hf", source, tmp_path / "run", "--tokenizer", made.folder).splitlines()
     assert first == (
-        f"{source} came without encoder.place_table: transformers has no mask decoder, and megaptm's deberta-v2 has "
-        "one. It begins afresh: logits of masked tokens are not those of transformers"
+        f"{source} has no encoder.place_table: transformers has no mask decoder, but megaptm's deberta-v2 has "
+        "one. It is initialized anew, so logits of masked tokens differ from transformers"
     )
 
 

@@ -53,8 +53,8 @@ def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_pat
     ("words", "told"),
     [
         (["--address", "ray://head:10001"], "--address ray://head:10001 is for Ray Client"),
-        (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would lie in the copy of the working directory"),
-        (["corpus.workers=2"], "corpus.workers=2 is for a recipe: name it with --corpus RECIPE."),
+        (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would be in a copy of the working directory"),
+        (["corpus.workers=2"], "corpus.workers=2 is a setting of a recipe: name the recipe with --corpus RECIPE."),
         (["--machine", "h100"], "--machine h100: no such machine"),
         (["--wait", "-1"], "-1.0 is not in the range x>=0"),
         (["--retries", "-1"], "-1 is not in the range x>=0"),

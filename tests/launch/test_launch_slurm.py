@@ -56,7 +56,7 @@ def test_the_number_of_jobs_follows_from_the_plan():
 
 def test_how_many_jobs_there_will_be_is_said(launch):
     assert "1 job." in launch("--dry-run", "--machine", "this-cpu").stderr
-    assert "3 jobs, each after the other" in launch("--dry-run", "--machine", "this-cpu", "--jobs", "3").stderr
+    assert "3 consecutive jobs." in launch("--dry-run", "--machine", "this-cpu", "--jobs", "3").stderr
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_the_corpus_is_built_before_the_run_and_only_once(ray, words, tmp_path):
 
     again = ray.finish(ray.submit(*words, "train.steps=5"))
     assert (again.status, again.code) == ("SUCCEEDED", 0), again.log
-    assert f"Corpus {tmp_path / 'corpus'} is there." in again.log
+    assert f"Corpus {tmp_path / 'corpus'} exists." in again.log
     assert last_step(tmp_path / "run") == 5
     assert (tmp_path / "corpus/manifest.json").stat().st_mtime_ns == written
 

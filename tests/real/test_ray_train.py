@@ -74,7 +74,7 @@ def test_a_dry_run_shows_where_the_ranks_would_be_and_starts_none(ray, corpus, t
 def test_a_run_folder_that_ray_would_remove_is_refused(ray, corpus, tmp_path):
     job = ray.finish(ray.submit(*small("gpt2", tmp_path / "run", corpus), "run=runs/mine"))
     assert (job.status, job.code) == ("FAILED", 2)
-    assert "error: run (mine) would lie in the copy of the working directory" in job.log
+    assert "error: run (mine) would be in a copy of the working directory" in job.log
 
 
 def test_the_command_of_the_manual_shows_what_the_job_says_and_fails_with_it(ray, corpus, tmp_path):

@@ -125,13 +125,13 @@ def test_what_is_kept_serves_the_samples_that_it_is_of(
     cached = f", cached_logits: {tmp_path / 'logits'}"
     words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", said=cached)
     assert "has no logits of a teacher, or not all: write it with" in megaptm("train", *words, code=2)
-    assert f"the teacher was run on {12 * STEPS + 12}." in megaptm("cache-logits", *words, "--top", "4")
+    assert f"computed those of {12 * STEPS + 12} samples." in megaptm("cache-logits", *words, "--top", "4")
     longer = f"train.steps={STEPS + 1}"
     assert f"has logits of {12 * STEPS} samples, and {12 * STEPS + 12} are read" in megaptm(
         "train", *words, longer, code=2
     )
     assert "was begun with top 4, and this is 5" in megaptm("cache-logits", *words, "--top", "5", code=2)
-    assert "the teacher was run on 0." in megaptm("cache-logits", *words, "--top", "4")
+    assert "computed those of 0 samples." in megaptm("cache-logits", *words, "--top", "4")
     assert f"{12 * STEPS + 12} samples" in megaptm("cache-logits", *words, longer, "--top", "4")
     said = megaptm("train", *words, "train.seed=5", code=2)
     assert "is of other samples, as train sample 0 tells: data.mix, data.sequence, objective and train.seed" in said

@@ -54,7 +54,7 @@ def test_what_is_exported_is_imported_to_the_bit(run, tmp_path, format_):
     for file, name in ((f"weights.{format_}", f"big_weights.{format_}"), ("options.json", "big_options.json")):
         (exported / file).rename(exported / name)
     said = megaptm("import", "elmo", exported, tmp_path / "released", "train.steps=3")
-    assert "came without head.bidirectional-lm.table, head.bidirectional-lm.vocabulary: begun afresh" in said
+    assert "has no head.bidirectional-lm.table, head.bidirectional-lm.vocabulary: initialized" in said
     released = library.load(tmp_path / "released")
     assert released.tokenizer.vocabulary == 23
     assert released.tokenizer.encode("bar unheard").tolist() == loaded.tokenizer.encode("bar unheard").tolist()
