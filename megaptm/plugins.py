@@ -39,8 +39,8 @@ def is_plugin(name: str) -> bool:
 def load_plugin(name: str, setting: str, kind: str) -> Any:
     """Import the object with this name from an installed module, or from one on PYTHONPATH.
 
-    A module that only a run's folder names must be allowed (`allow_code`). Error messages start with `setting`; `what`
-    is the kind of object: a function, a family ... Any failure of the import, SystemExit included, becomes a
+    A module that only a run's folder names must be allowed (`allow_code`). Error messages start with `setting`; `kind`
+    is that of the object: a function, a family ... Any failure of the import, SystemExit included, becomes a
     PluginError. Output of the import goes to stderr.
     """
     module, _, attribute = name.partition(":")
@@ -110,8 +110,8 @@ def is_builtin(kind: type) -> bool:
 
 
 def plugin_error(action: str, error: BaseException) -> PluginError:
-    """Return a PluginError for an error that the user's code raised; its message starts with `what`, the failed
-    action."""
+    """Return a PluginError for an error that the user's code raised; its message starts with the failed
+    `action`."""
     result = PluginError(f"{action} failed ({describe_error(error)}): fix it.")
     result.traceback = "".join(traceback.format_exception(error))
     return result

@@ -1,4 +1,4 @@
-"""The catalogue of what megaptm sets out to do: every row has a status, and what is done a proof that exists."""
+"""Catalogue of the requirements (tests/catalogue.yaml): each has a status, and each that is done has tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests import ROOT
 ROWS = yaml.safe_load((ROOT / "tests/catalogue.yaml").read_text(encoding="utf-8"))
 
 
-def missing(proof: str) -> str:
-    """What a proof names and is not there; nothing where all is."""
+def missing_proof(proof: str) -> str:
+    """Return the file or test of a proof that does not exist, or an empty string."""
     path, _, test = proof.partition("::")
     if not (ROOT / path).is_file():
         return path
@@ -24,7 +24,7 @@ def missing(proof: str) -> str:
     return "" if test in tests else proof
 
 
-def test_every_row_is_there_once_and_says_what_it_is() -> None:
+def test_rows_are_complete() -> None:
     assert [*ROWS] == [f"S{number:03}" for number in range(1, 273)]
     for row in ROWS.values():
         assert row["item"]
@@ -32,21 +32,21 @@ def test_every_row_is_there_once_and_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_is_done_has_a_proof_that_exists(name: str) -> None:
+def test_proofs_exist(name: str) -> None:
     row = ROWS[name]
     match row["status"]:
         case "done":
             assert any("::" in proof for proof in row["proof"])
-            assert not [*filter(None, map(missing, row["proof"]))]
+            assert not [*filter(None, map(missing_proof, row["proof"]))]
         case "refused":
             assert row["reason"]
         case _:
             assert "proof" not in row
 
 
-def test_a_proof_that_is_gone_is_found() -> None:
-    assert missing("tests/test_catalogue.py::test_a_proof_that_is_gone_is_found") == ""
-    assert missing("tests/test_catalogue.py::test_that_never_was") == "tests/test_catalogue.py::test_that_never_was"
-    assert missing("tests/test_catalogue.py") == "tests/test_catalogue.py"
-    assert missing("tests/test_catalogue.py::missing") == "tests/test_catalogue.py::missing"
-    assert missing("configs/gpt2/huge.yaml") == "configs/gpt2/huge.yaml"
+def test_missing_proof_is_found() -> None:
+    assert missing_proof("tests/test_catalogue.py::test_missing_proof_is_found") == ""
+    assert missing_proof("tests/test_catalogue.py::test_absent") == "tests/test_catalogue.py::test_absent"
+    assert missing_proof("tests/test_catalogue.py") == "tests/test_catalogue.py"
+    assert missing_proof("tests/test_catalogue.py::missing_proof") == "tests/test_catalogue.py::missing_proof"
+    assert missing_proof("configs/gpt2/huge.yaml") == "configs/gpt2/huge.yaml"

@@ -309,7 +309,7 @@ def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
             "objective={image-text: {texts: 99}}",
             r"99 text_tokens .* 77 learned positions \(model.stacks.text.context\)",
         ),
-        ("objective=image-labels", "it makes tokens, and this family reads tokens and text_tokens"),
+        ("objective=image-labels", "it provides tokens, and this family reads tokens and text_tokens"),
         ("model.embedding=64", r"model.embedding \(64\) is not used by clip"),
         ("layout.tensor=16", "must divide the 12 attention heads"),
     ],

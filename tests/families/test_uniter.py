@@ -371,7 +371,7 @@ def test_a_config_keeps_the_detectors_numbers():
     ("override", "said"),
     [
         ("model.detector=null", "model.size custom of uniter needs model.detector"),
-        ("model.detector=[24,9]", r"matching.* of 24 features and 17 classes, and model.detector says 24 and 9"),
+        ("model.detector=[24,9]", r"matching.* of 24 features and 17 classes, and model.detector has 24 and 9"),
         (
             "objective={a: {task: masked-regions, share: 1, regions: 8, features: 24, classes: 17}, "
             "b: {task: image-text-matching, share: 1, regions: 4, features: 24, classes: 17}}",

@@ -188,10 +188,10 @@ def test_what_goes_with_tokens_alone_is_refused(differing, said):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("data.sequence=50", r"data.sequence \(50\) must be the 197 of model.context"),
+        ("data.sequence=50", r"data.sequence \(50\) must be model.context \(197\)"),
         ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
         ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
-        ("objective=masked-lm", "its rows are text, and this family reads images"),
+        ("objective=masked-lm", "it provides text, and this family reads images"),
         ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
         ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),
         ("objective={image-labels: {area: [0.5, 0.1]}}", "must rise"),
@@ -205,8 +205,8 @@ def test_what_a_config_cannot_mean_is_one_sentence(override, said):
 
 def test_others_are_told_nothing_of_images():
     for override, said in (
-        ("objective=image-labels", "its rows are images; "),
-        ("model.patch=4", "bert/custom, which reads no images"),
+        ("objective=image-labels", "it provides images; "),
+        ("model.patch=4", "bert/base, which reads no images"),
     ):
         with pytest.raises(UserError, match=said):
             load(CONFIGS.parent / "bert/base.yaml", [override])

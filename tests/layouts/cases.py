@@ -36,10 +36,10 @@ LENGTH = 16
 ADAM = OptimizerConfig(lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0)
 
 WEIGHTS = {"sentence-order": 0.5, "pairs": 0.7, "exit": 0.3}
-"""Of losses that do not weigh 1."""
+"""Loss weights other than 1."""
 
 KINDS = ("gpt2", "bert", "t5")
-"""A family of each kind: for what depends on the kind of model, and not on the family."""
+"""A family of each kind of model, for tests that do not depend on the family."""
 
 
 def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
@@ -56,14 +56,14 @@ def tiny(family: str, *, dropout: float = 0.0, layers: int = 4) -> ModelSpec:
     stacks = generators(table, narrow)
     numbers = tiny_numbers(table) | numbers_of(table, embedding=16, band=5, memory=24)
     size = Size(layers=layers // len(table.stacks), width=32, heads=4, ffn=64, stacks=stacks, **numbers)
-    # So that what is remembered, or found by hashes, weighs: of weights of 0.02 the loss knows the fifth digit.
+    # With initial weights of 0.02 a recurrence cache or hashes would affect only the fifth digit of the loss.
     if size.remembered or "lsh" in table.last_block.words:
         table = change(table, init="fan-in")
     return ModelSpec(family=table, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=dropout)
 
 
 def losses_of(family: str) -> dict[str, float]:
-    """One for each head."""
+    """Return head -> loss weight."""
     return {name: WEIGHTS.get(name, 1.0) for name in table_of(family).heads}
 
 
@@ -76,8 +76,8 @@ def table_of(family: str) -> Family:
 
 
 def batch(family: str, step: int) -> dict[str, Tensor]:
-    """The global batch of a step: packed rows with documents and padding, the same whoever asks; what is asked is
-    uneven from row to row, so that a mean of means would be wrong."""
+    """Return the global batch of a step: packed sequences with documents and padding, equal in every layout. The number
+    of labels differs between samples, so that a mean of means would be wrong."""
     if family == "elmo":
         return elmo_batch(ROWS, LENGTH, seed=100 + step, begins=slice(step % ROWS, None, 3))
     if family in VISION:
@@ -86,31 +86,33 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     table, generator = table_of(family), torch.Generator().manual_seed(100 + step)
     draw = Draw(generator, VOCABULARY)
 
-    def places() -> tuple[Tensor, Tensor]:
-        at = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
-        asked = torch.ones_like(at, dtype=torch.bool)
-        if table.last_block.query_stream:  # tensor ranks divide a row with its queries
-            at, asked = (torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (at, asked))
-        asked[1::4, 2] = False
-        return at, asked
+    def draw_positions() -> tuple[Tensor, Tensor]:
+        target_positions = torch.stack([torch.randperm(LENGTH - 3, generator=generator)[:3] for _ in range(ROWS)])
+        has_label = torch.ones_like(target_positions, dtype=torch.bool)
+        if table.last_block.query_stream:  # tensor ranks divide a sequence with its queries
+            target_positions, has_label = (
+                torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (target_positions, has_label)
+            )
+        has_label[1::4, 2] = False
+        return target_positions, has_label
 
-    def answers(brick: type[HeadBrick]) -> Tensor:
+    def draw_labels(brick: type[HeadBrick]) -> Tensor:
         if brick.contrasts:
-            matched = torch.full((ROWS,), LENGTH // 2)  # where the second document begins, to who asks
+            matched = torch.full((ROWS,), LENGTH // 2)  # start of the second document, for heads that need it
             matched[1::3] = IGNORED
             return matched
         classes = draw.classes(brick.classes, ROWS)
-        if brick.name != "next-sentence":  # of which every pair is asked
+        if brick.name != "next-sentence":  # every pair has a label
             classes[1::4] = IGNORED
         return classes
 
     documents = {}
-    # A decoder's rows are half as long as those of the encoder before it.
+    # The decoder's sequences are half as long as the encoder's.
     lengths, padding = (LENGTH, LENGTH // 2), (3, 1)
-    for place, (prefix, length) in enumerate(zip(dict.fromkeys(table.prefixes.values()), lengths, strict=False)):
+    for index, (prefix, length) in enumerate(zip(dict.fromkeys(table.prefixes.values()), lengths, strict=False)):
         numbers = torch.ones(ROWS, length, dtype=torch.int64)
         numbers[:, length // 2 :] = 2
-        numbers[place::3, -padding[place] :] = 0
+        numbers[index::3, -padding[index] :] = 0
         documents[prefix] = numbers
     fields = read_fields(table, documents, draw)
     if len(documents) == 1:
@@ -119,9 +121,9 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    fields |= asked_fields(table, fields, draw, places=places, answers=answers)
+    fields |= asked_fields(table, fields, draw, places=draw_positions, answers=draw_labels)
     if any(size.memory for size in table.sizes.values()):
-        # What is remembered is of any document. Some rows begin anew where others go on.
+        # The recurrence cache spans documents. Some sequences start anew, others continue.
         del fields["document_ids"]
         fields["begins"] = torch.zeros(ROWS, dtype=torch.int64)
         fields["begins"][step % ROWS :: 3] = 1
@@ -130,9 +132,9 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
 
 def micro_batches(fields: dict[str, Tensor], layout: Layout, data_rank: int) -> list[dict[str, Tensor]]:
     share = len(fields["tokens"]) // layout.data
-    mine = {name: field[data_rank * share : (data_rank + 1) * share] for name, field in fields.items()}
+    local = {name: field[data_rank * share : (data_rank + 1) * share] for name, field in fields.items()}
     return [
-        {name: field[start : start + layout.microbatch] for name, field in mine.items()}
+        {name: field[start : start + layout.microbatch] for name, field in local.items()}
         for start in range(0, share, layout.microbatch)
     ]
 
@@ -147,7 +149,7 @@ def train_steps(
     layers: int = 4,
     optimizer: OptimizerConfig = ADAM,
 ) -> dict[str, Any]:
-    """Losses and gradient norms of `steps` steps, and the losses of an evaluation; a step takes the next of `rows`."""
+    """Return losses and gradient norms of `steps` steps, and the losses of an evaluation. `rows`: their batch sizes."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(
@@ -173,8 +175,8 @@ def train_steps(
     }
 
 
-def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
-    """How many elements this rank reads of all weights, and of all first moments, to restore a checkpoint."""
+def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int]:
+    """Return the number of elements of each kind (weights, moments) that this rank reads to restore a checkpoint."""
     from megaptm.checkpoint.store import Store
     from megaptm.checkpoint.tensors import TensorReader
     from megaptm.parallel import state
@@ -182,9 +184,9 @@ def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
 
     class Counting(TensorReader):
         def read(self, name: str, offset: Any = None, block: Any = None) -> Tensor:
-            found = super().read(name, offset, block)
-            read[name.partition("/")[0]] += found.numel()
-            return found
+            tensor = super().read(name, offset, block)
+            read[name.partition("/")[0]] += tensor.numel()
+            return tensor
 
     read: Counter[str] = Counter()
     engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, filled=False)
@@ -193,8 +195,8 @@ def read_back(layout: Layout, folder: str, step: int) -> dict[str, int]:
     return dict(read)
 
 
-def time_limits(layout: Layout, minutes: float) -> list[float | None]:
-    """Minutes after which each group that an engine opens gives up; None: torch's own limit."""
+def group_timeouts(layout: Layout, minutes: float) -> list[float | None]:
+    """Return the timeout in minutes of each process group that an engine opens; None: torch's default."""
     from megaptm.parallel.engine import Engine
 
     limits: list[float | None] = []
@@ -209,8 +211,8 @@ def time_limits(layout: Layout, minutes: float) -> list[float | None]:
     return limits
 
 
-def evaluate_at_once(family: str, layout: Layout) -> dict[str, float]:
-    """Losses of an engine that has not made a step."""
+def evaluate_untrained(family: str, layout: Layout) -> dict[str, float]:
+    """Return the losses of an engine before its first step."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=losses_of(family), seed=7)
@@ -226,12 +228,12 @@ def train_and_save(
     steps: int,
     precision: str = "fp32",
     dropout: float = 0.0,
-    meanwhile: int = 0,
+    extra_steps: int = 0,
     optimizer: OptimizerConfig = ADAM,
 ) -> dict[str, Any]:
-    """Continue from the checkpoint of step `start` in `folder` (0: begin), train `steps` steps, save.
+    """Resume from the checkpoint of step `start` in `folder` (0: start anew), train `steps` steps, save.
 
-    With `meanwhile` the checkpoint is written after so many more steps, from a copy.
+    With `extra_steps` the checkpoint is written asynchronously, while that many more steps are trained.
     """
     from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
@@ -268,15 +270,15 @@ def train_and_save(
             store.prepare(end)
         barrier()
         pieces = list(state.pieces(engine))
-        background.begin(partial(write, HostStaging().take(pieces) if meanwhile else pieces), commit)
+        background.begin(partial(write, HostStaging().take(pieces) if extra_steps else pieces), commit)
 
-    for step in range(start, end + meanwhile):
+    for step in range(start, end + extra_steps):
         if step == end:
             save()
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
         results.append(engine.step(batches, step=step, lr=optimizer.lr))
         background.advance()
-    if not meanwhile:
+    if not extra_steps:
         save()
     assert store.steps()[:1] != [end]
     trained.set()

@@ -1,4 +1,4 @@
-"""Every value of every setting of `communication` gives the numbers of one process, also where the batch ramps."""
+"""Settings of `communication` do not change losses and norms, also with a batch ramp."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from megaptm.config import CommunicationConfig, Layout
 from tests.layouts.cases import train_steps
 from tests.ranks import run_ranks
 
-# Rows of each step: a data rank has 2, 4, 2 and 4 micro-batches of one row.
+# Samples of each step: a data rank has 2, 4, 2 and 4 micro-batches of one sample.
 RAMP = (4, 8, 4, 8)
 
 DP2 = {"data": 2, "microbatch": 1}
@@ -30,7 +30,7 @@ INTERLEAVED = ("PP2 interleaved", "PP2 four chunks", "PP4 interleaved")
 CASES = [
     *(("overlap_grad_reduce", value, layout) for value in (False, True) for layout in DATA),
     *(("batch_p2p_comm", False, layout) for layout in STAGES),
-    # With two stages and several chunks it is refused: `tests/config/test_check.py`.
+    # It is rejected with two stages and several chunks: `tests/config/test_check.py`.
     *(("batch_p2p_comm", True, layout) for layout in ("PP2", "PP4", "PP4 interleaved")),
     *(("overlap_p2p_comm", True, layout) for layout in INTERLEAVED),
 ]
@@ -47,7 +47,7 @@ def alone():
 
 
 @pytest.mark.parametrize(("setting", "value", "name"), CASES)
-def test_what_is_set_changes_no_number(alone, setting, value, name):
+def test_setting_changes_no_result(alone, setting, value, name):
     for result in train({**DATA, **STAGES}[name], CommunicationConfig(**{setting: value})):
         assert result["losses"] == pytest.approx(alone["losses"], rel=1e-5)
         assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
@@ -55,8 +55,8 @@ def test_what_is_set_changes_no_number(alone, setting, value, name):
 
 
 @pytest.mark.parametrize("setting", ["overlap_p2p_comm", "batch_p2p_comm"])
-def test_what_is_set_changes_no_number_of_a_loss_inside_the_pipeline(setting):
-    """ELECTRA's generator has one, and sends on what it drew with the stream."""
+def test_setting_changes_no_result_of_a_loss_inside_the_pipeline(setting):
+    """ELECTRA's generator has a loss, and sends the sampled tokens with the hidden states."""
     [alone] = train(Layout(microbatch=1), CommunicationConfig(), "electra")
     name = "PP2 interleaved" if setting == "overlap_p2p_comm" else "PP2"
     for result in train(STAGES[name], CommunicationConfig(**{setting: True}), "electra"):
@@ -64,10 +64,10 @@ def test_what_is_set_changes_no_number_of_a_loss_inside_the_pipeline(setting):
             assert result[part] == pytest.approx(alone[part], rel=1e-5)
 
 
-def test_every_setting_is_in_the_table():
+def test_every_setting_has_cases():
     tried = {(setting, value) for setting, value, _ in CASES}
     default = CommunicationConfig()
     for setting in CommunicationConfig.model_fields:
-        # The default of one is what the cases of the others have.
+        # Cases of other settings have the default of this one.
         assert (setting, not getattr(default, setting)) in tried, setting
         assert getattr(default, setting) in (True, False)

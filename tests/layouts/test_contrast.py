@@ -1,4 +1,4 @@
-"""A loss over all rows of the global batch: what one pass over the whole batch says, however the rows are laid out."""
+"""Contrastive loss over all samples of the global batch: every layout gives the result of one pass over the batch."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ FAMILY = "two towers, compared over all rows"
 
 
 def first_step(layout: Layout, dropout: float, communication: CommunicationConfig | None = None) -> dict[str, Any]:
-    """The first step's losses and gradient norm, and an evaluation before it, by the engine."""
+    """Return losses and gradient norm of the first step, and an evaluation before it."""
     from megaptm.parallel.engine import Engine
 
     spec, losses = tiny(FAMILY, dropout=dropout), losses_of(FAMILY)
     engine = Engine(spec, layout, ADAM, losses=losses, seed=7, communication=communication)
-    mine = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
-    evaluated = engine.evaluate(mine).losses
-    done = engine.step(mine, step=0, lr=0.0)
+    local = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
+    evaluated = engine.evaluate(local).losses
+    done = engine.step(local, step=0, lr=0.0)
     return {"evaluated": evaluated, "losses": done.losses, "norm": done.gradient_norm, "counts": done.counts}
 
 
-def plainly(dropout: float) -> dict[str, Any]:
-    """The same by torch alone: one model, one batch, one backward pass."""
+def first_step_of_torch(dropout: float) -> dict[str, Any]:
+    """Return the results of `first_step` by torch alone: one model, one batch, one backward pass."""
     from megaptm.parallel.groups import open_groups, seed_step
 
     ranks = open_groups(Layout(microbatch=8))
@@ -65,11 +65,11 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def reference() -> dict[str, Any]:
-    return run_ranks(1, plainly, 0.0)[0]
+    return run_ranks(1, first_step_of_torch, 0.0)[0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any], layout: str) -> None:
+def test_loss_and_gradient_equal_the_full_batch(reference: dict[str, Any], layout: str) -> None:
     for result in run_ranks(LAYOUTS[layout].processes, first_step, LAYOUTS[layout], 0.0):
         assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
         assert result["losses"] == pytest.approx(reference["losses"], rel=1e-5)
@@ -77,7 +77,7 @@ def test_loss_and_gradient_are_those_of_the_whole_batch(reference: dict[str, Any
         assert result["counts"]["pairs"] == 5
 
 
-def test_messages_beside_the_passes_change_nothing(reference: dict[str, Any]) -> None:
+def test_overlapped_messages_change_no_result(reference: dict[str, Any]) -> None:
     layout, communication = LAYOUTS["DP2 x PP2 interleaved"], CommunicationConfig(overlap_p2p_comm=True)
     for result in run_ranks(layout.processes, first_step, layout, 0.0, communication):
         assert result["evaluated"] == pytest.approx(reference["evaluated"], rel=1e-5)
@@ -85,36 +85,36 @@ def test_messages_beside_the_passes_change_nothing(reference: dict[str, Any]) ->
         assert result["norm"] == pytest.approx(reference["norm"], rel=1e-5)
 
 
-def compared(layout: Layout) -> list[tuple[int, int]]:
-    """The own rows and all rows of each comparison in a step of this rank."""
-    really, sizes = PairsHead.compare, []
+def comparison_sizes(layout: Layout) -> list[tuple[int, int]]:
+    """Return the numbers of own and of all samples in each comparison of a step on this rank."""
+    original, sizes = PairsHead.compare, []
 
     def compare(head: PairsHead, features: Tensor, answers: Tensor, own: slice) -> Tensor:
         sizes.append((len(range(*own.indices(len(features)))), len(features)))
-        return really(head, features, answers, own)
+        return original(head, features, answers, own)
 
     with patch.object(PairsHead, "compare", compare):
         first_step(layout, 0.0)
     return sizes
 
 
-def test_a_data_rank_compares_its_own_rows_with_all() -> None:
-    for sizes in run_ranks(4, compared, Layout(microbatch=1, data=4)):
+def test_data_rank_compares_its_samples_with_all() -> None:
+    for sizes in run_ranks(4, comparison_sizes, Layout(microbatch=1, data=4)):
         assert {*sizes} == {(ROWS // 4, ROWS)}
 
 
-def refused(name: str, wrong: Callable[[Tensor], Tensor]) -> str:
-    """What is said of a head one of whose functions gives something else."""
-    really = getattr(PairsHead, name)
+def error_of_spoiled(name: str, spoil: Callable[[Tensor], Tensor]) -> str:
+    """Return the error if a function of the head returns a spoiled result."""
+    original = getattr(PairsHead, name)
     with (
-        patch.object(PairsHead, name, lambda *given, **batch: wrong(really(*given, **batch))),
+        patch.object(PairsHead, name, lambda *given, **batch: spoil(original(*given, **batch))),
         pytest.raises(UserError) as error,
     ):
         first_step(Layout(microbatch=4), 0.0)
     return str(error.value)
 
 
-def halved(features: Tensor) -> Tensor:
+def to_bfloat16(features: Tensor) -> Tensor:
     return features.bfloat16()
 
 
@@ -123,152 +123,152 @@ def one_row(features: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong", "said"),
+    ("name", "spoil", "expected"),
     [
-        ("features", halved, "gave [4, 17] in bfloat16 for 4 rows: it must give [4, F] in float32"),
+        ("features", to_bfloat16, "gave [4, 17] in bfloat16 for 4 rows: it must give [4, F] in float32"),
         ("features", one_row, "gave [1, 17] in float32 for 4 rows"),
         ("compare", one_row, "gave [1] for 8 of 8 rows: it must give the loss of each of the rows `own`"),
     ],
 )
-def test_a_head_that_gives_something_else_is_refused(name: str, wrong: Callable[[Tensor], Tensor], said: str) -> None:
-    assert f"PairsHead.{name} {said}" in run_ranks(1, refused, name, wrong)[0]
+def test_invalid_head_output_is_rejected(name: str, spoil: Callable[[Tensor], Tensor], expected: str) -> None:
+    assert f"PairsHead.{name} {expected}" in run_ranks(1, error_of_spoiled, name, spoil)[0]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_both_passes_draw_the_same_dropout(recompute: str) -> None:
+def test_both_passes_have_the_same_dropout(recompute: str) -> None:
     layout = Layout(microbatch=8, recompute=recompute)
-    drawn, plain = run_ranks(1, first_step, layout, 0.3)[0], run_ranks(1, plainly, 0.3)[0]
-    assert drawn["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    assert drawn["norm"] == pytest.approx(plain["norm"], rel=1e-5)
-    assert drawn["losses"]["pairs"] != pytest.approx(drawn["evaluated"]["pairs"], rel=1e-4)
+    actual, expected = run_ranks(1, first_step, layout, 0.3)[0], run_ranks(1, first_step_of_torch, 0.3)[0]
+    assert actual["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert actual["norm"] == pytest.approx(expected["norm"], rel=1e-5)
+    assert actual["losses"]["pairs"] != pytest.approx(actual["evaluated"]["pairs"], rel=1e-4)
 
 
 def both_passes(layout: Layout) -> tuple[Tensor, Tensor] | None:
-    """The features of each row in either pass of a step with dropout, where the head is."""
+    """Return the features of both passes of a step with dropout, on ranks with the head."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
-    really, given = PairsHead.features, []
+    original, features = PairsHead.features, []
     with patch.object(
-        PairsHead, "features", lambda *streams, **batch: given.append(really(*streams, **batch)) or given[-1]
+        PairsHead, "features", lambda *streams, **batch: features.append(original(*streams, **batch)) or features[-1]
     ):
-        mine = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
-        engine.step(mine if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
-    if not given:
+        local = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
+        engine.step(local if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
+    if not features:
         return None
-    half = len(given) // 2
-    return torch.cat(given[:half]).detach(), torch.cat(given[half:]).detach()
+    half = len(features) // 2
+    return torch.cat(features[:half]).detach(), torch.cat(features[half:]).detach()
 
 
 @pytest.mark.parametrize("layout", ["DP2 x PP2 interleaved", "TP2 + SP, recompute"])
-def test_both_passes_draw_the_same_dropout_in_every_layout(layout: str) -> None:
-    drawn = [pair for pair in run_ranks(LAYOUTS[layout].processes, both_passes, LAYOUTS[layout]) if pair]
-    assert len(drawn) == 2
-    for first, second in drawn:
+def test_both_passes_have_the_same_dropout_in_every_layout(layout: str) -> None:
+    feature_pairs = [pair for pair in run_ranks(LAYOUTS[layout].processes, both_passes, LAYOUTS[layout]) if pair]
+    assert len(feature_pairs) == 2
+    for first, second in feature_pairs:
         assert len(first) == ROWS // LAYOUTS[layout].data
         assert torch.equal(first, second)
 
 
-def passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
-    """How often the head is asked for features in an evaluation, and what that says."""
+def count_feature_passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
+    """Return the number of feature computations in an evaluation, and its losses."""
     from megaptm.parallel.engine import Engine
 
-    engine, really, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
-    with patch.object(PairsHead, "features", lambda *given, **batch: asked.append(1) or really(*given, **batch)):
-        found = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
-    return len(asked), found
+    engine, original, calls = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
+    with patch.object(PairsHead, "features", lambda *given, **batch: calls.append(1) or original(*given, **batch)):
+        evaluation = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
+    return len(calls), evaluation
 
 
-def test_an_evaluation_of_compared_rows_alone_is_one_pass(reference: dict[str, Any]) -> None:
-    for asked, found in run_ranks(2, passes, Layout(microbatch=4, pipeline=2), {"pairs": 1.0}):
-        assert asked <= 2
-        assert found == {"pairs": pytest.approx(reference["evaluated"]["pairs"], rel=1e-5)}
-    [(asked, _)] = run_ranks(1, passes, Layout(microbatch=4), losses_of(FAMILY))
-    assert asked == 4
+def test_contrastive_evaluation_is_one_pass(reference: dict[str, Any]) -> None:
+    for calls, losses in run_ranks(2, count_feature_passes, Layout(microbatch=4, pipeline=2), {"pairs": 1.0}):
+        assert calls <= 2
+        assert losses == {"pairs": pytest.approx(reference["evaluated"]["pairs"], rel=1e-5)}
+    [(calls, _)] = run_ranks(1, count_feature_passes, Layout(microbatch=4), losses_of(FAMILY))
+    assert calls == 4
 
 
-def test_a_batch_of_one_micro_batch_is_passed_once(reference: dict[str, Any]) -> None:
-    [(asked, found)] = run_ranks(1, passes, Layout(microbatch=8), losses_of(FAMILY))
-    assert asked == 1
-    assert found == {name: pytest.approx(one, rel=1e-5) for name, one in reference["evaluated"].items()}
+def test_single_micro_batch_is_one_pass(reference: dict[str, Any]) -> None:
+    [(calls, losses)] = run_ranks(1, count_feature_passes, Layout(microbatch=8), losses_of(FAMILY))
+    assert calls == 1
+    assert losses == {name: pytest.approx(one, rel=1e-5) for name, one in reference["evaluated"].items()}
 
 
-def kernels(layout: Layout) -> list[bool]:
-    """Whether attention may take cuDNN's kernel, at each call; and after the step."""
+def cudnn_permissions(layout: Layout) -> list[bool]:
+    """Return whether cuDNN's attention kernel is enabled at each call, and after the step."""
     from megaptm.parallel.engine import Engine
 
-    engine, asked = Engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7), []
+    engine, cudnn_enabled = Engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7), []
     for module in engine.stages[0].modules():
         if isinstance(module, Attend):
-            module.register_forward_pre_hook(lambda *_: asked.append(torch.backends.cuda.cudnn_sdp_enabled()))
+            module.register_forward_pre_hook(lambda *_: cudnn_enabled.append(torch.backends.cuda.cudnn_sdp_enabled()))
     engine.step(micro_batches(batch(FAMILY, 0), layout, 0), step=0, lr=0.0)
-    return [*asked, torch.backends.cuda.cudnn_sdp_enabled()]
+    return [*cudnn_enabled, torch.backends.cuda.cudnn_sdp_enabled()]
 
 
-def test_both_passes_take_the_same_kernel_of_attention() -> None:
-    """cuDNN's may be refused in the second one alone, where there are gradients; another kernel draws other dropout."""
-    *asked, after = run_ranks(1, kernels, Layout(microbatch=4))[0]
-    assert len(asked) == 2 * 2 * 4
-    assert not any(asked)
-    assert after
+def test_both_passes_use_the_same_attention_kernel() -> None:
+    """cuDNN's kernel may be unavailable with gradients, in the second pass; another kernel has another dropout mask."""
+    *during_step, after_step = run_ranks(1, cudnn_permissions, Layout(microbatch=4))[0]
+    assert len(during_step) == 2 * 2 * 4
+    assert not any(during_step)
+    assert after_step
 
 
 def temperatures(layout: Layout) -> list[float]:
-    """What the model multiplies cosines by, in bfloat16: at first, and after each of two small steps."""
+    """Return the scale of cosines of a bfloat16 model: initially, and after each of two small steps."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny("clip"), layout, ADAM, losses=losses_of("clip"), seed=7, precision="bf16")
-    head, seen = engine.stages[-1].model.head["image-text"], []
+    head, scales = engine.stages[-1].model.head["image-text"], []
     for step in range(3):
-        seen.append(head.scale.exp().item())
+        scales.append(head.scale.exp().item())
         engine.step(micro_batches(batch("clip", step), layout, engine.ranks.data), step=step, lr=1e-4)
     assert head.image.weight.dtype == torch.bfloat16
-    return seen
+    return scales
 
 
 @pytest.mark.parametrize(
     "layout", [Layout(microbatch=4), Layout(microbatch=4, data=2, distributed_optimizer=True)], ids=["one", "DP2"]
 )
-def test_a_temperature_moves_by_less_than_bfloat16_can_say(layout: Layout) -> None:
-    for first, *others in run_ranks(layout.processes, temperatures, layout):
+def test_temperature_is_trained_in_float32(layout: Layout) -> None:
+    for first, *later_scales in run_ranks(layout.processes, temperatures, layout):
         assert first == pytest.approx(1 / 0.07, rel=1e-6)
-        for before, after in pairwise([first, *others]):
+        for before, after in pairwise([first, *later_scales]):
             assert 0 < abs(after / before - 1) < 1e-3
 
 
-EVERY_GRADIENT = {
+GRADIENT_LAYOUTS = {
     "one process, two passes": Layout(microbatch=2),
     "DP2": Layout(microbatch=2, data=2),
     "DP4": Layout(microbatch=2, data=4),
     "TP2 x DP2": Layout(microbatch=2, tensor=2, data=2),
     "PP2": Layout(microbatch=2, pipeline=2),
 }
-NEAR = 1e-12
-"""Of the loss, and of a gradient as a share of its length, or in all if that is less than 1: what is read is a weight,
-which rounds, too. In float32 a sum of two sums differs by 2e-6 (TP2 x DP2), which says nothing of what is summed."""
+TOLERANCE = 1e-12
+"""Tolerance of the loss, and of a gradient relative to its norm (at least 1), since it is read from rounded weights. In
+float32 the order of a sum alone makes 2e-6 (TP2 x DP2)."""
 
 
 def in_double(family: str, layout: Layout, folder: str, optimizer: OptimizerConfig) -> dict[str, Any]:
-    """A step with float64 in the place of float32, wherever the engine, megatron-core or a loss says that."""
+    """Train a step with float64 instead of float32 in the engine, megatron-core and the losses."""
     from megaptm.parallel.optimizers import build
 
     names = {torch: ("float32", "float"), torch.Tensor: ("float",)}
-    # What was said when its class was made is float32 for good.
+    # Defaults of the class were evaluated at import and remain float32.
     options = dict.fromkeys(("main_grads", "main_params", "exp_avg", "exp_avg_sq"), torch.float64)
     config = partial(build.MegatronOptimizerConfig, **{f"{name}_dtype": kind for name, kind in options.items()})
     with ExitStack() as patched:
         patched.enter_context(patch.object(build, "MegatronOptimizerConfig", config))
         patched.callback(torch.set_default_dtype, torch.get_default_dtype())
         torch.set_default_dtype(torch.float64)
-        for place, several in names.items():
-            wide = torch.float64 if place is torch else torch.Tensor.double
+        for owner, several in names.items():
+            wide = torch.float64 if owner is torch else torch.Tensor.double
             for name in several:
-                patched.enter_context(patch.object(place, name, wide))
+                patched.enter_context(patch.object(owner, name, wide))
         return train_and_save(family, layout, folder, 0, 1, "fp32", 0.0, 0, optimizer)
 
 
-def moved(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], float]:
-    """All gradients of CLIP, which a step of plain descent moves its weights by; and the loss."""
+def sgd_gradients(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], float]:
+    """Return all gradients of CLIP, read from the weights after a step of SGD with rate 1, and the loss."""
     plain = OptimizerConfig(name="sgd", lr=1.0)
     [first, *_] = run_ranks(layout.processes, in_double, "clip", layout, str(folder), plain)
     reader, spec, gradients = Store(folder).load(1).reader, tiny("clip"), {}
@@ -281,20 +281,20 @@ def moved(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], float]:
 
 
 @pytest.fixture(scope="module")
-def moved_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], float]:
-    return moved(Layout(microbatch=8), tmp_path_factory.mktemp("alone"))
+def single_process_gradients(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Tensor], float]:
+    return sgd_gradients(Layout(microbatch=8), tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.drill
-@pytest.mark.parametrize("name", EVERY_GRADIENT)
-def test_loss_and_every_gradient_of_clip_are_those_of_one_process(
-    moved_alone: tuple[dict[str, Tensor], float], tmp_path: Path, name: str
+@pytest.mark.parametrize("name", GRADIENT_LAYOUTS)
+def test_clip_gradients_equal_one_process(
+    single_process_gradients: tuple[dict[str, Tensor], float], tmp_path: Path, name: str
 ) -> None:
-    gradients, loss = moved(EVERY_GRADIENT[name], tmp_path)
-    alone, expected = moved_alone
-    assert loss == pytest.approx(expected, rel=NEAR)
+    gradients, loss = sgd_gradients(GRADIENT_LAYOUTS[name], tmp_path)
+    alone, expected = single_process_gradients
+    assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert gradients.keys() == alone.keys()
     assert "head.image-text.scale" in gradients
     for one, gradient in alone.items():
         assert gradient.norm() > 0
-        assert (gradients[one] - gradient).norm() <= NEAR * max(1.0, gradient.norm().item()), one
+        assert (gradients[one] - gradient).norm() <= TOLERANCE * max(1.0, gradient.norm().item()), one

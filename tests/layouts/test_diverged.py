@@ -1,4 +1,4 @@
-"""A step whose loss or gradient is not finite on any process is refused on all, before it changes anything."""
+"""A step whose loss or gradient is not finite on one process is rejected on all, before it changes anything."""
 
 import math
 from itertools import product
@@ -20,21 +20,21 @@ LAYOUTS = {
     "PP2xDP2 distributed optimizer": Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True),
 }
 
-# Of the first, tensor ranks hold a copy each: the norm of the gradient is that of rank 0's. The second is divided.
+# Tensor ranks replicate the first parameter, and only rank 0 counts it in the norm. They divide the second.
 PARAMETERS = ("decoder.3.ffn_norm.weight", "decoder.3.ffn.down.weight")
 POISONS = list(product(PARAMETERS, (math.nan, math.inf)))
 
 
 def train(layout, precision, poisons):
-    """Loss and norm of three steps; and what was said of those tried between them, one for each poison.
+    """Return loss and norm of three steps, and the messages of rejected steps between them, one per poison.
 
-    A poison is put into one number of a gradient of the last process.
+    A poison replaces one element of a gradient on the last process.
     """
     from megaptm.parallel.engine import DivergedError, Engine
 
     engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, precision=precision)
-    parameters = {place.name: value for stage in engine.stages for place, value in stage.placed_parameters()}
-    results, said = [], []
+    parameters = {placement.name: value for stage in engine.stages for placement, value in stage.placed_parameters()}
+    results, messages = [], []
 
     def step(number):
         batches = micro_batches(batch("gpt2", number), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
@@ -48,12 +48,12 @@ def train(layout, precision, poisons):
             try:
                 step(number)
             except DivergedError as error:
-                said.append(str(error))
+                messages.append(str(error))
             if handle is not None:
                 handle.remove()
         result = step(number)
         results.append((result.loss, result.gradient_norm))
-    return results, said
+    return results, messages
 
 
 def poisoned(gradient, poison):
@@ -66,37 +66,37 @@ def poisoned(gradient, poison):
     ("name", "precision"),
     [*((name, "fp32") for name in LAYOUTS), ("DP2 distributed optimizer", "bf16"), ("TP2", "bf16")],
 )
-def test_one_bad_number_in_one_gradient_changes_nothing_anywhere(name, precision):
+def test_nonfinite_gradient_on_one_rank_is_rejected_on_all(name, precision):
     layout = LAYOUTS[name]
     clean = [results for results, _ in run_ranks(layout.processes, train, layout, precision, [])]
-    told = run_ranks(layout.processes, train, layout, precision, POISONS)
-    assert [results for results, _ in told] == clean
-    for _, sentences in told:
-        assert len(sentences) == len(POISONS)
-        for sentence in sentences:
+    with_poison = run_ranks(layout.processes, train, layout, precision, POISONS)
+    assert [results for results, _ in with_poison] == clean
+    for _, messages in with_poison:
+        assert len(messages) == len(POISONS)
+        for sentence in messages:
             assert sentence.startswith("step 2 was refused before it changed a weight: its loss is 5.")
             assert "norm of its gradient nan" in sentence or "norm of its gradient inf" in sentence
 
 
-def asked_nothing(layout):
-    """What is said of a step without a label, and whether it changed a weight."""
+def step_without_labels(layout):
+    """Return the message of a step without labels, and whether the weights are unchanged."""
     import torch
 
     from megaptm.parallel.engine import Engine, NothingAskedError
 
     engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
     before = [value.clone() for stage in engine.stages for value in stage.parameters()]
-    whole = batch("gpt2", 0)
-    silent = whole | {"labels": torch.full_like(whole["labels"], IGNORED)}
+    fields = batch("gpt2", 0)
+    unlabeled = fields | {"labels": torch.full_like(fields["labels"], IGNORED)}
     with pytest.raises(NothingAskedError) as caught:
-        engine.step(micro_batches(silent, layout, engine.ranks.data), step=3, lr=ADAM.lr)
+        engine.step(micro_batches(unlabeled, layout, engine.ranks.data), step=3, lr=ADAM.lr)
     after = [value for stage in engine.stages for value in stage.parameters()]
     return str(caught.value), all(map(torch.equal, before, after))
 
 
 @pytest.mark.parametrize("name", ["one", "PP2"])
-def test_a_step_in_which_nothing_is_asked_is_refused(name):
+def test_step_without_labels_is_rejected(name):
     layout = LAYOUTS[name]
-    for said, same in run_ranks(layout.processes, asked_nothing, layout):
-        assert said.startswith("step 4 was refused before it changed a weight: nothing is asked in it")
-        assert same
+    for message, is_unchanged in run_ranks(layout.processes, step_without_labels, layout):
+        assert message.startswith("step 4 was refused before it changed a weight: nothing is asked in it")
+        assert is_unchanged

@@ -1,4 +1,4 @@
-"""What tables can say beyond the catalogue trains the same in every layout."""
+"""Model variants beyond the catalogue train the same in every layout."""
 
 from itertools import product
 
@@ -17,34 +17,36 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def alone():
-    """Variant -> the one-process run."""
+def single_process_runs():
+    """Variant -> results of one process."""
     return {name: run_ranks(1, train_steps, name, Layout(microbatch=2))[0] for name in VARIANTS}
 
 
-OF_ROWS = (
+LOSS_VARIANTS = (
     *("two towers, compared over all rows", "an n-gram that its text finds"),
     *("a loss inside a stack", "a head that reads the encoder"),
 )
-"""Variants of losses; those of layers are not other layers on data ranks, which the drills look at."""
+"""Variants of losses. Variants of layers do not differ on data ranks, which the drills test."""
 
 
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        pytest.param(name, layout, marks=pytest.mark.drill if layout.startswith("DP2") and name not in OF_ROWS else [])
+        pytest.param(
+            name, layout, marks=pytest.mark.drill if layout.startswith("DP2") and name not in LOSS_VARIANTS else []
+        )
         for name, layout in product(VARIANTS, LAYOUTS)
     ],
 )
-def test_a_layout_changes_nothing(alone, name, layout):
+def test_layout_changes_no_result(single_process_runs, name, layout):
     for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout]):
         for part in ("losses", "norms", "evaluation"):
-            assert result[part] == pytest.approx(alone[name][part], rel=1e-5)
+            assert result[part] == pytest.approx(single_process_runs[name][part], rel=1e-5)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["two towers, compared over all rows", "queries and keys turned by place"])
-def test_bf16_stays_close(name, layout):
-    one = run_ranks(1, train_steps, name, Layout(microbatch=2), 3, "bf16")[0]
+def test_bf16_is_close_to_fp32(name, layout):
+    single_process = run_ranks(1, train_steps, name, Layout(microbatch=2), 3, "bf16")[0]
     for result in run_ranks(LAYOUTS[layout].processes, train_steps, name, LAYOUTS[layout], 3, "bf16"):
-        assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)
+        assert result["losses"] == pytest.approx(single_process["losses"], rel=5e-3)

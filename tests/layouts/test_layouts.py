@@ -1,8 +1,7 @@
-"""Promise 1: the losses and the gradient norm are those of one process, whatever the layout, for every family.
+"""Promise 1: losses and gradient norm of every family equal those of one process in every layout.
 
-Each family in each run of the tests on the two layouts that divide most: tensor ranks, stages and recomputation in
-one, data ranks and a divided optimizer in the other. On layouts that divide by some of these alone, or cut stages into
-chunks, in the drills; a family of each kind of model on all in each run.
+The tests run each family in two layouts: one with tensor ranks, stages and recomputation, one with data ranks and a
+distributed optimizer. One family of each kind of model runs in all layouts. The drills run the other combinations.
 """
 
 from functools import cache
@@ -38,38 +37,38 @@ LAYOUTS = {
 
 @cache
 def alone(family):
-    """The one-process run."""
+    """Return the results of one process."""
     return run_ranks(1, train_steps, family, Layout(microbatch=2))[0]
 
 
-OF_EVERY_FAMILY = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute")
-OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
-"""Data ranks divide their work, and nothing else does."""
-IN_DRILLS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
+LAYOUTS_OF_ALL_FAMILIES = ("DP2 distributed optimizer", "TP2+SPxPP2 recompute")
+LAYOUTS_OF_RECURRENT = ("one micro-batch", "DP2 distributed optimizer")
+"""Recurrent families support only data parallelism."""
+DRILL_LAYOUTS = ("TP2", "TP2+SP", "PP2", "PP2 interleaved", "DP2", "TP2xPP2", "TP2xDP2")
 TIED = ("albert", "deberta-v3", "electra", "bart", "uniter", "unimo")
-"""Families whose stages have tables or layers in common, beside those of KINDS."""
-OF_TIED = ("PP2xDP2 distributed optimizer", "PP2 interleavedxDP2 distributed optimizer")
-"""Each stage sums its own copy over data ranks, which divide it; then stages sum the same part of each copy."""
+"""Families whose stages share tables or layers, in addition to KINDS."""
+LAYOUTS_OF_TIED = ("PP2xDP2 distributed optimizer", "PP2 interleavedxDP2 distributed optimizer")
+"""Each stage reduces its copy over data ranks, which divide it; then stages sum the same part of each copy."""
 
 
 def layouts_of(family):
     if family in KINDS:
         return [*LAYOUTS]
-    return [*OF_EVERY_FAMILY, *IN_DRILLS, *(OF_TIED if family in TIED else ())]
+    return [*LAYOUTS_OF_ALL_FAMILIES, *DRILL_LAYOUTS, *(LAYOUTS_OF_TIED if family in TIED else ())]
 
 
 CASES = [
     *((family, name) for family in (*CATALOGUE, *VISION) for name in layouts_of(family)),
-    *((family, name) for family in RECURRENT for name in OF_RECURRENT),
+    *((family, name) for family in RECURRENT for name in LAYOUTS_OF_RECURRENT),
 ]
 
 
 def marks(family, name):
-    return [pytest.mark.drill] if family not in KINDS and name in IN_DRILLS else []
+    return [pytest.mark.drill] if family not in KINDS and name in DRILL_LAYOUTS else []
 
 
 @pytest.mark.parametrize(("family", "name"), [pytest.param(*case, marks=marks(*case)) for case in CASES])
-def test_layout_changes_nothing(family, name):
+def test_layout_changes_no_result(family, name):
     layout = LAYOUTS[name]
     for result in run_ranks(layout.processes, train_steps, family, layout):
         for part in ("losses", "norms", "evaluation"):
@@ -78,14 +77,14 @@ def test_layout_changes_nothing(family, name):
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("name", ["TP2+SP", "PP2", "DP2 distributed optimizer"])
-def test_bf16_stays_close_in_every_layout(family, name):
+def test_bf16_is_close_to_fp32(family, name):
     layout = LAYOUTS[name]
-    one = run_ranks(1, train_steps, family, Layout(microbatch=2), 3, "bf16")[0]
+    single_process = run_ranks(1, train_steps, family, Layout(microbatch=2), 3, "bf16")[0]
     for result in run_ranks(layout.processes, train_steps, family, layout, 3, "bf16"):
-        assert result["losses"] == pytest.approx(one["losses"], rel=5e-3)
+        assert result["losses"] == pytest.approx(single_process["losses"], rel=5e-3)
 
 
-def test_the_stand_in_for_cuda_leaves_default_devices_alone():
+def test_cuda_stand_in_keeps_default_devices():
     assert run_ranks(1, devices_under_meta) == [{"meta"}]
 
 

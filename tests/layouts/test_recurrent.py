@@ -1,4 +1,4 @@
-"""States that are handed on from step to step live in checkpoints, by row of the global batch."""
+"""Recurrent states that pass from step to step are saved in checkpoints, by sample of the global batch."""
 
 from shutil import copytree
 
@@ -16,22 +16,22 @@ def run(layout, folder, *, start, steps, dropout=0.1):
     return run_ranks(layout.processes, train_and_save, "elmo", layout, str(folder), start, steps, "fp32", dropout)[0]
 
 
-def test_a_run_goes_on_to_the_last_bit_and_with_other_ranks(tmp_path):
-    """With dropout and with words that are drawn; on other ranks, whose dropout is another, without."""
-    whole = run(ONE, tmp_path / "whole", start=0, steps=BEFORE + AFTER)
+def test_resume_is_bit_identical_and_works_in_another_layout(tmp_path):
+    """With dropout and sampled negatives; in another layout, which has another dropout, without."""
+    uninterrupted = run(ONE, tmp_path / "whole", start=0, steps=BEFORE + AFTER)
     run(ONE, tmp_path / "cut", start=0, steps=BEFORE)
-    rest = run(ONE, tmp_path / "cut", start=BEFORE, steps=AFTER)
-    assert rest["losses"] == whole["losses"][BEFORE:]
-    assert rest["norms"] == whole["norms"][BEFORE:]
+    resumed = run(ONE, tmp_path / "cut", start=BEFORE, steps=AFTER)
+    assert resumed["losses"] == uninterrupted["losses"][BEFORE:]
+    assert resumed["norms"] == uninterrupted["norms"][BEFORE:]
     alone = run(ONE, tmp_path / "alone", start=0, steps=BEFORE, dropout=0.0)
-    copytree(tmp_path / "alone", tmp_path / "dealt")
+    copytree(tmp_path / "alone", tmp_path / "sharded")
     more = [
         run(layout, tmp_path / name, start=BEFORE, steps=AFTER, dropout=0.0)["losses"]
-        for layout, name in ((ONE, "alone"), (DP2_DISTRIBUTED, "dealt"))
+        for layout, name in ((ONE, "alone"), (DP2_DISTRIBUTED, "sharded"))
     ]
     assert more[1] == pytest.approx(more[0], rel=1e-5)
     assert len(alone["losses"]) == BEFORE
-    reader = Store(tmp_path / "dealt").load(BEFORE + AFTER).reader
+    reader = Store(tmp_path / "sharded").load(BEFORE + AFTER).reader
     states = {name: reader.read(name) for name in reader.names() if name.startswith("memory/")}
     assert {*states} == {
         "memory/filled",

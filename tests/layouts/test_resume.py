@@ -1,4 +1,4 @@
-"""Promise 2: a run stopped and continued is the run that was never stopped, on the same layout or on another."""
+"""Promise 2: a stopped and resumed run equals an uninterrupted run, in the same layout or another."""
 
 from functools import cache
 from itertools import product
@@ -12,7 +12,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
-from tests.layouts.cases import KINDS, read_back, tiny, train_and_save
+from tests.layouts.cases import KINDS, count_read_elements, tiny, train_and_save
 from tests.ranks import run_ranks
 
 ONE = Layout(microbatch=2)
@@ -25,18 +25,18 @@ DP2_DISTRIBUTED = Layout(microbatch=2, data=2, distributed_optimizer=True)
 TP2_DP2_DISTRIBUTED = Layout(microbatch=2, tensor=2, data=2, distributed_optimizer=True)
 PP2_DP2_DISTRIBUTED = Layout(microbatch=2, pipeline=2, data=2, distributed_optimizer=True)
 
-# Not only the first step after a resume but the third: a wrong count in Adam shows in the second.
+# Several steps after the resume: a wrong step count of Adam shows in the second.
 BEFORE, AFTER = 2, 3
 
 
-def run(family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, meanwhile=0):
-    arguments = (family, layout, str(folder), start, steps, precision, dropout, meanwhile)
+def run(family, layout, folder, *, start, steps, precision="fp32", dropout=0.0, extra_steps=0):
+    arguments = (family, layout, str(folder), start, steps, precision, dropout, extra_steps)
     return run_ranks(layout.processes, train_and_save, *arguments)[0]
 
 
 @cache
-def never_stopped(family):
-    """The run of one process."""
+def uninterrupted_run(family):
+    """Return the results of one process."""
     with TemporaryDirectory() as folder:
         return run(family, ONE, Path(folder), start=0, steps=BEFORE + AFTER)
 
@@ -49,49 +49,48 @@ LAYOUTS = {
 }
 
 
-def in_each_run(family, precision, layout):
-    """In bfloat16 the optimizer has float32 weights besides: whose state that is does not depend on the family. An
-    encoder and a decoder are cut in most places where stages have chunks."""
+def is_quick(family, precision, layout):
+    """Whether a case is outside the drills: one family in bfloat16, whose float32 weights do not depend on the family,
+    and the interleaved encoder-decoder, which is cut at most points."""
     return (family, precision) == ("gpt2", "bf16") or (family, precision, layout) == ("t5", "fp32", "PP2 interleaved")
 
 
-OTHERS = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"), ("unimo", "fp32"), ("vit", "fp32"))
-"""Whose rows are compared over the batch, with a temperature in float32; whose stages share what reads regions; and
-whose rows are images."""
+VISION_CASES = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"), ("unimo", "fp32"), ("vit", "fp32"))
+"""Families with a contrastive loss and a float32 temperature, with a region embedding on several stages, with images."""
 
 
 @pytest.mark.parametrize(
     ("family", "precision", "layout"),
     [
-        pytest.param(*case, name, marks=[] if in_each_run(*case, name) else pytest.mark.drill)
-        for case, name in product((*product(KINDS, ("bf16", "fp32")), *OTHERS), LAYOUTS)
+        pytest.param(*case, name, marks=[] if is_quick(*case, name) else pytest.mark.drill)
+        for case, name in product((*product(KINDS, ("bf16", "fp32")), *VISION_CASES), LAYOUTS)
     ],
 )
-def test_same_layout_continues_to_the_last_bit_with_dropout(tmp_path, family, precision, layout):
+def test_resume_is_bit_identical(tmp_path, family, precision, layout):
     layout, more = LAYOUTS[layout], {"precision": precision, "dropout": 0.1}
-    whole = run(family, layout, tmp_path / "whole", start=0, steps=BEFORE + AFTER, **more)
+    uninterrupted = run(family, layout, tmp_path / "whole", start=0, steps=BEFORE + AFTER, **more)
     run(family, layout, tmp_path / "cut", start=0, steps=BEFORE, **more)
-    rest = run(family, layout, tmp_path / "cut", start=BEFORE, steps=AFTER, **more)
-    assert rest["losses"] == whole["losses"][BEFORE:]
-    assert rest["norms"] == whole["norms"][BEFORE:]
+    resumed = run(family, layout, tmp_path / "cut", start=BEFORE, steps=AFTER, **more)
+    assert resumed["losses"] == uninterrupted["losses"][BEFORE:]
+    assert resumed["norms"] == uninterrupted["norms"][BEFORE:]
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.drill), "bf16"])
 @pytest.mark.parametrize(
     "layout", [ONE, PP2_INTERLEAVED, DP2_DISTRIBUTED], ids=["one", "PP2 interleaved", "DP2 distributed optimizer"]
 )
-def test_a_checkpoint_written_while_training_goes_on_is_that_of_its_step(tmp_path, layout, precision):
-    whole = run("gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, meanwhile=AFTER)
-    rest = run("gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
-    assert rest["losses"] == whole["losses"][BEFORE:]
-    assert rest["norms"] == whole["norms"][BEFORE:]
+def test_asynchronous_checkpoint_has_the_state_of_its_step(tmp_path, layout, precision):
+    uninterrupted = run("gpt2", layout, tmp_path, start=0, steps=BEFORE, precision=precision, extra_steps=AFTER)
+    resumed = run("gpt2", layout, tmp_path, start=BEFORE, steps=AFTER, precision=precision)
+    assert resumed["losses"] == uninterrupted["losses"][BEFORE:]
+    assert resumed["norms"] == uninterrupted["norms"][BEFORE:]
 
 
-def test_what_is_divided_over_data_ranks_each_reads_its_part_of(tmp_path):
+def test_rank_reads_only_its_optimizer_state(tmp_path):
     run("gpt2", DP2_DISTRIBUTED, tmp_path, start=0, steps=1)
-    one, other = run_ranks(2, read_back, DP2_DISTRIBUTED, str(tmp_path), 1)
-    assert one["weight"] == other["weight"] == one["exp_avg"] + other["exp_avg"]
-    assert min(one["exp_avg"], other["exp_avg"]) > 0.3 * one["weight"]
+    first, second = run_ranks(2, count_read_elements, DP2_DISTRIBUTED, str(tmp_path), 1)
+    assert first["weight"] == second["weight"] == first["exp_avg"] + second["exp_avg"]
+    assert min(first["exp_avg"], second["exp_avg"]) > 0.3 * first["weight"]
 
 
 CHANGES = (
@@ -104,8 +103,8 @@ CHANGES = (
     (TP2_DP2_DISTRIBUTED, PP2_INTERLEAVED),
     (PP2_DP2_DISTRIBUTED, TP2_DP2_DISTRIBUTED),
 )
-"""In each run of the tests the last four of a decoder, and the last one, where each rank reads what four others wrote,
-of every kind of model."""
+"""Layout before and after a restart. Outside the drills: the last four for a decoder, and the last one, in which each
+rank reads from four others, for every kind of model."""
 
 
 def name_of(layout):
@@ -124,16 +123,16 @@ def name_of(layout):
         for family, change in product(KINDS, CHANGES)
     ],
 )
-def test_another_layout_continues_the_same_run(tmp_path, family, before, after):
-    whole = never_stopped(family)
+def test_resume_in_another_layout(tmp_path, family, before, after):
+    uninterrupted = uninterrupted_run(family)
     run(family, before, tmp_path / "cut", start=0, steps=BEFORE)
-    rest = run(family, after, tmp_path / "cut", start=BEFORE, steps=AFTER)
-    assert rest["losses"] == pytest.approx(whole["losses"][BEFORE:], rel=1e-5)
-    assert rest["norms"] == pytest.approx(whole["norms"][BEFORE:], rel=1e-5)
+    resumed = run(family, after, tmp_path / "cut", start=BEFORE, steps=AFTER)
+    assert resumed["losses"] == pytest.approx(uninterrupted["losses"][BEFORE:], rel=1e-5)
+    assert resumed["norms"] == pytest.approx(uninterrupted["norms"][BEFORE:], rel=1e-5)
 
 
 def continued_with_dropout(folder, layout):
-    """Loss of the step after a checkpoint of one process."""
+    """Return the loss of the step after a checkpoint of one process."""
     run("gpt2", ONE, folder, start=0, steps=BEFORE, dropout=0.1)
     [loss] = run("gpt2", layout, folder, start=BEFORE, steps=1, dropout=0.1)["losses"]
     return loss
@@ -142,23 +141,23 @@ def continued_with_dropout(folder, layout):
 @pytest.mark.parametrize(
     "layout",
     [DP2, Layout(microbatch=2, tensor=2), Layout(microbatch=2, pipeline=2), Layout(microbatch=4)],
-    ids=["DP2", "TP2", "PP2", "rows of a micro-batch"],
+    ids=["DP2", "TP2", "PP2", "micro-batch"],
 )
 def test_dropout_masks_belong_to_the_layout(tmp_path, layout):
-    """Without dropout these layouts have one loss to 1e-5 (`test_another_layout_continues_the_same_run`)."""
+    """Without dropout these layouts have equal losses to 1e-5 (`test_resume_in_another_layout`)."""
     loss, other = continued_with_dropout(tmp_path / "one", ONE), continued_with_dropout(tmp_path / "other", layout)
     assert other != pytest.approx(loss, rel=1e-5)
     assert other == pytest.approx(loss, rel=0.02)
 
 
-def test_dropout_masks_do_not_depend_on_what_is_recomputed(tmp_path):
+def test_dropout_masks_do_not_depend_on_recomputation(tmp_path):
     again = Layout(microbatch=2, recompute="full")
     assert continued_with_dropout(tmp_path / "one", ONE) == continued_with_dropout(tmp_path / "again", again)
 
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2_INTERLEAVED, TP2_DP2_DISTRIBUTED], ids=["1", "TP2", "PP2", "dist"])
-def test_initial_weights_are_a_function_of_seed_and_name(tmp_path, family, layout):
+def test_initial_weights_depend_on_seed_and_name(tmp_path, family, layout):
     run(family, layout, tmp_path, start=0, steps=0)
     reader = Store(tmp_path).load(0).reader
     spec = tiny(family)

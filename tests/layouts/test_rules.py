@@ -1,4 +1,4 @@
-"""The update rules on every layout: the losses of one process, and checkpoints that any layout continues."""
+"""Update rules in every layout: losses of one process, and checkpoints that resume in any layout."""
 
 import pytest
 import torch
@@ -49,8 +49,8 @@ LAYOUTS = {
 STEPS = 3
 
 
-def train_by_each(layout, precision="fp32"):
-    """Rule -> what `train_steps` says of it, in one world."""
+def train_with_rules(layout, precision="fp32"):
+    """Return rule -> result of `train_steps`."""
     return {
         name: train_steps(family, layout, STEPS, precision, optimizer=rule) for name, (family, rule) in RULES.items()
     }
@@ -58,39 +58,39 @@ def train_by_each(layout, precision="fp32"):
 
 @pytest.fixture(scope="module")
 def alone():
-    return run_ranks(1, train_by_each, Layout(microbatch=2))[0]
+    return run_ranks(1, train_with_rules, Layout(microbatch=2))[0]
 
 
-IN_EACH_RUN = ("PP2 interleaved", "TP2xPP2", "TP2xDP2 distributed optimizer")
+QUICK_LAYOUTS = ("PP2 interleaved", "TP2xPP2", "TP2xDP2 distributed optimizer")
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.drill)
+        pytest.param(name, marks=[] if name in QUICK_LAYOUTS else pytest.mark.drill)
         for name in LAYOUTS
         if name != "PP2xDP2 distributed optimizer"
     ],
 )
-def test_no_layout_changes_a_rule(alone, name):
+def test_layout_changes_no_result(alone, name):
     layout = LAYOUTS[name]
-    for found in run_ranks(layout.processes, train_by_each, layout):
+    for actual in run_ranks(layout.processes, train_with_rules, layout):
         for rule in RULES:
-            for what in ("losses", "norms", "evaluation"):
-                assert found[rule][what] == pytest.approx(alone[rule][what], rel=1e-5), (rule, what)
+            for part in ("losses", "norms", "evaluation"):
+                assert actual[rule][part] == pytest.approx(alone[rule][part], rel=1e-5), (rule, part)
 
 
 @pytest.mark.parametrize("name", [pytest.param("TP2", marks=pytest.mark.drill), "DP2 distributed optimizer"])
-def test_in_bf16_a_rule_moves_float32_copies(alone, name):
-    """Weights in bfloat16 alone would not be moved by most of these steps."""
+def test_bf16_updates_float32_copies(alone, name):
+    """Most of these steps would not change weights in bfloat16."""
     layout = LAYOUTS[name]
-    for found in run_ranks(layout.processes, train_by_each, layout, "bf16"):
+    for actual in run_ranks(layout.processes, train_with_rules, layout, "bf16"):
         for rule in RULES:
-            assert found[rule]["losses"] == pytest.approx(alone[rule]["losses"], rel=5e-3), rule
+            assert actual[rule]["losses"] == pytest.approx(alone[rule]["losses"], rel=5e-3), rule
 
 
-def decaying(settings, layout):
-    """Names of what decays."""
+def decaying_parameters(settings, layout):
+    """Return the names of parameters with weight decay."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny("bert"), layout, settings, losses=losses_of("bert"), seed=7)
@@ -99,17 +99,19 @@ def decaying(settings, layout):
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_norms_and_biases_do_not_decay_unless_the_config_says_so(name):
+def test_norms_and_biases_do_not_decay_by_default(name):
     shapes = {name: one.dim() for name, one in Model(tiny("bert")).named_parameters()}
     settings = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1)
     layout = LAYOUTS["DP2 distributed optimizer"]
-    assert set.union(*run_ranks(2, decaying, settings, layout)) == {name for name in shapes if shapes[name] > 1}
+    assert set.union(*run_ranks(2, decaying_parameters, settings, layout)) == {
+        name for name in shapes if shapes[name] > 1
+    }
     everything = settings.model_copy(update={"weight_decay_on": "all"})
-    assert set.union(*run_ranks(2, decaying, everything, layout)) == {*shapes}
+    assert set.union(*run_ranks(2, decaying_parameters, everything, layout)) == {*shapes}
 
 
-def copies(rule, layout):
-    """Name -> values, of tensors that several stages hold, after some steps."""
+def shared_parameters(rule, layout):
+    """Return name -> values of the parameters that several stages hold, after some steps."""
     from megaptm.parallel.engine import Engine
 
     family, settings = RULES[rule]
@@ -125,14 +127,14 @@ def copies(rule, layout):
 
 
 @pytest.mark.parametrize("rule", ["lamb", "adafactor as T5"])
-def test_copies_on_other_stages_stay_equal_to_the_last_bit(rule):
-    found = run_ranks(4, copies, rule, LAYOUTS["PP2xDP2 distributed optimizer"])
-    assert found[0]
-    assert found[0] == found[1] == found[2] == found[3]
+def test_shared_parameters_of_stages_stay_equal(rule):
+    values = run_ranks(4, shared_parameters, rule, LAYOUTS["PP2xDP2 distributed optimizer"])
+    assert values[0]
+    assert values[0] == values[1] == values[2] == values[3]
 
 
 class UncorrectedAdam(torch.optim.Optimizer):
-    """google-research/bert, optimization.py: running means as they are."""
+    """Adam of google-research/bert, optimization.py: without bias correction."""
 
     def __init__(self, groups, *, lr):
         super().__init__(groups, {"lr": lr})
@@ -147,15 +149,15 @@ class UncorrectedAdam(torch.optim.Optimizer):
                 one.sub_(mean / (square.sqrt() + 1e-6) + group["weight_decay"] * one, alpha=group["lr"])
 
 
-PLAIN = {
+REFERENCES = {
     "adamw as BERT": lambda groups, rule: UncorrectedAdam(groups, lr=rule.lr),
     "sgd": lambda groups, rule: torch.optim.SGD(groups, lr=rule.lr, momentum=0.9),
     "adagrad": lambda groups, rule: torch.optim.Adagrad(groups, lr=rule.lr, initial_accumulator_value=0.1, eps=1e-8),
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_rule_does_what_it_does_in_a_loop_without_an_engine(alone, name):
+@pytest.mark.parametrize("name", REFERENCES)
+def test_rule_equals_a_plain_torch_loop(alone, name):
     family, rule = RULES[name]
     model = Model(tiny(family))
     fill(model, seed=7)
@@ -164,7 +166,7 @@ def test_a_rule_does_what_it_does_in_a_loop_without_an_engine(alone, name):
         {"params": [one for one in parameters if one.dim() > 1], "weight_decay": rule.weight_decay},
         {"params": [one for one in parameters if one.dim() == 1], "weight_decay": 0.0},
     ]
-    optimizer = PLAIN[name](groups, rule)
+    optimizer = REFERENCES[name](groups, rule)
     for step in range(STEPS):
         loss = mean_losses(model(batch(family, step)))
         assert loss.item() == pytest.approx(alone[name]["losses"][step], rel=1e-5)
@@ -174,8 +176,8 @@ def test_a_rule_does_what_it_does_in_a_loop_without_an_engine(alone, name):
         optimizer.step()
 
 
-def save_each(layout, folder, start, steps, dropout=0.1):
-    """Rule -> what `train_and_save` says of it."""
+def train_and_save_rules(layout, folder, start, steps, dropout=0.1):
+    """Return rule -> result of `train_and_save`."""
     return {
         name: train_and_save(family, layout, f"{folder}/{name}", start, steps, dropout=dropout, optimizer=rule)
         for name, (family, rule) in RULES.items()
@@ -183,15 +185,15 @@ def save_each(layout, folder, start, steps, dropout=0.1):
 
 
 @pytest.mark.parametrize("name", ["DP2 distributed optimizer", "PP2 interleaved"])
-def test_a_rule_continues_to_the_last_bit(tmp_path, name):
+def test_resume_is_bit_identical(tmp_path, name):
     layout = LAYOUTS[name]
-    whole = run_ranks(layout.processes, save_each, layout, str(tmp_path / "whole"), 0, STEPS)[0]
-    run_ranks(layout.processes, save_each, layout, str(tmp_path / "cut"), 0, 1)
-    # Two steps: a wrong count of those before shows in the second.
-    rest = run_ranks(layout.processes, save_each, layout, str(tmp_path / "cut"), 1, 2)[0]
+    uninterrupted = run_ranks(layout.processes, train_and_save_rules, layout, str(tmp_path / "whole"), 0, STEPS)[0]
+    run_ranks(layout.processes, train_and_save_rules, layout, str(tmp_path / "cut"), 0, 1)
+    # Two steps: a wrong step count shows in the second.
+    resumed = run_ranks(layout.processes, train_and_save_rules, layout, str(tmp_path / "cut"), 1, 2)[0]
     for rule in RULES:
-        assert rest[rule]["losses"] == whole[rule]["losses"][1:], rule
-        assert rest[rule]["norms"] == whole[rule]["norms"][1:], rule
+        assert resumed[rule]["losses"] == uninterrupted[rule]["losses"][1:], rule
+        assert resumed[rule]["norms"] == uninterrupted[rule]["norms"][1:], rule
 
 
 @pytest.mark.parametrize(
@@ -201,10 +203,10 @@ def test_a_rule_continues_to_the_last_bit(tmp_path, name):
         ("PP2xDP2 distributed optimizer", "TP2+SP"),
     ],
 )
-def test_another_layout_continues_what_a_rule_knows(tmp_path, alone, before, after):
+def test_resume_in_another_layout(tmp_path, alone, before, after):
     before, after = LAYOUTS[before], LAYOUTS[after]
-    run_ranks(before.processes, save_each, before, str(tmp_path), 0, 1, 0.0)
-    rest = run_ranks(after.processes, save_each, after, str(tmp_path), 1, 2, 0.0)[0]
+    run_ranks(before.processes, train_and_save_rules, before, str(tmp_path), 0, 1, 0.0)
+    resumed = run_ranks(after.processes, train_and_save_rules, after, str(tmp_path), 1, 2, 0.0)[0]
     for rule in RULES:
-        assert rest[rule]["losses"] == pytest.approx(alone[rule]["losses"][1:], rel=1e-5), rule
-        assert rest[rule]["norms"] == pytest.approx(alone[rule]["norms"][1:], rel=1e-5), rule
+        assert resumed[rule]["losses"] == pytest.approx(alone[rule]["losses"][1:], rel=1e-5), rule
+        assert resumed[rule]["norms"] == pytest.approx(alone[rule]["norms"][1:], rel=1e-5), rule

@@ -1,4 +1,4 @@
-"""Each place of a layout has its own random streams, but for what all tensor ranks must draw alike."""
+"""Each rank of a layout has its own random stream, and one that it shares with the tensor ranks of its stage."""
 
 from itertools import product
 
@@ -24,7 +24,7 @@ LAYOUT = Layout(tensor=2, pipeline=2)
     ],
     ids=["175B", "4x8x16", "16x1x64", "8x16x8"],
 )
-def test_no_two_places_of_a_layout_and_no_two_steps_have_a_stream_in_common(layout):
+def test_random_streams_of_ranks_and_steps_are_distinct(layout):
     own, shared = [], []
     for step, data, pipeline in product(range(3), range(layout.data), range(layout.pipeline)):
         shared.append(stream_seed(1234, step, data, pipeline))
@@ -32,8 +32,8 @@ def test_no_two_places_of_a_layout_and_no_two_steps_have_a_stream_in_common(layo
     assert len({*own, *shared}) == len(own) + len(shared) == 3 * (layout.processes + layout.data * layout.pipeline)
 
 
-def test_dropout_has_one_rate_at_every_place_of_a_layout():
-    """Masks differ from place to place, and each is a draw of the same distribution."""
+def test_dropout_rate_is_equal_on_all_ranks():
+    """Masks differ between ranks, and are samples of one distribution."""
     masks = []
     with torch.random.fork_rng():
         for data, pipeline in product(range(4), range(2)):
@@ -44,23 +44,23 @@ def test_dropout_has_one_rate_at_every_place_of_a_layout():
     assert torch.cat(masks).unique().tolist() == pytest.approx([0.0, 1 / 0.9])
 
 
-def draws():
-    """What this rank draws by itself, and with all tensor ranks of its stage; each twice, seeded anew."""
+def sample_twice():
+    """Return samples of this rank's own stream and of the shared one. They are equal when seeded again."""
     from megaptm.parallel.groups import OWN_STREAM, get_cuda_rng_tracker, open_groups, seed_step
 
-    ranks, drawn = open_groups(LAYOUT), []
+    ranks, samples = open_groups(LAYOUT), []
     for _ in range(2):
         seed_step(1234, 5, ranks)
         shared = torch.rand(4).tolist()
         with get_cuda_rng_tracker().fork(OWN_STREAM):
             own = torch.rand(4).tolist()
-        drawn.append((own, shared))
-    assert drawn[0] == drawn[1]
-    return ranks.pipeline, *drawn[0]
+        samples.append((own, shared))
+    assert samples[0] == samples[1]
+    return ranks.pipeline, *samples[0]
 
 
-def test_ranks_draw_what_their_places_say():
-    found = run_ranks(LAYOUT.processes, draws)
-    assert len({tuple(own) for _, own, _ in found}) == 4
-    assert len({(stage, tuple(shared)) for stage, _, shared in found}) == 2
-    assert not {tuple(own) for _, own, _ in found} & {tuple(shared) for _, _, shared in found}
+def test_own_and_shared_streams_of_ranks():
+    samples = run_ranks(LAYOUT.processes, sample_twice)
+    assert len({tuple(own) for _, own, _ in samples}) == 4
+    assert len({(stage, tuple(shared)) for stage, _, shared in samples}) == 2
+    assert not {tuple(own) for _, own, _ in samples} & {tuple(shared) for _, _, shared in samples}

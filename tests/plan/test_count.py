@@ -1,4 +1,4 @@
-"""COUNT: parameters equal the published models', by formula and as built."""
+"""COUNT: parameters by formula equal those of published and of built models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.models.tiny import mean_losses, tiny_batch, tiny_model
 
 CONFIGS = ROOT / "configs"
-# Unique parameters of the reference implementations, tied ones once.
+# Parameters of the reference implementations; shared ones count once.
 EXACT = {
     ("transformer", "base"): 63_045_632,
     ("transformer", "big"): 214_171_648,
@@ -104,18 +104,18 @@ EXACT = {
     ("t5", "11b"): 11_307_321_344,
 }
 POOLED = {"roberta", "spanbert", "longformer", "bigbird"}
-"""Families whose published numbers count BERT's pooler, which their own pre-training does not have."""
+"""Families whose published counts include BERT's pooler, which their pre-training does not use."""
 WITH_HEADS = {("bert", "base"): 110_106_428, ("bert", "large"): 336_226_108, ("distilbert", "base"): 66_985_530}
-# The rows of GPT-3's table as printed, where heads do not fill the width; known to the million.
+# Sizes exactly as in GPT-3's table, where heads times head width is not the width; printed in millions.
 AS_PRINTED = {("gpt3", "xl-literal"): 1.517e9, ("gpt3", "13b-literal"): 12.936e9}
-# Bands have no parameters.
+# Banded attention has no parameters.
 for exact in (EXACT, AS_PRINTED):
     exact.update({("gpt3-banded", size): number for (family, size), number in exact.items() if family == "gpt3"})
 ALL = [(family.name, size) for family in CATALOGUE.values() for size in family.sizes]
 
 
 def as_built(spec: ModelSpec) -> int:
-    """Parameters of the model on the meta device, without the rows that pad the vocabulary."""
+    """Return the parameters of a model built on the meta device, without vocabulary padding."""
     with torch.device("meta"):
         model = build_model(spec)
     padding = spec.padded_vocabulary - spec.vocabulary
@@ -125,39 +125,39 @@ def as_built(spec: ModelSpec) -> int:
 
 
 def as_published(spec: ModelSpec) -> int:
-    """Parameters, with a pooler where the number is published so."""
+    """Return the number of parameters, with a pooler if the published count includes it."""
     return count_parameters(spec) + (spec.width * (spec.width + 1) if spec.name in POOLED else 0)
 
 
-def test_every_size_has_its_number_here() -> None:
+def test_every_size_has_a_published_count() -> None:
     assert set(ALL) == set(EXACT) | set(AS_PRINTED)
 
 
 @pytest.mark.parametrize(("family", "size"), EXACT)
-def test_the_formula_gives_the_published_count(family: str, size: str) -> None:
+def test_published_count(family: str, size: str) -> None:
     assert as_published(published(CATALOGUE[family], size)) == EXACT[family, size]
 
 
-def test_the_config_of_bart_large_builds_what_transformers_builds() -> None:
-    """Its default config is that of facebook/bart-large."""
+def test_bart_large_equals_transformers() -> None:
+    """The default config of transformers is facebook/bart-large."""
     spec = resolve_model(load(CONFIGS / "bart/large.yaml"))
     with torch.device("meta"):
-        theirs = transformers.BartModel(transformers.BartConfig())
-    assert as_built(spec) == sum(parameter.numel() for parameter in theirs.parameters()) == 406_291_456
+        reference = transformers.BartModel(transformers.BartConfig())
+    assert as_built(spec) == sum(parameter.numel() for parameter in reference.parameters()) == 406_291_456
 
 
 @pytest.mark.parametrize(("family", "size"), WITH_HEADS)
-def test_pretraining_heads_are_counted_when_asked(family: str, size: str) -> None:
+def test_count_with_heads(family: str, size: str) -> None:
     assert count_parameters(published(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
 
 
 @pytest.mark.parametrize(("family", "size"), AS_PRINTED)
-def test_sizes_as_printed(family: str, size: str) -> None:
+def test_count_of_sizes_as_printed(family: str, size: str) -> None:
     assert count_parameters(published(CATALOGUE[family], size)) == pytest.approx(AS_PRINTED[family, size], abs=0.5e6)
 
 
 @pytest.mark.parametrize(("family", "size"), ALL)
-def test_the_model_built_has_what_the_formula_says(family: str, size: str) -> None:
+def test_built_model_has_the_counted_parameters(family: str, size: str) -> None:
     spec = published(CATALOGUE[family], size)
     assert as_built(spec) == count_parameters(spec, with_heads=True)
 
@@ -172,14 +172,14 @@ def test_the_model_built_has_what_the_formula_says(family: str, size: str) -> No
     ],
     ids=["swiglu", "post-rms", "untied-geglu", "no-sentences"],
 )
-def test_the_formula_follows_the_bricks(family) -> None:
+def test_count_of_model_variants(family) -> None:
     spec = ModelSpec(
         family=family, size=Size(layers=2, width=32, heads=4, ffn=48), vocabulary=100, context=16, dropout=0.0
     )
     assert as_built(spec) == count_parameters(spec, with_heads=True)
 
 
-def test_a_head_that_reads_asked_places_alone_costs_so_whatever_its_name(monkeypatch) -> None:
+def test_head_that_reads_target_positions_costs_less(monkeypatch) -> None:
     class Borders(MaskedHeadBrick):
         name = "borders"
 
@@ -192,28 +192,28 @@ def test_a_head_that_reads_asked_places_alone_costs_so_whatever_its_name(monkeyp
     assert heads(published(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
 
 
-def test_operations_of_gpt3_are_six_a_parameter_and_token() -> None:
-    """The paper's 3.14e23 for 300 billion tokens is 6 N D; attention's square and the tables make up the difference."""
+def test_gpt3_flops_are_six_per_parameter_and_token() -> None:
+    """The paper prints 3.14e23 FLOPs (6 N D) for 300 billion tokens, without attention scores and with tables."""
     spec = published(GPT3, "175b")
     per_token = step_flops(spec, rows=1, lengths={"decoder": 2048}) / 2048
     assert per_token * 300e9 == pytest.approx(3.14e23, rel=0.03)
 
 
 @pytest.mark.parametrize(("family", "target"), [("gpt2", 0), ("bert", 0), ("albert", 0), ("t5", 7)])
-def test_operations_equal_those_that_torch_counts(family: str, target: int) -> None:
+def test_flops_equal_torch(family: str, target: int) -> None:
     model, batch = tiny_model(family), tiny_batch(family)
     masked = family in ("bert", "albert")
     if masked:
         del batch["masked_positions"]
         batch["labels"] = batch["tokens"]
     batch["labels"] = batch["labels"].clamp(min=0)
-    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         mean_losses(model(batch)).backward()
     spec, positions = model.spec, 3 * (target or 12)
     lengths = dict(zip(spec.family.stacks, (12, target), strict=False))
     padding = 6 * positions * (spec.padded_vocabulary - spec.vocabulary) * spec.token_width
-    # The gradient of the bias per word is taken as a product with a column of ones.
+    # The gradient of the vocabulary bias is computed as a product with a column of ones.
     bias = 2 * positions * spec.padded_vocabulary if masked else 0
     expected = step_flops(spec, rows=3, lengths=lengths) + padding + bias
     assert counter.get_total_flops() == expected

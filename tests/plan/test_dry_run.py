@@ -1,4 +1,4 @@
-"""Formulas and the engine agree on ranks that no machine here could hold."""
+"""The plan and the engine agree on ranks that would not fit on this machine."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from tests.bad_input.mistakes import told
 
 CONFIGS = ROOT / "configs"
 
-# Layouts of this model in print have more stages, and chunks, than the one that the planner finds now.
+# Published layouts of this model have more stages and chunks than the layout of the config.
 STAGES_16 = ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1"]
 # arXiv:2104.04473, table 1: the trillion on 3,072 devices.
 TRILLION = [
@@ -22,31 +22,31 @@ TRILLION = [
 ]
 
 
-def dry(config: str, *words: str) -> dict:
-    """Its own process: megatron-core, once loaded, changes torch for all that follow."""
-    command = [sys.executable, "-m", "megaptm", "plan", str(CONFIGS / config), *words, "--dry-run", "--json"]
+def dry_run(config: str, *words: str) -> dict:
+    """Run a dry run in its own process, because importing megatron-core changes torch."""
+    command = [sys.executable, "-m", "megaptm", "plan", str(CONFIGS / config), *words, "--dry_run-run", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["dry_run"]
 
 
-def test_ranks_of_the_175b_on_1024_have_the_planned_parameters():
-    found = dry("gpt3/175b.yaml", *STAGES_16, "--ranks", "0,8,511,1023")
-    assert [(one["rank"], one["stage"]) for one in found["ranks"]] == [(0, 0), (8, 0), (511, 7), (1023, 15)]
-    assert all(one["parameters"] == one["planned"] for one in found["ranks"])
+def test_parameters_of_ranks_of_gpt3_175b():
+    report = dry_run("gpt3/175b.yaml", *STAGES_16, "--ranks", "0,8,511,1023")
+    assert [(one["rank"], one["stage"]) for one in report["ranks"]] == [(0, 0), (8, 0), (511, 7), (1023, 15)]
+    assert all(one["parameters"] == one["planned"] for one in report["ranks"])
 
 
-def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters_and_all_of_them_the_model():
-    """The first stage, one of the 62 alike, the last: summed over stages and tensor ranks, each parameter once."""
-    found = dry("gpt3/175b.yaml", *TRILLION, "--ranks", "0,48,3071")
-    assert all(one["parameters"] == one["planned"] for one in found["ranks"])
-    assert [one["stage"] for one in found["ranks"]] == [0, 1, 63]
+def test_parameters_of_ranks_of_a_trillion_parameter_model():
+    """First stage, one of 62 equal stages, last stage: their sum over stages and tensor ranks is the model."""
+    report = dry_run("gpt3/175b.yaml", *TRILLION, "--ranks", "0,48,3071")
+    assert all(one["parameters"] == one["planned"] for one in report["ranks"])
+    assert [one["stage"] for one in report["ranks"]] == [0, 1, 63]
     spec = resolve_model(load(CONFIGS / "gpt3" / "175b.yaml", TRILLION))
-    first, middle, last = (one["parameters"] for one in found["ranks"])
-    # What every tensor rank has whole: two norms and two biases of a layer, the last norm, positions.
-    whole = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width
+    first, middle, last = (one["parameters"] for one in report["ranks"])
+    # Replicated on tensor ranks: two norms and two biases of a layer, the final norm, positions.
+    replicated = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width
     twice = (spec.padded_vocabulary + spec.padded_vocabulary - spec.vocabulary) * spec.size.width
-    assert 8 * (first + 62 * middle + last) - 7 * whole - twice == count_parameters(spec) == 1_008_014_617_600
+    assert 8 * (first + 62 * middle + last) - 7 * replicated - twice == count_parameters(spec) == 1_008_014_617_600
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_ranks_of_the_trillion_on_3072_have_the_planned_parameters_and_all_of_th
         ("gpt3/small.yaml", ["layout={pipeline: 2, virtual: 3, microbatch: 4}", "model.vocabulary=50304"]),
     ],
 )
-def test_operations_over_all_stages_are_those_of_the_formula(config, words):
-    found = dry(config, *words)
-    assert found["step_flops"] == found["planned_step_flops"]
+def test_flops_of_all_stages(config, words):
+    report = dry_run(config, *words)
+    assert report["step_flops"] == report["planned_step_flops"]
 
 
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers separated by commas")],
 )
-def test_a_rank_that_is_not_there_is_refused(ranks, expected):
-    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)
+def test_invalid_ranks(ranks, expected):
+    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry_run-run", "--ranks", ranks)

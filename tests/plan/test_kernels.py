@@ -1,4 +1,4 @@
-"""Which kernels compute the attention of a config, and what is refused before anything is built."""
+"""Attention kernels of a config, and rejection of unsuitable ones before a model is built."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def kernels(name: str, *words: str, device: str = "cpu") -> dict[str, str]:
-    # Of bfloat16, CPUs take one kernel or another.
+    # In bfloat16 the kernel depends on the CPU.
     config = load(CONFIGS / f"{name}.yaml", ["train.precision=fp32", *words] if device == "cpu" else [*words])
     return {attention: choice.kernel for attention, choice in attention_kernels(config, device)}
 
 
-def test_each_kind_of_attention_of_a_model_has_one() -> None:
+def test_kernel_of_each_kind_of_attention() -> None:
     assert kernels("gpt3/xl") == {"dot attention of 24 layers of the decoder": "fused"}
     assert kernels("longformer/base") == {"window attention of 12 layers of the encoder": "tiles"}
     assert kernels("reformer/enwik8") == {
@@ -36,7 +36,7 @@ def test_each_kind_of_attention_of_a_model_has_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel", "device", "why"),
+    ("name", "kernel", "device", "reason"),
     [
         ("gpt2/tiny", "flex", "cpu", "it trains on GPUs alone"),
         ("t5/small", "tiles", "cpu", "something is added to its scores"),
@@ -44,13 +44,13 @@ def test_each_kind_of_attention_of_a_model_has_one() -> None:
         ("bart/base", "tiles", "cpu", "its keys are another stream's"),
     ],
 )
-def test_a_kernel_that_cannot_compute_all_of_it_is_refused(name: str, kernel: str, device: str, why: str) -> None:
-    with pytest.raises(UserError, match=rf"^train\.attention_kernel \({kernel}\) cannot compute the .*: {why}"):
+def test_unsuitable_kernel_is_rejected(name: str, kernel: str, device: str, reason: str) -> None:
+    with pytest.raises(UserError, match=rf"^train\.attention_kernel \({kernel}\) cannot compute the .*: {reason}"):
         kernels(name, f"train.attention_kernel={kernel}", device=device)
 
 
-def test_what_a_config_asks_is_what_its_batches_hold() -> None:
-    """Documents, an order, dropout, and who sees whom."""
+def test_attention_work_of_a_config() -> None:
+    """Documents, an attention order, and dropout."""
     config = load(CONFIGS / "unilm/base.yaml")
     batch = config.batch_spec
     [work] = works_of(resolve_model(config), batch, "bf16")

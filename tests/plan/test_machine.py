@@ -1,4 +1,4 @@
-"""Machines are data, and a mistake in one is a sentence."""
+"""Machine descriptions, and times of communication."""
 
 import pytest
 import yaml
@@ -10,17 +10,17 @@ from megaptm.plan.network import collective_seconds, message_seconds
 A100 = load_machine("a100-80g")
 
 
-def test_the_machines_of_the_issue_are_there():
+def test_known_machines():
     expected = {"a100-40g", "a100-80g", "h100-80g", "h200-141g", "b200-180g", "v100-32g", "rtx4090", "this-cpu"}
     assert expected <= set(known_machines())
 
 
-def test_a_machine_is_found_by_name_and_by_path():
+def test_machine_by_name_and_by_path():
     assert load_machine(str(FOLDER / "a100-80g.yaml")) == A100
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"memory": 80}, "unknown key memory; a machine has name, devices"),
         ({"devices": 0}, "devices must be at least 1, not 0."),
@@ -35,38 +35,39 @@ def test_a_machine_is_found_by_name_and_by_path():
         ({"reserved_gib": 200}, "reserved_gib (200) must be less than memory_gib (79.2)"),
     ],
 )
-def test_a_mistake_names_file_and_key(tmp_path, change, told):
+def test_error_names_file_and_key(tmp_path, change, expected):
     values = yaml.safe_load((FOLDER / "a100-80g.yaml").read_text())
     values = {key: value for key, value in {**values, **change}.items() if value is not None}
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=r"mine\.yaml") as error:
         load_machine(str(path))
-    assert told in str(error.value)
+    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("a100-80", "did you mean a100-80g"), ("cray", "use one of"), ("cray.yaml", "no such config")]
+    ("name", "expected"),
+    [("a100-80", "did you mean a100-80g"), ("cray", "use one of"), ("cray.yaml", "no such config")],
 )
-def test_an_unknown_machine_is_told_with_the_known_ones(name, told):
-    with pytest.raises(UserError, match=told):
+def test_unknown_machine(name, expected):
+    with pytest.raises(UserError, match=expected):
         load_machine(name)
 
 
-def test_an_all_gather_within_a_node_is_a_ring_at_the_link():
+def test_all_gather_within_a_node():
     seconds = collective_seconds(A100, 8e9, ranks=8, stride=1)
     assert seconds == pytest.approx(7 / 8 * 8e9 / (300e9 * A100.inside.efficiency), rel=0.01)
 
 
-def test_ranks_of_a_group_that_share_a_node_share_its_adapters():
+def test_ranks_on_one_node_share_its_network_adapters():
     alone = collective_seconds(A100, 8e9, ranks=16, stride=8)
     together = collective_seconds(A100, 8e9, ranks=128, stride=1)
     assert alone > 7 * together
 
 
-def test_a_message_within_a_node_is_faster_than_between():
+def test_message_within_a_node_is_faster():
     assert message_seconds(A100, 1e9, stride=1, ranks=8) < message_seconds(A100, 1e9, stride=64, ranks=1024) / 5
 
 
-def test_one_rank_says_nothing():
+def test_one_rank_needs_no_communication():
     assert collective_seconds(A100, 1e9, ranks=1, stride=1) == 0

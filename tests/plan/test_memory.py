@@ -1,4 +1,4 @@
-"""Memory by formula: equal to what the engine holds, and to what papers print."""
+"""Planned memory equals that of the engine, of autograd, and of papers."""
 
 from __future__ import annotations
 
@@ -40,48 +40,53 @@ CASES = {
     "t5 on two tensor ranks": ("t5", "bf16", Layout(microbatch=2, tensor=2)),
     "t5 on two stages": ("t5", "fp32", Layout(microbatch=2, pipeline=2)),
     "gpt2 interleaved": ("gpt2", "bf16", Layout(microbatch=2, pipeline=2, virtual=2)),
-    "bert, moments divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True)),
-    "gpt2, moments divided, fp32": ("gpt2", "fp32", Layout(microbatch=2, data=2, distributed_optimizer=True)),
-    "t5, by factors": ("t5", "bf16", Layout(microbatch=2), FACTORED),
-    "bert, by factors on two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), FACTORED),
-    "t5, by factors on two stages": ("t5", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
-    "bert, by factors, divided": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True), FACTORED),
-    "deberta-v3, by factors on two stages": ("deberta-v3", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
+    "bert, distributed optimizer": ("bert", "bf16", Layout(microbatch=2, data=2, distributed_optimizer=True)),
+    "gpt2, distributed optimizer, fp32": ("gpt2", "fp32", Layout(microbatch=2, data=2, distributed_optimizer=True)),
+    "t5, adafactor": ("t5", "bf16", Layout(microbatch=2), FACTORED),
+    "bert, adafactor, two tensor ranks": ("bert", "fp32", Layout(microbatch=2, tensor=2), FACTORED),
+    "t5, adafactor, two stages": ("t5", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
+    "bert, adafactor, distributed": (
+        "bert",
+        "bf16",
+        Layout(microbatch=2, data=2, distributed_optimizer=True),
+        FACTORED,
+    ),
+    "deberta-v3, adafactor, two stages": ("deberta-v3", "bf16", Layout(microbatch=2, pipeline=2), FACTORED),
     "gpt2 as PaLM": ("gpt2", "fp32", Layout(microbatch=2), PALM),
     "gpt2 by SGD": ("gpt2", "bf16", Layout(microbatch=2), SGD),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rank_holds_the_bytes_that_the_plan_says(case):
+def test_memory_of_ranks_equals_the_engine(case):
     family, precision, layout = CASES[case][:3]
     rule = CASES[case][3] if len(CASES[case]) > 3 else ADAM
-    found = run_ranks(layout.processes, held_by_a_rank, family, precision, layout, rule)
+    ranks = run_ranks(layout.processes, bytes_of_rank, family, precision, layout, rule)
     lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
     work = Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision, optimizer=rule)
     planned = estimate_memory(work)
-    for rank in found:
+    for rank in ranks:
         stage = planned[rank["stage"]]
         assert rank["weights"] == stage.weights
         assert rank["gradients"] == stage.gradients
-    # Data ranks share the moments of a stage, to the byte only in sum: one cut falls where the buffer's middle is.
-    assert sum(rank["optimizer"] for rank in found) == sum(planned[rank["stage"]].optimizer for rank in found)
+    # Data ranks divide the moments of a stage at the middle of a buffer, so only their sum is exact.
+    assert sum(rank["optimizer"] for rank in ranks) == sum(planned[rank["stage"]].optimizer for rank in ranks)
 
 
-def held_by_a_rank(family: str, precision: str, layout: Layout, rule: OptimizerConfig) -> dict[str, Any]:
-    """Bytes that the engine holds after a step; runs in a worker."""
+def bytes_of_rank(family: str, precision: str, layout: Layout, rule: OptimizerConfig) -> dict[str, Any]:
+    """Return the bytes that the engine holds after a step. Runs in a worker."""
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny(family), layout, rule, losses=losses_of(family), seed=7, precision=precision)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     engine.step(batches, step=0, lr=1e-3)
     parameters = [parameter for stage in engine.stages for parameter in stage.parameters()]
-    whole = {parameter.data_ptr() for parameter in parameters}
+    weights = {parameter.data_ptr() for parameter in parameters}
     states = [(part.master, engine.optimizer.rule.state.get(part.key, {})) for part in engine.optimizer.parts]
     moments = [value for _, state in states for name, value in state.items() if name != "step"]
-    # Float32 copies of weights; where the model is float32 itself, its weights or views of them.
+    # Float32 copies of weights. For a float32 model they are the weights themselves.
     copies = [kept for kept, _ in states if kept is not None] if precision == "bf16" else []
-    assert not whole & {copy.data_ptr() for copy in copies}
+    assert not weights & {copy.data_ptr() for copy in copies}
     return {
         "stage": engine.ranks.pipeline,
         "weights": sum(size(parameter) for parameter in parameters),
@@ -94,16 +99,16 @@ def size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-# What each layer of the paper's GPT keeps, in bytes a token and width: arXiv:2205.05198, table 2. D = 64 heads x 96.
+# Bytes that a layer of the paper's GPT saves, per token and width: arXiv:2205.05198, table 2. D = 64 heads x 96.
 PAPER = Software(attention="materialized")
 SCORES = 5 * 64 * 2048 / 6144
 TABLE_2 = {
     "no parallelism": (Layout(), "none", 34 + SCORES),
     "tensor": (Layout(tensor=8), "none", 10 + 24 / 8 + SCORES / 8),
     "tensor and sequence": (Layout(tensor=8, sequence_parallel=True), "none", 34 / 8 + SCORES / 8),
-    "tensor, attention again": (Layout(tensor=8), "selective", 10 + 24 / 8),
-    "tensor and sequence, attention again": (Layout(tensor=8, sequence_parallel=True), "selective", 34 / 8),
-    "all again": (Layout(tensor=8), "full", 2),
+    "tensor, selective recompute": (Layout(tensor=8), "selective", 10 + 24 / 8),
+    "tensor and sequence, selective recompute": (Layout(tensor=8, sequence_parallel=True), "selective", 34 / 8),
+    "full recompute": (Layout(tensor=8), "full", 2),
 }
 
 
@@ -122,19 +127,19 @@ def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPE
 
 
 @pytest.mark.parametrize("row", TABLE_2)
-def test_activations_of_a_layer_are_those_of_the_paper(row):
+def test_activations_of_a_layer_equal_the_paper(row):
     layout, recompute, expected = TABLE_2[row]
     kept = activations.layer_bytes(paper_22b(layout, recompute), "decoder")
     assert kept / (2048 * 6144) == pytest.approx(expected, rel=1e-6)
 
 
-def test_fused_attention_keeps_no_scores_but_one_number_a_query():
+def test_fused_attention_saves_one_value_per_query():
     fused = activations.layer_bytes(paper_22b(Layout(), software=Software()), "decoder")
     assert fused / (2048 * 6144) == pytest.approx(34 + 4 * 64 / 6144)
 
 
 @pytest.mark.parametrize(("virtual", "factor"), [(1, 1.0), (3, 1 + 7 / (8 * 3))])
-def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor):
+def test_layers_in_flight_on_the_first_stage(virtual, factor):
     """arXiv:2205.05198, section 4.2.3: L layers in all, and (1 + (p - 1) / (p v)) times as many when interleaved."""
     layers = Size(layers=48, width=512, heads=8, ffn=2048)
     family = change(GPT3, dropout=0.0)
@@ -146,13 +151,13 @@ def test_the_first_stage_holds_as_many_layers_as_the_paper_says(virtual, factor)
 
 # arXiv:1910.02054, figure 1: 7.5 billion parameters on 64 data ranks, float16 gradients, in 10^9 bytes.
 @pytest.mark.parametrize(("divided", "gigabytes"), [(False, 120), (True, 31.4)])
-def test_weights_gradients_and_moments_are_those_of_the_zero_paper(divided, gigabytes):
+def test_states_equal_the_zero_paper(divided, gigabytes):
     layout = Layout(data=64, distributed_optimizer=divided)
     work = paper_22b(layout, software=Software(gradient_bytes=2))
     assert sum(state_bytes(work, 7_500_000_000)) / 1e9 == pytest.approx(gigabytes, rel=0.02)
 
 
-BRICKS = {
+VARIANTS_OF_LAYERS = {
     "gpt2": GPT3,
     "bert": BERT,
     "swiglu": change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn="swiglu")}),
@@ -161,10 +166,10 @@ BRICKS = {
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("bricks", BRICKS)
-def test_a_layer_keeps_what_autograd_saves(bricks, masked):
-    """To 2%: norms keep two numbers a token besides. Without dropout, which on a CPU no fused attention has."""
-    family = change(BRICKS[bricks], dropout=0.0)
+@pytest.mark.parametrize("bricks", VARIANTS_OF_LAYERS)
+def test_activations_of_a_layer_equal_autograd(bricks, masked):
+    """To 2%, because norms also save two values per token. Without dropout, which fused attention on CPUs lacks."""
+    family = change(VARIANTS_OF_LAYERS[bricks], dropout=0.0)
     two, three = (saved_bytes(family, layers, masked=masked) for layers in (2, 3))
     work = Workload(
         spec=small(family, layers=2),
@@ -183,14 +188,14 @@ def small(family: Family, *, layers: int) -> ModelSpec:
 
 
 def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
-    """Bytes of all tensors that a forward pass keeps for the backward pass, weights left out, each memory once."""
+    """Return the bytes of all tensors that a forward pass saves, without weights, each storage once."""
     model = Model(small(family, layers=layers))
     fill(model, seed=7)
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     fields = tiny_batch("bert" if "encoder" in family.stacks else "gpt2", rows=2, sequence=64)
@@ -198,21 +203,21 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
         del fields["document_ids"]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         mean_losses(model.train()(fields))
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
     return sum(nbytes for place, nbytes in storages.items() if place not in weights)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("bert", "fp32"), ("spanbert", "fp32"), ("bert", "bf16")])
-def test_losses_take_what_the_plan_says(monkeypatch: pytest.MonkeyPatch, name: str, precision: str) -> None:
-    """Each head that projects keeps the gradient of its logits until its backward pass; a norm's input and the
-    like, which the plan leaves out, are few."""
-    # As on a GPU. oneDNN copies what lies transposed.
+def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: str, precision: str) -> None:
+    """Each projecting head saves the gradient of its logits until its backward pass. The plan neglects small tensors
+    such as the input of a norm."""
+    # As on a GPU; oneDNN copies transposed matrices.
     monkeypatch.setattr(token, "widens", lambda x: False)
     monkeypatch.setattr(product, "prefers_onednn", lambda: False)
     monkeypatch.setattr(token, "drops_unasked", lambda hidden: False)
     square = torch.ones(64, 64, dtype=torch.bfloat16)
-    if precision == "bf16" and allocated(lambda: square @ square) > square.nbytes:
-        pytest.skip("this processor lacks instructions for bfloat16, whose products take memory of their own there")
+    if precision == "bf16" and peak_bytes(lambda: square @ square) > square.nbytes:
+        pytest.skip("this processor has no bfloat16 instructions, and its products allocate extra memory")
     size = Size(layers=1, width=32, heads=4, ffn=64)
     spec = ModelSpec(family=change(CATALOGUE[name], dropout=0.0), size=size, vocabulary=20_480, context=64, dropout=0.0)
     work = Workload(
@@ -220,21 +225,21 @@ def test_losses_take_what_the_plan_says(monkeypatch: pytest.MonkeyPatch, name: s
     )
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     fields = tiny_batch(name, rows=3, sequence=64)
-    asked = {field: value.repeat(1, 4) for field, value in fields.items() if value.shape[1:] == (3,)}
+    labels = {field: value.repeat(1, 4) for field, value in fields.items() if value.shape[1:] == (3,)}
     stream = torch.randn(64, 3, 32, dtype=dtype, requires_grad=True)
     built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects]).to(dtype)
     table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
     assert len(built) == (2 if name == "spanbert" else 1)
-    taken = allocated(lambda: [head.loss(stream, fields | asked, table) for head in built.values()])
-    assert activations.logits_bytes(work) == pytest.approx(taken, rel=0.1)
+    measured = peak_bytes(lambda: [head.loss(stream, fields | labels, table) for head in built.values()])
+    assert activations.logits_bytes(work) == pytest.approx(measured, rel=0.1)
 
 
-def allocated(work: Callable[[], object]) -> int:
-    """The most bytes that it held at once, besides what was there before."""
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the peak of bytes that a function allocates."""
     with torch.profiler.profile(profile_memory=True) as profiled:
-        kept = work()
+        result = work()
     events = profiled.profiler.kineto_results.events()
-    del kept
+    del result
     return max(accumulate(one.nbytes() for one in events if one.name() == "[memory]"))
 
 
@@ -244,19 +249,19 @@ NGRAMS = VARIANTS["an n-gram that its text finds"].family
 
 @pytest.mark.parametrize(("family", "module"), [(TOWERS, PairsHead), (NGRAMS, InfoMaxHead)])
 @pytest.mark.parametrize(("own", "rows"), [(512, 512), (64, 1024)])
-def test_a_comparison_takes_what_its_head_says(own: int, rows: int, family: Family, module: type[ContrastHead]) -> None:
-    """At most: where scores are many, the gradient of the features comes when some have gone."""
+def test_memory_of_a_contrastive_comparison(own: int, rows: int, family: Family, module: type[ContrastHead]) -> None:
+    """An upper bound: with many scores, some are freed before the gradient of the features is allocated."""
     spec = small(family, layers=2)
     [head] = [one for one in heads(spec).values() if one.contrasts]
     features = torch.randn(rows, head.features, requires_grad=True)
-    answers = torch.zeros(rows, dtype=torch.int64)
+    labels = torch.zeros(rows, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True) as profiled:
-        torch.autograd.grad(module(spec, head).compare(features, answers, slice(0, own)).sum(), features)
-    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
-    assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(taken)) + features.nbytes) < 1.15
+        torch.autograd.grad(module(spec, head).compare(features, labels, slice(0, own)).sum(), features)
+    allocations = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(allocations)) + features.nbytes) < 1.15
 
 
-def test_data_ranks_divide_the_comparison_of_all_rows() -> None:
+def test_data_ranks_divide_the_contrastive_comparison() -> None:
     spec = small(TOWERS, layers=2)
     work = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=Layout(data=8, microbatch=1), batch=8192)
     few = replace(work, layout=Layout(data=2, microbatch=1))

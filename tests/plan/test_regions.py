@@ -1,4 +1,4 @@
-"""A plan knows what reading regions of images takes: operations, what is kept for the backward pass, what is sent."""
+"""Planned FLOPs, activations and input memory of image regions."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ from tests.models.regions import ALL, ASKED, REGIONS, TEXT, tiny_uniter, uniter_
 CONFIGS = Path(__file__).parents[2] / "configs/uniter"
 
 
-def test_operations_equal_those_that_torch_counts():
-    """A gradient goes to features, for the vector in the place of hidden ones, and none to boxes."""
+def test_flops_equal_torch():
+    """Features get a gradient, for the vector of masked regions; boxes do not."""
     spec = replace(tiny_uniter(layers=2), family=change(ALL, heads=("mrfr",)))
     model, batch = build_model(spec), uniter_batch(3, seed=1)
     fill(model, seed=1)
-    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch)["mrfr"][0].backward()
     lengths = {"encoder": TEXT + REGIONS}
     assert counter.get_total_flops() == step_flops(spec, rows=3, lengths=lengths, num_predicted=ASKED, regions=REGIONS)
 
 
-def test_the_input_keeps_what_autograd_saves():
-    """To 2%: norms keep two numbers a place besides, and hidden regions which they are."""
+def test_activations_of_regions_equal_autograd():
+    """To 2%, because norms also save two values per position, and masked regions their mask."""
     size = Size(layers=1, width=256, heads=4, ffn=64, detector=(512, 7))
     spec = ModelSpec(family=ALL, size=size, vocabulary=150, context=14, dropout=0.0)
-    regions, kept = ImageRegions(spec), []
-    rows, places = 5, 6
-    kinds, segments = torch.randint(2, (places, rows)), torch.randn(places, rows, 256)
-    features, boxes = torch.randn(rows, places, 512).half(), torch.rand(rows, places, 7)
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+    regions, saved = ImageRegions(spec), []
+    rows, positions = 5, 6
+    kinds, segments = torch.randint(2, (positions, rows)), torch.randn(positions, rows, 256)
+    features, boxes = torch.randn(rows, positions, 512).half(), torch.rand(rows, positions, 7)
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
         regions(features, boxes, kinds, segments)
     weights = {parameter.untyped_storage().data_ptr() for parameter in regions.parameters()}
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in kept}
-    found = sum(nbytes for place, nbytes in storages.items() if place not in weights)
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in saved}
+    measured = sum(nbytes for place, nbytes in storages.items() if place not in weights)
     work = Workload(
         spec=spec,
-        lengths={"encoder": 8 + places},
+        lengths={"encoder": 8 + positions},
         layout=Layout(microbatch=rows),
         batch=rows,
         precision="fp32",
-        regions=places,
+        regions=positions,
     )
     [[chunk]] = stage_chunks(work)
     planned = activations.chunk_bytes(work, chunk) - activations.chunk_bytes(replace(work, regions=0), chunk)
-    assert found == pytest.approx(planned, rel=0.02)
+    assert measured == pytest.approx(planned, rel=0.02)
 
 
-def test_a_plan_of_the_base_one_has_the_features_of_its_rows():
+def test_plan_counts_region_features():
     work = make_workload(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
     assert work.regions == 100
     bare = replace(work, regions=0)
@@ -75,13 +75,13 @@ def test_a_plan_of_the_base_one_has_the_features_of_its_rows():
     assert with_them.activations - without.activations == 32 * 100 * (2048 + 7 + norms) * work.element
     assert work.flops - bare.flops == work.batch * 100 * 768 * (6 * 2048 + 4 * 7)
     machine = load_machine("a100-80g")
-    ours, theirs = estimate_step(machine, work), estimate_step(machine, bare)
-    least = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
-    assert least < ours.seconds - theirs.seconds < 2 * least
+    with_regions, without_regions = estimate_step(machine, work), estimate_step(machine, bare)
+    min_seconds = (work.flops - bare.flops) / work.layout.processes / (machine.peak("bf16") * machine.efficiency.matmul)
+    assert min_seconds < with_regions.seconds - without_regions.seconds < 2 * min_seconds
 
 
-def test_a_plan_of_images_has_the_pixels_of_a_steps_rows() -> None:
-    """All that a data rank reads in a step, whatever the micro-batch: they are sent before the first pass."""
+def test_plan_counts_pixels() -> None:
+    """A data rank receives all pixels of a step before the first pass, for any micro-batch."""
     words = ["layout.data=8", "layout.microbatch=32"]
     config = CONFIGS.parent / "clip/b-32.yaml"
     few, many = (make_workload(load(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))

@@ -1,4 +1,4 @@
-"""The pipeline in time: the simulated schedule has the bubble and the memory of the formulas."""
+"""A simulated pipeline schedule has the bubble and the memory of the formulas."""
 
 from itertools import pairwise
 
@@ -15,27 +15,27 @@ SHAPES = [(4, 1, 8), (4, 1, 2), (8, 1, 16), (4, 2, 8), (4, 3, 12), (2, 2, 4), (1
 
 
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), SHAPES)
-def test_the_bubble_is_that_of_the_formula(stages, chunks, microbatches):
-    """(stages - 1) / chunks micro-batches' worth of time (arXiv:2104.04473, section 2.2)."""
+def test_bubble_equals_the_formula(stages, chunks, microbatches):
+    """The bubble is the time of (stages - 1) / chunks micro-batches (arXiv:2104.04473, section 2.2)."""
     forward, backward = [1.0 / chunks] * stages, [2.0 / chunks] * stages
     passes = timeline(stages=stages, chunks=chunks, microbatches=microbatches, forward=forward, backward=backward)
     assert max(one.stop for one in passes) == pytest.approx(3.0 * (microbatches + (stages - 1) / chunks))
 
 
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), SHAPES)
-def test_every_micro_batch_passes_every_chunk_twice_and_no_stage_does_two_things_at_once(stages, chunks, microbatches):
+def test_passes_are_complete_and_do_not_overlap(stages, chunks, microbatches):
     passes = timeline(
         stages=stages, chunks=chunks, microbatches=microbatches, forward=[1.0] * stages, backward=[2.0] * stages
     )
     assert len({(one.stage, one.chunk, one.microbatch, one.backward) for one in passes}) == len(passes)
     assert len(passes) == 2 * stages * chunks * microbatches
     for stage in range(stages):
-        mine = sorted((one for one in passes if one.stage == stage), key=lambda one: one.start)
-        assert all(before.stop <= after.start for before, after in pairwise(mine))
+        stage_passes = sorted((one for one in passes if one.stage == stage), key=lambda one: one.start)
+        assert all(before.stop <= after.start for before, after in pairwise(stage_passes))
 
 
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), SHAPES)
-def test_a_stage_holds_as_many_passes_as_memory_counts(stages, chunks, microbatches):
+def test_passes_in_flight(stages, chunks, microbatches):
     layout = Layout(pipeline=stages, virtual=chunks)
     work = Workload(spec=published(GPT3, "175b"), lengths={"decoder": 8}, layout=layout, batch=microbatches)
     for stage in range(stages):
@@ -46,7 +46,7 @@ def test_a_stage_holds_as_many_passes_as_memory_counts(stages, chunks, microbatc
         assert most == count_passes_in_flight(work, stage)
 
 
-def test_a_slow_stage_is_waited_for():
+def test_slow_stage_delays_the_schedule():
     even = timeline(stages=3, chunks=1, microbatches=6, forward=[1, 1, 1], backward=[2, 2, 2])
     slow = timeline(stages=3, chunks=1, microbatches=6, forward=[1, 1, 2], backward=[2, 2, 4])
     assert max(one.stop for one in slow) == pytest.approx(6 * 6 + 2 * 3)

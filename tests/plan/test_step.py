@@ -1,4 +1,4 @@
-"""The time of a step moves as it should when the layout or the machine does."""
+"""Planned time of a step, by layout and machine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,26 +35,26 @@ def work(**layout) -> Workload:
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_config_can_be_planned(path):
+def test_plan_of_every_config(path):
     made = make_plan(load(path), load_machine("a100-80g"))
     assert 0 < made.step.mfu < 0.9
     assert made.step.mfu <= made.step.hfu
     assert made.fits
 
 
-def test_the_step_is_the_simulated_schedule_when_stages_are_alike():
-    """Without embedding and head, messages and sums: micro-batches and bubble alone."""
-    held = work(virtual=3)
-    passes = [costs.time_stage(A100, held, stage) for stage in stage_chunks(held)]
-    per_chunk = [one.total / held.layout.virtual for one in passes]
+def test_step_time_equals_the_simulated_schedule():
+    """Micro-batches and bubble, without messages and gradient reduction, if stages take equal time."""
+    workload = work(virtual=3)
+    passes = [costs.time_stage(A100, workload, stage) for stage in stage_chunks(workload)]
+    per_chunk = [one.total / workload.layout.virtual for one in passes]
     simulated = timeline(
         stages=16,
         chunks=3,
-        microbatches=held.microbatches,
+        microbatches=workload.microbatches,
         forward=[one / 3 for one in per_chunk],
         backward=[2 * one / 3 for one in per_chunk],
     )
-    parts = estimate_step(A100, held).parts()
+    parts = estimate_step(A100, workload).parts()
     formula = sum(parts[name] for name in ("products", "attention", "memory", "tensor", "recompute", "bubble"))
     assert max(one.stop for one in simulated) == pytest.approx(formula, rel=0.02)
 
@@ -68,44 +68,42 @@ def test_the_step_is_the_simulated_schedule_when_stages_are_alike():
         ({"sequence_parallel": False}, {"sequence_parallel": True}, "memory"),
     ],
 )
-def test_a_layout_pays_where_the_papers_say(slow, fast, part):
+def test_layout_reduces_one_part_of_the_step(slow, fast, part):
     assert estimate_step(A100, work(**slow)).parts()[part] > estimate_step(A100, work(**fast)).parts()[part]
 
 
-def test_recomputation_costs_a_third_of_the_products():
-    held = replace(work(), recompute="full")
-    timed, once = estimate_step(A100, held), estimate_step(A100, replace(held, recompute="none"))
-    assert 1.2 < timed.seconds / once.seconds < 1.4
-    assert timed.flops == once.flops
+def test_recomputation_costs_a_third():
+    workload = replace(work(), recompute="full")
+    timed, without = estimate_step(A100, workload), estimate_step(A100, replace(workload, recompute="none"))
+    assert 1.2 < timed.seconds / without.seconds < 1.4
+    assert timed.flops == without.flops
     assert timed.hfu / timed.mfu == pytest.approx(4 / 3, rel=0.02)
 
 
-def test_a_model_that_is_cut_has_all_its_layers():
-    for name in ("gpt3", "t5"):
-        family = CATALOGUE[name]
-        spec = published(family, next(iter(family.sizes)))
-        for number in (1, 2, 3, 5, 6):
-            for stack in family.stacks:
-                assert sum(len(chunk.layers[stack]) for chunk in chunks(spec, number)) == spec.size.layers
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize(("name", "stack"), [("gpt3", "decoder"), ("t5", "encoder"), ("t5", "decoder")])
+def test_chunks_have_all_layers(name, stack, number):
+    spec = published(CATALOGUE[name], next(iter(CATALOGUE[name].sizes)))
+    assert sum(len(chunk.layers[stack]) for chunk in chunks(spec, number)) == spec.size.layers
 
 
-def test_the_best_layout_is_legal_fits_and_is_faster_than_the_shipped_one():
+def test_fastest_layout():
     config = load(CONFIGS / "gpt3" / "13b.yaml")
-    found = search_layouts(config, A100, config.layout.processes)
-    chosen = fastest_layout(found, config, A100, config.layout.processes)
+    result = search_layouts(config, A100, config.layout.processes)
+    chosen = fastest_layout(result, config, A100, config.layout.processes)
     assert chosen.bytes <= A100.usable_bytes
     assert chosen.step.seconds <= make_plan(config, A100).step.seconds
     assert chosen.layout.processes == config.layout.processes
-    assert [one.step.seconds for one in found.fitting] == sorted(one.step.seconds for one in found.fitting)
+    assert [one.step.seconds for one in result.fitting] == sorted(one.step.seconds for one in result.fitting)
 
 
-def test_encoder_and_decoder_have_their_own_lengths():
+def test_lengths_of_encoder_and_decoder():
     made = make_plan(load(CONFIGS / "t5-v1.1" / "base.yaml"), A100)
     assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
     assert made.work.tokens == 2048 * (512 + 114)
 
 
-def test_a_loss_over_all_rows_costs_a_forward_pass_more():
+def test_contrastive_loss_needs_another_forward_pass():
     spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
     lengths = {"encoder": 512, "decoder": 512}
     contrast = Workload(spec=spec, lengths=lengths, layout=work(pipeline=1, virtual=1).layout, batch=1536)
@@ -116,8 +114,8 @@ def test_a_loss_over_all_rows_costs_a_forward_pass_more():
     assert both.recompute > 0.2 * without.seconds
 
 
-def test_gradients_are_not_sent_beside_the_pass_for_features() -> None:
-    """There are none yet."""
+def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
+    """Gradients exist only after it."""
     spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
@@ -127,14 +125,14 @@ def test_gradients_are_not_sent_beside_the_pass_for_features() -> None:
     assert estimate_step(A100, contrast).data == pytest.approx(without.data + exchanged, rel=1e-3)
 
 
-def test_comparing_all_rows_takes_time_that_data_ranks_divide() -> None:
+def test_data_ranks_divide_the_contrastive_comparison() -> None:
     spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two towers, compared over all rows"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=8, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=32768)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
-    took = costs.time_comparison(A100, contrast)
-    assert estimate_step(A100, contrast).memory == pytest.approx(without.memory + took.memory)
-    assert estimate_step(A100, contrast).products == pytest.approx(without.products + took.products)
+    comparison = costs.time_comparison(A100, contrast)
+    assert estimate_step(A100, contrast).memory == pytest.approx(without.memory + comparison.memory)
+    assert estimate_step(A100, contrast).products == pytest.approx(without.products + comparison.products)
     more = replace(contrast, layout=layout.model_copy(update={"data": 64}))
-    assert costs.time_comparison(A100, more).total == pytest.approx(took.total / 8)
+    assert costs.time_comparison(A100, more).total == pytest.approx(comparison.total / 8)
     assert estimate_step(A100, contrast).data > without.data

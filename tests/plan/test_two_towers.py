@@ -1,4 +1,4 @@
-"""Two encoders side by side, which no family has yet: what the planner counts for them is the sum of the two."""
+"""The plan of two parallel encoders is the sum of the plans of each."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ BOTH = Workload(
     layout=Layout(data=8, microbatch=32),
     batch=256,
 )
-LONE = [
+SINGLE = [
     replace(BOTH, spec=spec(encoder=block), lengths={"encoder": length}) for block, length in ((TEXT, 77), (IMAGE, 256))
 ]
 
@@ -40,11 +40,11 @@ def table(work: Workload) -> int:
     return work.spec.vocabulary * work.spec.size.width
 
 
-def test_parameters_are_those_of_the_two_and_one_table():
-    assert count_parameters(BOTH.spec) == sum(count_parameters(one.spec) for one in LONE) - table(BOTH)
+def test_parameters():
+    assert count_parameters(BOTH.spec) == sum(count_parameters(one.spec) for one in SINGLE) - table(BOTH)
 
 
-def test_ranks_hold_each_parameter_once_wherever_the_towers_are_cut():
+def test_parameters_of_ranks():
     for number in (1, 2, 3, 4):
         work = replace(BOTH, layout=Layout(pipeline=number, microbatch=32))
         padded = (work.spec.padded_vocabulary - work.spec.vocabulary) * work.spec.size.width
@@ -52,18 +52,18 @@ def test_ranks_hold_each_parameter_once_wherever_the_towers_are_cut():
         assert total == count_parameters(work.spec) + padded
 
 
-def test_operations_are_those_of_the_two():
-    assert BOTH.flops == sum(one.flops for one in LONE)
+def test_flops():
+    assert BOTH.flops == sum(one.flops for one in SINGLE)
 
 
-def test_activations_are_those_of_the_two():
-    both, *lone = (activations(work, 0, stage_chunks(work)[0]) for work in (BOTH, *LONE))
+def test_activations():
+    both, *lone = (activations(work, 0, stage_chunks(work)[0]) for work in (BOTH, *SINGLE))
     assert both == pytest.approx(sum(lone))
 
 
-def test_weights_and_time_are_those_of_the_two():
-    both, *lone = (estimate_memory(work)[0].weights for work in (BOTH, *LONE))
+def test_weights_and_time():
+    both, *lone = (estimate_memory(work)[0].weights for work in (BOTH, *SINGLE))
     assert both == pytest.approx(sum(lone) - 2 * table(BOTH), rel=1e-6)
-    together, *alone = (estimate_step(MACHINE, work) for work in (BOTH, *LONE))
+    together, *alone = (estimate_step(MACHINE, work) for work in (BOTH, *SINGLE))
     for part in ("products", "attention"):
         assert getattr(together, part) == pytest.approx(sum(getattr(one, part) for one in alone))

@@ -182,7 +182,7 @@ def test_a_longer_run_whose_rate_would_jump_is_refused_with_both_rates_and_the_c
     assert "at step 11: 0.0011 in place of 0.0002 (5.5 times)" in head
     assert keep == "optimizer.decay_steps=10: decay as before, then stay at 0.0002 until the end;"
     assert stretch.startswith("optimizer.decay_steps=20: spread the decay over all 20 steps")
-    assert again.startswith("optimizer.restarts=[10]: rise to 0.002 and fall again")
+    assert again.startswith("optimizer.restarts=[10]: rise to 0.002 and decay again")
 
 
 @pytest.mark.parametrize(
