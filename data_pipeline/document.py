@@ -69,7 +69,7 @@ class Dropped:
         said = str(error) if isinstance(error, TookTooLong) else f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
-                f"{what} failed on document {document.source} ({said}): mend it, or leave such text out with "
+                f"{what} failed on document {document.source} ({said}): fix it, or leave such text out with "
                 "`on_error: skip`."
             ) from error
         reason = TOOK_TOO_LONG if isinstance(error, TookTooLong) else f"{what} failed"

@@ -44,10 +44,10 @@ def config_errors(config: Config) -> Iterator[str]:
         yield from (() if unknown else word_rules(config))
         if config.distill is not None:
             yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
-        rest: tuple[Rules, ...] = (_init, _data, _batch, _schedule)
+        all_rules: tuple[Rules, ...] = (_init, _data, _batch, _schedule)
     else:
-        rest = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _batch, _schedule)
-    for rules in rest:
+        all_rules = (*(() if unknown else (_model, _layout, _communication, _distill)), _init, _data, _batch, _schedule)
+    for rules in all_rules:
         yield from rules(config)
 
 
@@ -257,14 +257,14 @@ def _layout(config: Config) -> Iterator[str]:
         yield from recurrent_layout(layout, spec.name)
         return
     tensor, sizes = config.layout.tensor, [size for size, _ in sizes_of(spec)]
-    for count, what in (
+    for count, unit in (
         *((size.heads, "attention heads") for size in sizes),
         *((size.key_heads, "heads of keys and values") for size in sizes if size.key_heads > 1),
         *((size.ffn, "feed-forward units") for size in sizes),
         (spec.padded_vocabulary, "rows of the padded vocabulary"),
     ):
         if count % tensor:
-            yield f"layout.tensor ({tensor}) must divide the {count} {what} of {title}."
+            yield f"layout.tensor ({tensor}) must divide the {count} {unit} of {title}."
             break  # a value that divides this one may also divide the others
     layers = spec.layers
     chunks = layout.pipeline * layout.virtual

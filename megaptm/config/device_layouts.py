@@ -23,8 +23,8 @@ def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -
     layout = without_devices.get("layout", {})
     if devices is None or not isinstance(layout, dict):
         return without_devices, None
-    devices_level = _latest(levels, lambda one: "devices" in one)
-    data_level = _latest(levels, lambda one: "data" in (one.get("layout") or {}))
+    devices_level = _latest(levels, lambda layer: "devices" in layer)
+    data_level = _latest(levels, lambda layer: "data" in (layer.get("layout") or {}))
     explicit = {key: value for key, value in layout.items() if key != "data" or data_level >= devices_level}
     defaults = _row(offered.layouts, devices).model_dump(exclude_unset=True)
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None

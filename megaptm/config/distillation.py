@@ -227,13 +227,13 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
     for key, width_of in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
         is_projected = key != "cosine" and distill.projection != "none"
         for stack in stacks if getattr(distill, key) and not is_projected else ():
-            if (ours := width_of(student, stack)) != (theirs := width_of(teacher, stack)):
+            if (student_value := width_of(student, stack)) != (teacher_value := width_of(teacher, stack)):
                 remedy = "" if key == "cosine" else "set distill.projection=shared, or "
                 yield (
-                    f"distill.{key}: the {stack} has width {ours} in the student and {theirs} in the teacher: "
-                    f"{remedy}remove it."
+                    f"distill.{key}: the {stack} has width {student_value} in the student and {teacher_value} in "
+                    f"the teacher: {remedy}remove it."
                 )
-    if distill.projection != "none" and len({(_width(student, one), _width(teacher, one)) for one in stacks}) > 1:
+    if distill.projection != "none" and len({(_width(student, stack), _width(teacher, stack)) for stack in stacks}) > 1:
         yield "distill.projection needs stacks of equal width: remove it, or set equal widths."
     if distill.projection != "none" and not (distill.embeddings or distill.hidden):
         yield "distill.projection has no effect without distill.embeddings or distill.hidden; remove it."
@@ -250,10 +250,10 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
                 f"{', '.join(sorted(words))}; remove it."
             )
     for stack in stacks if distill.scores else ():
-        if (ours := student.size_of(stack).heads) != (theirs := teacher.size_of(stack).heads):
+        if (student_value := student.size_of(stack).heads) != (teacher_value := teacher.size_of(stack).heads):
             yield (
-                f"distill.scores: the {stack} has {ours} heads in the student and {theirs} in the teacher: make "
-                "them equal."
+                f"distill.scores: the {stack} has {student_value} heads in the student and {teacher_value} in the "
+                "teacher: make them equal."
             )
 
 

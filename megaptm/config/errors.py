@@ -17,11 +17,17 @@ from megaptm.suggest import advice, equivalent, suggest
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
     """Return a message for every mistake. Unknown keys come first; the keys that they were meant to be are not reported
     as missing."""
-    details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    meant = {_intended_path(_path(one)) for one in details if one["type"] == "extra_forbidden"}
-    reported = [one for one in details if one["type"] != "missing" or ".".join(_path(one)) not in meant]
-    reported = [one for one in reported if not _is_missing_entry(one) or one["loc"][-1] == len(one["input"])]
-    return [_sentence(one, origins, source) for one in reported]
+    mistakes = error.errors()
+    unknown = [details for details in mistakes if details["type"] == "extra_forbidden"]
+    intended = {_intended_path(_path(details)) for details in unknown}
+    reported = unknown + [
+        details
+        for details in mistakes
+        if details not in unknown
+        and not (details["type"] == "missing" and ".".join(_path(details)) in intended)
+        and not (_is_missing_entry(details) and details["loc"][-1] != len(details["input"]))
+    ]
+    return [_sentence(details, origins, source) for details in reported]
 
 
 def _path(details: ErrorDetails) -> tuple[str, ...]:
@@ -66,8 +72,8 @@ def _suggested_mix(value: object) -> str | None:
     """Return the mapping to suggest for `data.mix`, if it was written as a corpus or a list of corpora."""
     if isinstance(value, str):
         return f"{value.strip('{}') or 'corpora/books'}: 1"
-    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        return ", ".join(f"{one}: 1" for one in value)
+    if isinstance(value, list) and value and all(isinstance(corpus, str) for corpus in value):
+        return ", ".join(f"{corpus}: 1" for corpus in value)
     return None
 
 
@@ -153,7 +159,7 @@ def _known_path(path: tuple[str, ...], value: Any) -> tuple[str, ...]:
     """Return the path of the first key in an unknown section that another project uses, else the path of the
     section."""
     inside = [(*path, str(name)) for name in value] if isinstance(value, dict) and not _intended_path(path) else []
-    return next((one for one in inside if advice(one[-1]) or _intended_path(one)), path)
+    return next((key_path for key_path in inside if advice(key_path[-1]) or _intended_path(key_path)), path)
 
 
 def _intended_path_of_number(path: tuple[str, ...]) -> str | None:
@@ -168,9 +174,9 @@ def _intended_path(path: tuple[str, ...]) -> str | None:
     project's name of a key, or the nearest name in this section."""
     here, name = path[:-1], path[-1]
     sections = [here, (), *((section,) for section in fields())]
-    mistyped = [(*here, one) for one in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
+    mistyped = [(*here, known) for known in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
     same = [(*section, name) for section in sections if name in fields(section)]
     own_name = equivalent(name)
     renamed = [(*section, own_name) for section in sections if own_name in fields(section)]
-    close = [(*here, one) for one in [suggest(name, fields(here))] if one]
+    close = [(*here, known) for known in [suggest(name, fields(here))] if known]
     return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

@@ -71,7 +71,7 @@ def _choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
     spread = replace(to_the_end, value=decay_end(_with(new, to_the_end), step))
     first = learning_rate_at(_with(new, spread), step)
     yield replace(spread, effect=f"spread the decay over all {steps:,} steps, continuing at {first:.3g}")
-    past = [one for one in restarts if one < step]
+    past = [restart for restart in restarts if restart < step]
     effect = f"rise to {peak_learning_rate(new):.3g} and decay again in the remaining steps"
     yield ScheduleChoice("optimizer.restarts", (*past, step), effect)
 

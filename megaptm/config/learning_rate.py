@@ -48,7 +48,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
     restarts = config.optimizer.restarts
     if config.optimizer.step_unit == "steps":
         return restarts
-    return tuple(config.batch_schedule.trained(one) / config.train.batch for one in restarts)
+    return tuple(config.batch_schedule.trained(restart) / config.train.batch for restart in restarts)
 
 
 def peak_learning_rate(config: Config) -> float:
@@ -102,8 +102,8 @@ def learning_rate(
 
 def _since_restart(step: float, steps: float, restarts: tuple[float, ...]) -> tuple[float, float]:
     """Return the step since the last restart, and the number of steps from there to the next one or the end."""
-    last_restart = max((one for one in restarts if one <= step), default=0)
-    next_restart = min((one for one in restarts if one > step), default=steps)
+    last_restart = max((restart for restart in restarts if restart <= step), default=0)
+    next_restart = min((restart for restart in restarts if restart > step), default=steps)
     return step - last_restart, min(next_restart, steps) - last_restart
 
 

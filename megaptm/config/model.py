@@ -41,7 +41,7 @@ def _stack_values(model: ModelConfig, own: Size) -> dict[str, Any]:
 
 def _used_values(values: dict[str, Any], block: Block) -> dict[str, Any]:
     """Return the values that a block uses."""
-    return {name: one for name, one in values.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
+    return {name: value for name, value in values.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:

@@ -101,7 +101,7 @@ def _axial(spec: ModelSpec) -> Iterator[str]:
         yield f"model.width ({spec.size.table_width}) is too small for axial positions; make it 4 or more."
     for block in spec.family.stacks.values():
         factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
-        if "lsh" in block.words and (odd_factors := [one for one in factors if one % 2]):
+        if "lsh" in block.words and (odd_factors := [factor for factor in factors if factor % 2]):
             yield (
                 f"model.hash_buckets ({odd_factors[0]}) must be even: half of the buckets are the negatives of "
                 "the others."
@@ -125,7 +125,11 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         windows = (block.window,) if isinstance(block.window, int) else block.window
-        if "window" in block.words and not block.causal and (odd_windows := [one for one in windows if one % 2]):
+        if (
+            "window" in block.words
+            and not block.causal
+            and (odd_windows := [window for window in windows if window % 2])
+        ):
             yield f"model.window ({odd_windows[0]}) must be even: half of it lies on each side."
         if block.share and block.groups * block.cycle > layers:
             yield (

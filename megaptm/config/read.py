@@ -229,8 +229,8 @@ def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, 
             values_to_write[name] = _written_values(own, value)
         elif isinstance(own, dict):
             values_to_write[name] = {
-                key: _written_values(own[key], one) if isinstance(own.get(key), BaseModel) else one
-                for key, one in value.items()
+                key: _written_values(own[key], item) if isinstance(own.get(key), BaseModel) else item
+                for key, item in value.items()
             }
         elif value is not None or type(section).model_fields[name].default is not None:
             values_to_write[name] = value

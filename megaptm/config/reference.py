@@ -66,18 +66,24 @@ def find_sections(name: str | None) -> list[ConfigSection]:
     all_sections = config_sections()
     if name is None:
         return all_sections
-    if matches := [one for one in all_sections if one.name == name or one.name.startswith(f"{name}.")]:
+    if matches := [
+        candidate for candidate in all_sections if candidate.name == name or candidate.name.startswith(f"{name}.")
+    ]:
         return matches
-    keys = {key.path: (one, key) for one in all_sections for key in one.keys}
+    keys = {key.path: (candidate, key) for candidate in all_sections for key in candidate.keys}
     if name in keys:
         section, key = keys[name]
         return [ConfigSection(section.name, section.meaning, (key,))]
     names = {name, equivalent(name)}
-    matching_keys = {one: tuple(key for key in one.keys if key.name in names) for one in all_sections}
+    matching_keys = {candidate: tuple(key for key in candidate.keys if key.name in names) for candidate in all_sections}
     if any(matching_keys.values()):
-        return [ConfigSection(one.name, one.meaning, some) for one, some in matching_keys.items() if some]
-    known = [*(one.name for one in all_sections if one.name), *keys]
-    sections = ", ".join(one.name for one in all_sections if one.name)
+        return [
+            ConfigSection(candidate.name, candidate.meaning, matching)
+            for candidate, matching in matching_keys.items()
+            if matching
+        ]
+    known = [*(candidate.name for candidate in all_sections if candidate.name), *keys]
+    sections = ", ".join(candidate.name for candidate in all_sections if candidate.name)
     raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
 
 
@@ -122,11 +128,11 @@ def _sections(schema: dict[str, Any], name: str, definitions: dict[str, Any] | N
     keys, subsections = [], []
     for key, field in schema["properties"].items():
         path = f"{name}.{key}" if name else key
-        for one in field.get("anyOf", [field]):
-            if "$ref" in one:
-                subsections.append((one["$ref"], path))
-            elif "$ref" in _values(one) and path != "layouts":  # the keys of `layouts` are those of `layout`
-                subsections.append((_values(one)["$ref"], f"{path}.NAME"))
+        for option in field.get("anyOf", [field]):
+            if "$ref" in option:
+                subsections.append((option["$ref"], path))
+            elif "$ref" in _values(option) and path != "layouts":  # the keys of `layouts` are those of `layout`
+                subsections.append((_values(option)["$ref"], f"{path}.NAME"))
         if "$ref" not in field:
             keys.append(_key(name, key, field, is_required=key in schema.get("required", ())))
     yield ConfigSection(name, _joined(schema.get("description", "")), tuple(keys))
@@ -142,7 +148,7 @@ def _values(field: dict[str, Any]) -> dict[str, Any]:
 def _key(section: str, name: str, field: dict[str, Any], *, is_required: bool) -> ConfigKey:
     # A default of None is shown as "absent". `null` is shown as a type only if None is not the default.
     default = field.get("default")
-    kinds = [one for one in field.get("anyOf", [field]) if one.get("type") != "null" or default is not None]
+    kinds = [option for option in field.get("anyOf", [field]) if option.get("type") != "null" or default is not None]
     if default is None:
         shown = "required" if is_required and name not in FILLED_IN else "absent"
     else:

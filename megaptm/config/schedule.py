@@ -43,7 +43,7 @@ def with_initial_warmup(config: Config, initial: Config) -> Config:
     `optimizer.max_warmup_ratio` limits the warm-up by the length of the run, which may change.
     """
     warmup = initial.optimizer.warmup_steps
-    is_cut = any(one.optimizer.warmup_steps == _max_warmup(one) for one in (config, initial))
+    is_cut = any(some_config.optimizer.warmup_steps == _max_warmup(some_config) for some_config in (config, initial))
     if not is_cut or config.optimizer.max_warmup_ratio != initial.optimizer.max_warmup_ratio:
         return config
     return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"warmup_steps": warmup})})
@@ -87,7 +87,7 @@ def _rate(config: Config) -> Iterator[str]:
             f"optimizer.stable_steps ({optimizer.stable_steps:,}) is not less than the length of the run "
             f"(train.steps {steps:,}): the rate never falls."
         )
-    if late := [one for one in optimizer.restarts if one >= config.train.steps]:
+    if late := [restart for restart in optimizer.restarts if restart >= config.train.steps]:
         yield (
             f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps "
             f"{last + 1:,}): raise train.steps, or remove that step."
@@ -135,7 +135,7 @@ def _stages(config: Config) -> Iterator[str]:
 def _next_change(value: StepValue, steps: int) -> int | None:
     """Return the first step from `steps` on at which a value differs from that of the run's last step."""
     later = zip(value.steps, value.values, strict=True)
-    return next((step for step, one in later if step >= steps and one != value.at(steps - 1)), None)
+    return next((step for step, changed in later if step >= steps and changed != value.at(steps - 1)), None)
 
 
 def _ramp(config: Config) -> Iterator[str]:

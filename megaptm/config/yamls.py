@@ -156,7 +156,7 @@ def _parse(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
             return None, {}
         lines = _Lines(where)
         lines.note(node)
-        return loader.construct_document(node), lines.found
+        return loader.construct_document(node), lines.lines
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark is not None else ""
@@ -181,13 +181,13 @@ class _Lines:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self.found: dict[str, int] = {}
-        self._seen = 0
+        self.lines: dict[str, int] = {}
+        self._num_values = 0
 
     def note(self, node: yaml.Node, keys: tuple[str, ...] = (), inside: tuple[yaml.Node, ...] = ()) -> None:
         line = node.start_mark.line + 1
-        self._seen += 1
-        if self._seen > MAX_VALUES:
+        self._num_values += 1
+        if self._num_values > MAX_VALUES:
             raise UserError(f"{self.where}: its aliases expand to more than {MAX_VALUES:,} values; write them out.")
         if any(node is outer for outer in inside):
             raise UserError(f"{self.where}:{line}: {'.'.join(keys) or 'it'} contains itself; remove the alias.")
@@ -215,5 +215,5 @@ class _Lines:
             if key.value in names:
                 raise UserError(f"{self.where}:{line}: {'.'.join(path)} is set twice; keep one.")
             names.add(key.value)
-            self.found[".".join(path)] = line
+            self.lines[".".join(path)] = line
             self.note(value, path, (*inside, node))

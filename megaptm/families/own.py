@@ -30,7 +30,7 @@ def refuse_broken(family: Family | WordFamily, name: str) -> None:
 
 
 def _broken(name: str, what: str) -> UserError:
-    return UserError(f"model.family: the table `{name}` cannot be read ({what}): mend it.")
+    return UserError(f"model.family: the table `{name}` cannot be read ({what}): fix it.")
 
 
 def _mistakes(family: Family | WordFamily) -> Iterator[str]:

@@ -171,7 +171,7 @@ def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
         raise UserError(f"distill.cached_logits ({folder}) is there and no folder of logits: choose another.")
     if there is not None:
         found = read_manifest(there)
-        for name in ("teacher", "head", "places", "top", "dtype", "sequence", "vocabulary", "per_file"):
+        for name in ("teacher", "head", "positions", "top", "dtype", "sequence", "vocabulary", "per_file"):
             if getattr(found, name) != getattr(manifest, name):
                 raise UserError(
                     f"distill.cached_logits ({folder}) was begun with {name} {getattr(found, name)}, and this is "

@@ -60,7 +60,7 @@ class StudentAndTeacher(NamedTuple):
 class DistillationLosses(nn.Module):
     """Distillation losses, each summed over positions, and projections to the teacher's width.
 
-    - `logits`: see `SoftTargetLoss`; `answers`: the same for sequence classes.
+    - `logits`: see `SoftTargetLoss`; `classes`: the same for sequence classes.
     - `cosine`: one minus the cosine of the last hidden states (Sanh et al., 2019).
     - `embeddings`, `hidden`: mean squared error of hidden states, summed over layers.
     - `scores`: mean squared error of attention scores over heads and keys, summed over layers (Jiao et al., 2020,
@@ -96,7 +96,7 @@ class DistillationLosses(nn.Module):
         both = StudentAndTeacher(student, said, teacher, told, batch)
         of_hook = {
             "logits": self._logits,
-            "classes": self._answers,
+            "classes": self._class_losses,
             "cosine": self._cosine,
             "embeddings": self._embeddings,
             "hidden": self._hidden,
@@ -129,7 +129,7 @@ class DistillationLosses(nn.Module):
             theirs = head_projection(both.teacher, self.head, both.teacher_states)
         yield self.soft(ours, theirs, self._asked(both.batch).t().flatten())
 
-    def _answers(self, both: StudentAndTeacher) -> Iterator[Tensor]:
+    def _class_losses(self, both: StudentAndTeacher) -> Iterator[Tensor]:
         asked = [name for name in self.wanted.questions if HEADS[name].answers in both.batch]
         if not asked:  # a batch of another task
             yield next(iter(both.student_states.streams.values())).new_zeros(())

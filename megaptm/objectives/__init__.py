@@ -43,7 +43,7 @@ def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
         except UserError as error:
             raise UserError(f"objective: `{said}`: {error}") from None
         except Exception as error:  # abstract class, options without default, or a bug
-            raise UserError(f"objective: `{said}` cannot be made ({describe_error(error)}): mend it.") from None
+            raise UserError(f"objective: `{said}` cannot be made ({describe_error(error)}): fix it.") from None
     if not isinstance(found, BaseObjective):
         raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
     return found

@@ -201,9 +201,7 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
     except UserError:
         raise
     except Exception as error:  # custom class: abstract, with options that no config can express, or with a bug
-        raise UserError(
-            f"objective.{label}.task: `{name}` cannot be made ({describe_error(error)}): mend it."
-        ) from None
+        raise UserError(f"objective.{label}.task: `{name}` cannot be made ({describe_error(error)}): fix it.") from None
 
 
 @cache

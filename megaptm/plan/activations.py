@@ -128,7 +128,7 @@ def count_passes_in_flight(work: Workload, stage: int) -> int:
 
 def stage_bytes(work: Workload, number: int, chunks: list[ModelChunk]) -> float:
     """Return the peak activation bytes of all micro-batches of a stage."""
-    passes, sizes = count_passes_in_flight(work, number), [chunk_bytes(work, one) for one in chunks]
+    passes, sizes = count_passes_in_flight(work, number), [chunk_bytes(work, model_chunk) for model_chunk in chunks]
     rounds, remainder = divmod(passes, len(chunks) * work.layout.pipeline)
     total = rounds * work.layout.pipeline * sum(sizes)
     for size in sizes:  # micro-batches enter chunks in groups of `pipeline`, first chunk first
@@ -155,7 +155,7 @@ def logits_bytes(work: Workload) -> float:
         last = next(reversed(work.spec.family.stacks))
         return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element
     projecting = [bytes_ for head, bytes_ in losses.items() if head.projects] or [*losses.values()][-1:]
-    return sum(one.saved for one in projecting) + max(one.transient for one in projecting)
+    return sum(loss.saved for loss in projecting) + max(loss.transient for loss in projecting)
 
 
 def _loss(work: Workload, head: HeadBrick) -> LossBytes:
@@ -177,7 +177,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     size = spec.size_of(longest)
     blocks = kinds(spec.family.stacks[longest], range(size.layers))
     inner = [sub.brick for block in blocks for sub in sublayers(block, size) if sub.name in ("ffn", "recurrent")]
-    outputs = max(one.outputs for brick in inner for one in brick.maps.values() if one.split != "rows")
+    outputs = max(linear.outputs for brick in inner for linear in brick.maps.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0
     if spec.family.stacks[longest].reversible:

@@ -94,9 +94,9 @@ def time_stage(
                 total += layers[name, kind] * number
         if chunk.begins:
             total += time_embedding(machine, work, chunk.begins)
-        for one in work.heads.values():
-            if one.name in chunk.heads:
-                total += time_head(machine, work, one)
+        for head in work.heads.values():
+            if head.name in chunk.heads:
+                total += time_head(machine, work, head)
     return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
 
 
@@ -128,13 +128,13 @@ def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None
 
 def _linears(machine: Machine, work: Workload, sub: SubLayer, stack: str, keys: str) -> Passes:
     tensor, forward = work.layout.tensor, 0.0
-    for one in sub.brick.maps.values():
-        tokens = work.layout.microbatch * work.lengths[keys if one.of_memory else stack]
-        if one.of_distances:
+    for linear in sub.brick.maps.values():
+        tokens = work.layout.microbatch * work.lengths[keys if linear.of_memory else stack]
+        if linear.of_distances:
             tokens = 2 * work.lengths[stack]
-        inputs = one.inputs / tensor if one.split == "rows" else one.inputs
-        outputs = one.outputs / tensor if one.split == "columns" else one.outputs
-        times = work.lengths[stack] if one.sequential else 1
+        inputs = linear.inputs / tensor if linear.split == "rows" else linear.inputs
+        outputs = linear.outputs / tensor if linear.split == "columns" else linear.outputs
+        times = work.lengths[stack] if linear.sequential else 1
         forward += times * time_product(machine, work, tokens / times, inputs, outputs)
     # The gradients of input and weight have as many operations each; their operands are the same three matrices.
     return Passes(OperationTime(products=forward), OperationTime(products=2 * forward))
@@ -194,7 +194,7 @@ def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], sta
         forward += tokens * traffic.forward / tensor
         backward += tokens * traffic.backward / tensor
     # A weight gradient is added to its float32 sum, which is read and written; the product already counts one write.
-    weights = sum(one.weights for sub in subs for one in sub.brick.maps.values()) / tensor
+    weights = sum(linear.weights for sub in subs for linear in sub.brick.maps.values()) / tensor
     backward += weights * (8 - element if work.software.fused_gradient_sum else 8 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = 5 * len(subs) + work.lengths[stack] * sum(sub.brick.kernels for sub in subs)
@@ -216,9 +216,9 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
         return Passes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
     size = tokens * work.spec.size_of(stack).width * work.element
-    one = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
+    seconds = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
     beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
-    forward, backward, hidden = 2 * one * sublayers, 2 * one * sublayers, 0.0
+    forward, backward, hidden = 2 * seconds * sublayers, 2 * seconds * sublayers, 0.0
     if overlap == "pieces":
         # Each collective is split into as many pieces as ranks; only one piece does not overlap with a product.
         hidden, forward, backward = (forward + backward) * (1 - 1 / layout.tensor), forward / layout.tensor, 0.0
@@ -226,7 +226,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     elif overlap == "backward":
         # The sum of the input gradient overlaps with the weight gradient. With sequence parallelism its scatter and the
         # gather of the saved input do; the gather of the output gradient does not.
-        hidden, backward = backward, (one * sublayers if layout.sequence_parallel else 0.0)
+        hidden, backward = backward, (seconds * sublayers if layout.sequence_parallel else 0.0)
     return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
 
 
@@ -249,7 +249,7 @@ def _regions(machine: Machine, work: Workload) -> Passes:
     """Return the seconds of the projections of region features and boxes. Boxes get no gradient."""
     positions = work.layout.microbatch * work.regions
     features, box, *_ = (
-        time_product(machine, work, positions, one.inputs, one.outputs) for one in region_maps(work.spec)
+        time_product(machine, work, positions, linear.inputs, linear.outputs) for linear in region_maps(work.spec)
     )
     return Passes(OperationTime(products=features + box), OperationTime(products=2 * features + box))
 
@@ -261,12 +261,14 @@ def time_head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
     length = work.lengths[brick.stack]
     positions = brick.positions_read(length, work.num_predicted)
     mapped_positions = rows * brick.mapped(positions)
-    maps = sum(time_product(machine, work, mapped_positions, one.inputs, one.outputs) for one in brick.maps.values())
+    maps = sum(
+        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs) for linear in brick.maps.values()
+    )
     if not brick.projects:
         return Passes(OperationTime(products=maps), OperationTime(products=2 * maps))
     if spec.size.cutoffs:  # every tensor rank holds the full clusters
         vocabulary = float(sum(outputs for _, outputs in projections(spec)))
-        forward = maps + sum(time_product(machine, work, rows * positions, *one) for one in brick.projections)
+        forward = maps + sum(time_product(machine, work, rows * positions, *linear) for linear in brick.projections)
     else:
         vocabulary = spec.padded_vocabulary / tensor
         forward = maps + time_product(machine, work, rows * positions, brick.table_width, vocabulary)

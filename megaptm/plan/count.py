@@ -61,16 +61,16 @@ def step_flops(
         for kind, layers in runs(block, size, range(size.layers)).items():
             for sub in sublayers(kind, size, memory_width(spec, name)):
                 own, keys = lengths[name], memory if sub.name == "cross" else lengths[name]
-                maps = [one for one in sub.brick.maps.values() if not (one.of_distances or one.of_marked)]
-                products = sum((keys if one.of_memory else own) * one.weights for one in maps)
+                maps = [linear for linear in sub.brick.maps.values() if not (linear.of_distances or linear.of_marked)]
+                products = sum((keys if linear.of_memory else own) * linear.weights for linear in maps)
                 multiply_adds += layers * (products + 2 * sub.brick.pairs(own, keys) * sub.brick.features)
                 past_products += layers * sub.brick.past_products
                 hashing += layers * sub.brick.hashing(own)
-    multiply_adds += sum(lengths[name] * one.weights for name, one in widening(spec).items())
+    multiply_adds += sum(lengths[name] * linear.weights for name, linear in widening(spec).items())
     if spec.family.reads_characters:
         multiply_adds += sum(lengths.values()) * word_products(spec)
     if spec.size.cutoffs:  # every position is projected on each cluster
-        multiply_adds += sum(lengths.values()) * sum(one.weights for one in cluster_maps(spec))
+        multiply_adds += sum(lengths.values()) * sum(linear.weights for linear in cluster_maps(spec))
     multiply_adds += regions * feature_products
     for head in heads(spec).values():
         multiply_adds += head.multiply_adds(head.positions_read(lengths[head.stack], num_predicted))

@@ -28,7 +28,7 @@ class BuiltRank(Protocol):
 class DryRunReport:
     """Built ranks, and the planned number of parameters of each."""
 
-    found: Sequence[BuiltRank]
+    ranks: Sequence[BuiltRank]
     planned: list[int]
     counted_flops: int | None
     """FLOPs of a step on all devices, from one rank per stage; None if a stage was not built."""
@@ -39,14 +39,20 @@ class DryRunReport:
     def agrees(self) -> bool:
         """Whether the counts agree: parameters exactly, FLOPs except vocabulary padding and the repeated work of small
         heads."""
-        same = all(one.parameters == planned for one, planned in zip(self.found, self.planned, strict=True))
+        same = all(rank.parameters == planned for rank, planned in zip(self.ranks, self.planned, strict=True))
         return same and (self.counted_flops is None or 0 <= self.counted_flops / self.flops - 1 < 5e-3)
 
     def numbers(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         ranks = [
-            {"rank": one.rank, "stage": one.stage, "parameters": one.parameters, "planned": planned, "flops": one.flops}
-            for one, planned in zip(self.found, self.planned, strict=True)
+            {
+                "rank": rank.rank,
+                "stage": rank.stage,
+                "parameters": rank.parameters,
+                "planned": planned,
+                "flops": rank.flops,
+            }
+            for rank, planned in zip(self.ranks, self.planned, strict=True)
         ]
         return {
             "agrees": self.agrees,
@@ -72,12 +78,12 @@ def chosen_ranks(work: Workload, ranks: str | None) -> list[int]:
     return chosen
 
 
-def compare_with_plan(work: Workload, found: Sequence[BuiltRank]) -> DryRunReport:
+def compare_with_plan(work: Workload, ranks: Sequence[BuiltRank]) -> DryRunReport:
     """Compare built ranks with the formulas."""
     chunks = stage_chunks(work)
-    counted = [count_rank_parameters(work, chunks[one.stage]) for one in found]
-    by_stage = {one.stage: one.flops for one in found}
+    counted = [count_rank_parameters(work, chunks[rank.stage]) for rank in ranks]
+    by_stage = {rank.stage: rank.flops for rank in ranks}
     counted_flops = None
     if len(by_stage) == work.layout.pipeline:
         counted_flops = sum(by_stage.values()) * work.layout.tensor * work.layout.data * work.microbatches
-    return DryRunReport(found, [one.trained + one.frozen for one in counted], counted_flops, work.flops)
+    return DryRunReport(ranks, [rank.trained + rank.frozen for rank in counted], counted_flops, work.flops)

@@ -19,7 +19,14 @@ def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine 
     `room(t)`: number of ranks that get a device in groups of t. Layouts with the config's tensor x pipeline come first,
     because their ranks hold the same weights as before. If `machine` is given, the fullest rank must fit.
     """
-    return next((one for one in _candidates(config, room) if _legal(config, one) and _fits(config, one, machine)), None)
+    return next(
+        (
+            candidate
+            for candidate in _candidates(config, room)
+            if _legal(config, candidate) and _fits(config, candidate, machine)
+        ),
+        None,
+    )
 
 
 def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
@@ -30,11 +37,11 @@ def _candidates(config: Config, room: Callable[[int], int]) -> Iterator[Layout]:
         yield layout.model_copy(update={"data": data})
     other_layouts = [
         _with_sizes(layout, tensor=tensor, pipeline=pipeline, data=data)
-        for tensor in divisors(spec.size.heads, most=room(1))
-        for pipeline in divisors(spec.layers, most=room(tensor) // tensor)
-        for data in divisors(config.train.batch, most=room(tensor) // (tensor * pipeline))
+        for tensor in divisors(spec.size.heads, limit=room(1))
+        for pipeline in divisors(spec.layers, limit=room(tensor) // tensor)
+        for data in divisors(config.train.batch, limit=room(tensor) // (tensor * pipeline))
     ]
-    yield from sorted(other_layouts, key=lambda one: (-one.processes, _distance(one, layout)))
+    yield from sorted(other_layouts, key=lambda candidate: (-candidate.processes, _distance(candidate, layout)))
 
 
 def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Layout:
@@ -50,8 +57,8 @@ def _with_sizes(layout: Layout, *, tensor: int, pipeline: int, data: int) -> Lay
     )
 
 
-def _distance(one: Layout, layout: Layout) -> tuple[int, int]:
-    return abs(one.tensor - layout.tensor), abs(one.pipeline - layout.pipeline)
+def _distance(candidate: Layout, layout: Layout) -> tuple[int, int]:
+    return abs(candidate.tensor - layout.tensor), abs(candidate.pipeline - layout.pipeline)
 
 
 def _legal(config: Config, layout: Layout) -> bool:

@@ -133,7 +133,7 @@ def _unknown(name: str) -> str:
 
 def _sentence(error: ValidationError, origins: dict[str, str], path: str) -> str:
     """Return the first mistake as a sentence. Unknown keys come first, because they often cause missing ones."""
-    details = sorted(error.errors(), key=lambda one: one["type"] != "extra_forbidden")[0]
+    details = sorted(error.errors(), key=lambda error_details: error_details["type"] != "extra_forbidden")[0]
     key = ".".join(str(step) for step in details["loc"])
     where = origins.get(key, path)
     if details["type"] == "extra_forbidden":

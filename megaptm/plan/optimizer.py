@@ -78,7 +78,7 @@ def _matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[st
         yield from _layer_matrices(spec, chunk)
         local_heads = {name: head for name, head in heads_of(spec).items() if name in chunk.heads}
         if spec.size.cutoffs and (chunk.begins or any(head.projects for head in local_heads.values())):
-            yield from (Map(one.width, one.rows, False) for one in clusters(spec))
+            yield from (Map(cluster.width, cluster.rows, False) for cluster in clusters(spec))
             yield from cluster_maps(spec)[bool(not chunk.begins and spec.size.division > 1) :]
             if any(head.projects for head in local_heads.values()):
                 yield Map(spec.size.table_width, len(spec.size.cutoffs), False)

@@ -87,7 +87,7 @@ class Plan:
             "memory": {
                 "usable_bytes": self.machine.usable_bytes,
                 "fullest_stage": self.fullest_stage,
-                "stages": [{**one.parts(), "total": one.total} for one in self.memory],
+                "stages": [{**stage.parts(), "total": stage.total} for stage in self.memory],
             },
             "step": {
                 "seconds": self.step.seconds,

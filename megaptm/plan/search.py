@@ -61,8 +61,8 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
             known[split] = count_stages(work)
         candidate = _candidate(machine, work, known[split])
         (fitting if candidate.bytes <= MAX_MEMORY_SHARE * machine.usable_bytes else too_large).append(candidate)
-    fitting.sort(key=lambda one: one.step.seconds)
-    too_large.sort(key=lambda one: one.bytes)
+    fitting.sort(key=lambda entry: entry.step.seconds)
+    too_large.sort(key=lambda entry: entry.bytes)
     return Search(fitting, too_large, refused)
 
 
@@ -98,7 +98,7 @@ def _layouts(config: Config, machine: Machine, devices: int) -> Iterator[Layout]
             data = devices // (tensor * pipeline)
             samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
             for virtual in divisors(layers // pipeline) if pipeline > 1 else [1]:
-                for microbatch in [one for one in divisors(samples) if one <= 64] or [1]:
+                for microbatch in [divisor for divisor in divisors(samples) if divisor <= 64] or [1]:
                     for recompute in ("none", "full"):
                         yield Layout(
                             data=data,
@@ -116,9 +116,11 @@ def _can_split_sequences(work: Workload, tensor: int) -> bool:
     return tensor > 1 and not any(length % tensor for length in work.lengths.values())
 
 
-def divisors(number: int, *, most: int | None = None) -> list[int]:
+def divisors(number: int, *, limit: int | None = None) -> list[int]:
     """Return the divisors of a number, up to `most`, in ascending order."""
-    return [one for one in range(1, min(number, number if most is None else most) + 1) if number % one == 0]
+    return [
+        divisor for divisor in range(1, min(number, number if limit is None else limit) + 1) if number % divisor == 0
+    ]
 
 
 def _reason(sentence: str) -> str:

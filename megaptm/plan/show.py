@@ -84,7 +84,9 @@ def parts_of_memory(plan: Plan) -> list[str]:
     """Return the parts of memory to show. Rare parts are left out if this model does not have them."""
     rare = {"comparison", "recurrence_cache", "teacher"}
     return [
-        part for part in plan.memory[0].parts() if part not in rare or any(getattr(one, part) for one in plan.memory)
+        part
+        for part in plan.memory[0].parts()
+        if part not in rare or any(getattr(stage, part) for stage in plan.memory)
     ]
 
 
@@ -167,7 +169,10 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
     console.print(f"{num_legal:,} legal layouts, {len(result.fitting):,} fit; the fastest:", highlight=False)
     console.print(_candidates(result.fitting[:10]))
     best = result.fitting[0].step.seconds if result.fitting else float("inf")
-    faster = sorted((one for one in result.too_large if one.step.seconds < best), key=lambda one: one.bytes)[:3]
+    faster = sorted(
+        (candidate for candidate in result.too_large if candidate.step.seconds < best),
+        key=lambda candidate: candidate.bytes,
+    )[:3]
     if faster:
         console.print(f"\nFaster layouts that need more than the usable {usable / GIB:.1f} GiB:", highlight=False)
         console.print(_candidates(faster))
@@ -183,8 +188,8 @@ def show_dry(dry: DryRunReport, console: Console) -> None:
     table = Table(title="\nDry run", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):
         table.add_column(name, justify="right")
-    for one, planned in zip(dry.found, dry.planned, strict=True):
-        table.add_row(str(one.rank), str(one.stage), f"{one.parameters:,}", f"{planned:,}", f"{one.flops:,}")
+    for rank, planned in zip(dry.ranks, dry.planned, strict=True):
+        table.add_row(str(rank.rank), str(rank.stage), f"{rank.parameters:,}", f"{planned:,}", f"{rank.flops:,}")
     console.print(table)
     if dry.counted_flops is not None:
         more = dry.counted_flops - dry.flops
@@ -198,16 +203,16 @@ def _candidates(candidates: Iterable[Candidate]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # ten titles in 80 columns
     for name in ("data", "tensor", "pipeline", "virtual", "microbatch", "recompute", "step", "MFU", "bubble", "GiB"):
         table.add_column(name, justify="right")
-    for one in candidates:
-        layout = one.layout
+    for candidate in candidates:
+        layout = candidate.layout
         table.add_row(
             *(str(value) for value in (layout.data, layout.tensor, layout.pipeline, layout.virtual)),
             str(layout.microbatch),
             "full" if layout.recompute == "full" else "-",
-            format_seconds(one.step.seconds),
-            f"{one.step.mfu:.1%}",
-            f"{one.step.bubble / one.step.seconds:.1%}",
-            f"{one.bytes / GIB:.1f}",
+            format_seconds(candidate.step.seconds),
+            f"{candidate.step.mfu:.1%}",
+            f"{candidate.step.bubble / candidate.step.seconds:.1%}",
+            f"{candidate.bytes / GIB:.1f}",
         )
     return table
 

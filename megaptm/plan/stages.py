@@ -65,7 +65,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
             layer_counts = layer_parameters(block, size, layers, memory)
             trained += layer_counts.divided // tensor + layer_counts.whole + mask_decoder_table(spec, name, layers)
             subs = [sub for kind in kinds(block, layers) for sub in sublayers(kind, size, memory)]
-            largest = max([largest, *(one.weights for sub in subs for one in sub.brick.maps.values())])
+            largest = max([largest, *(linear.weights for sub in subs for linear in sub.brick.maps.values())])
         trained += sum(final_norm(spec.family.stacks[name], spec.size_of(name)) for name in chunk.finals)
         local_heads = {name: head for name, head in work.heads.items() if name in chunk.heads}
         projects = any(head.projects for head in local_heads.values())
@@ -78,7 +78,7 @@ def count_rank_parameters(work: Workload, local: list[ModelChunk]) -> Parameters
         if not chunk.begins and any(head.regresses for head in local_heads.values()):
             trained += feature_map(spec).weights
         if chunk.begins or projects:
-            tables = max((one.rows * one.width for one in clusters(spec)), default=table_size(spec) // tensor)
+            tables = max((linear.rows * linear.width for linear in clusters(spec)), default=table_size(spec) // tensor)
         for name, head in local_heads.items():
             if work.trained_heads is None or name in work.trained_heads:
                 trained += head.rank_parameters(tensor)

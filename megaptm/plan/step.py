@@ -65,7 +65,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
     stages = count_stages(work) if stages is None else stages
     layers: dict[tuple[str, Block], Passes] = {}
     passes = [costs.time_stage(machine, work, stage.chunks, layers) for stage in stages]
-    totals = [one.total for one in passes]
+    totals = [stage_passes.total for stage_passes in passes]
     slowest = max(range(len(totals)), key=lambda stage: totals[stage])
     slowest_passes = passes[slowest] * work.microbatches
     compute = (
@@ -84,7 +84,10 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         recompute=slowest_passes.again.total,
         bubble=bubble,
         pipeline=_message_seconds(machine, work),
-        data=max(_data_seconds(machine, work, stage, one) for stage, one in zip(stages, passes, strict=True))
+        data=max(
+            _data_seconds(machine, work, stage, stage_passes)
+            for stage, stage_passes in zip(stages, passes, strict=True)
+        )
         + _feature_seconds(machine, work),
         optimizer=max(_optimizer_seconds(machine, work, stage) for stage in stages),
         flops=work.flops,

@@ -95,7 +95,7 @@ def teacher_seconds(machine: Machine, work: Workload) -> OperationTime:
 def _score_products(spec: ModelSpec, stack: str, length: int) -> int:
     """Return the multiply-adds of a layer's scores and of the projections of queries, keys and values."""
     sub = sublayers(spec.family.stacks[stack].at(0), spec.size_of(stack))[0]
-    maps = sum(one.weights for name, one in sub.brick.maps.items() if name != "output")
+    maps = sum(linear.weights for name, linear in sub.brick.maps.items() if name != "output")
     return length * maps + length * length * spec.size_of(stack).heads * spec.size_of(stack).key_width
 
 

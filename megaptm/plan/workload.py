@@ -93,7 +93,7 @@ class Workload:
     def comparing(self) -> list[HeadBrick]:
         """Heads with contrastive losses: each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
-        return [one for name, one in self.heads.items() if one.contrasts and name in trained]
+        return [head for name, head in self.heads.items() if head.contrasts and name in trained]
 
     @property
     def own(self) -> int:

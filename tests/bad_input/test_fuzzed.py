@@ -116,9 +116,9 @@ def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
 
 
 def test_a_sentence_is_one_line_and_no_book():
-    said = str(UserError("before\n\x1b[31m" + "x" * 100_000 + " after: mend it."))
+    said = str(UserError("before\n\x1b[31m" + "x" * 100_000 + " after: fix it."))
     assert said.startswith("before")
-    assert said.endswith("after: mend it.")
+    assert said.endswith("after: fix it.")
     assert len(said) <= 1000
     assert said.isprintable()
 

@@ -26,7 +26,10 @@ def test_equivalent_names_exist() -> None:
     options = {name for task in TASKS.values() for name in getattr(task, "__dataclass_fields__", ())}
     values = {value for kind in OptimizerConfig.model_fields.values() for value in get_args(kind.annotation)}
     words = {words[-1] for words, _ in all_commands(main)} | {
-        form.removeprefix("--") for _, command in all_commands(main) for one in command.params for form in one.opts
+        form.removeprefix("--")
+        for _, command in all_commands(main)
+        for parameter in command.params
+        for form in parameter.opts
     }
     assert {*EQUIVALENT_NAMES.values()} <= config_keys() | options | {*QUESTIONS} | {*KINDS} | values | words
 

@@ -63,7 +63,7 @@ def opened(corpus, objective):
 @pytest.mark.parametrize("how", SPOILED)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_any_sample_of_a_batch_is_looked_at(corpus, how, workers):
-    said = rf"^sample 3, of \S+: objective spoiled failed \({SPOILED[how][1]}\): mend it\.$"
+    said = rf"^sample 3, of \S+: objective spoiled failed \({SPOILED[how][1]}\): fix it\.$"
     with Loader(opened(corpus, Spoiled(how)), batch=8, microbatch=4, workers=workers) as loader:
         with pytest.raises(PluginError, match=said) as caught:
             next(loader)

@@ -112,7 +112,7 @@ def test_the_cache_stays_in_its_bounds(folder, tmp_path, faults):
 
 def test_a_shard_larger_than_the_cache_is_refused(folder, tmp_path, faults):
     mix = opened(URL, Cache(tmp_path, most_bytes=3000, retry=RETRY))
-    with pytest.raises(UserError, match=r"^data\.cache_bytes \(3,000\) is less than the [\d,]+ bytes of s3://"):
+    with pytest.raises(UserError, match=r"^data\.max_cache_bytes \(3,000\) is less than the [\d,]+ bytes of s3://"):
         mix.sample(0)
 
 

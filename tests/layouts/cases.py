@@ -91,7 +91,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         has_label = torch.ones_like(target_positions, dtype=torch.bool)
         if table.last_block.query_stream:  # tensor ranks divide a sequence with its queries
             target_positions, has_label = (
-                torch.cat([one, torch.zeros_like(one[:, :1])], 1) for one in (target_positions, has_label)
+                torch.cat([tensor, torch.zeros_like(tensor[:, :1])], 1) for tensor in (target_positions, has_label)
             )
         has_label[1::4, 2] = False
         return target_positions, has_label

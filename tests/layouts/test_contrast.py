@@ -50,7 +50,11 @@ def first_step_of_torch(dropout: float) -> dict[str, Any]:
     seed_step(7, 0, ranks)
     losses = {name: loss / count for name, (loss, count) in model.train()(fields).items()}
     sum(weight * losses[name] for name, weight in losses_of(FAMILY).items()).backward()
-    norm = torch.stack([one.grad.norm() for one in model.parameters() if one.grad is not None]).norm().item()
+    norm = (
+        torch.stack([parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None])
+        .norm()
+        .item()
+    )
     return {"evaluated": evaluated, "losses": {name: loss.item() for name, loss in losses.items()}, "norm": norm}
 
 
@@ -107,7 +111,7 @@ def error_of_spoiled(name: str, spoil: Callable[[Tensor], Tensor]) -> str:
     """Return the error if a function of the head returns a spoiled result."""
     original = getattr(PairsHead, name)
     with (
-        patch.object(PairsHead, name, lambda *given, **batch: spoil(original(*given, **batch))),
+        patch.object(PairsHead, name, lambda *arguments, **batch: spoil(original(*arguments, **batch))),
         pytest.raises(UserError) as error,
     ):
         first_step(Layout(microbatch=4), 0.0)
@@ -174,7 +178,7 @@ def count_feature_passes(layout: Layout, losses: dict[str, float]) -> tuple[int,
     from megaptm.parallel.engine import Engine
 
     engine, original, calls = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
-    with patch.object(PairsHead, "features", lambda *given, **batch: calls.append(1) or original(*given, **batch)):
+    with patch.object(PairsHead, "features", lambda *streams, **batch: calls.append(1) or original(*streams, **batch)):
         evaluation = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
     return len(calls), evaluation
 
@@ -190,7 +194,7 @@ def test_contrastive_evaluation_is_one_pass(reference: dict[str, Any]) -> None:
 def test_single_micro_batch_is_one_pass(reference: dict[str, Any]) -> None:
     [(calls, losses)] = run_ranks(1, count_feature_passes, Layout(microbatch=8), losses_of(FAMILY))
     assert calls == 1
-    assert losses == {name: pytest.approx(one, rel=1e-5) for name, one in reference["evaluated"].items()}
+    assert losses == {name: pytest.approx(loss, rel=1e-5) for name, loss in reference["evaluated"].items()}
 
 
 def cudnn_permissions(layout: Layout) -> list[bool]:
@@ -295,6 +299,6 @@ def test_clip_gradients_equal_one_process(
     assert loss == pytest.approx(expected, rel=TOLERANCE)
     assert gradients.keys() == alone.keys()
     assert "head.image-text.scale" in gradients
-    for one, gradient in alone.items():
+    for parameter, gradient in alone.items():
         assert gradient.norm() > 0
-        assert (gradients[one] - gradient).norm() <= TOLERANCE * max(1.0, gradient.norm().item()), one
+        assert (gradients[parameter] - gradient).norm() <= TOLERANCE * max(1.0, gradient.norm().item()), parameter

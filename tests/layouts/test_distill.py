@@ -99,7 +99,9 @@ def single_process(teachers: dict[str, str]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_layout_changes_no_result(teachers: dict[str, str], single_process: dict[str, dict[str, Any]], name: str) -> None:
+def test_layout_changes_no_result(
+    teachers: dict[str, str], single_process: dict[str, dict[str, Any]], name: str
+) -> None:
     """With projections to the teacher's width, and losses on logits, hidden states and attention scores."""
     family, layout = CASES[name]
     for result in run_ranks(2, learn, teachers[family], family, layout):
@@ -126,8 +128,8 @@ def train_and_resume(folder: str, student: str) -> tuple[list[float], list[float
     resumed = engine_of(folder, "bert", layout, initial=initial)
     resumed.restore(store.load(1).reader, step=1)
     resumed_losses = [*uninterrupted]
-    for losses, one in ((uninterrupted, engine), (resumed_losses, resumed)):
-        losses += [one.step(micro_batches(batch("bert", n), layout, 0), step=n, lr=ADAM.lr).loss for n in (1, 2)]
+    for losses, trained in ((uninterrupted, engine), (resumed_losses, resumed)):
+        losses += [trained.step(micro_batches(batch("bert", n), layout, 0), step=n, lr=ADAM.lr).loss for n in (1, 2)]
     return uninterrupted, resumed_losses, store.load(1).reader.names()
 
 

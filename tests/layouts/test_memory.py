@@ -77,7 +77,7 @@ def test_cache_changes_the_losses():
     (without_cache,) = run_ranks(1, train_without_cache)
     with_cache = run_ranks(1, train_steps, FAMILY, ONE, 3)[0]["losses"]
     assert without_cache[0] == with_cache[0], "the cache is empty in the first step"
-    assert all(abs(one - other) > 1e-3 * one for one, other in zip(without_cache[1:], with_cache[1:], strict=True))
+    assert all(abs(loss - other) > 1e-3 * loss for loss, other in zip(without_cache[1:], with_cache[1:], strict=True))
 
 
 def train_with_interruptions(layout):

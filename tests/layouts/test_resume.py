@@ -56,7 +56,7 @@ def is_quick(family, precision, layout):
 
 
 VISION_CASES = (("clip", "fp32"), ("clip", "bf16"), ("uniter", "fp32"), ("unimo", "fp32"), ("vit", "fp32"))
-"""Families with a contrastive loss and a float32 temperature, with a region embedding on several stages, with images."""
+"""Families with a contrastive loss and a float32 temperature, with a region embedding on many stages, with images."""
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,18 @@ def decaying_parameters(settings, layout):
     from megaptm.parallel.engine import Engine
 
     engine = Engine(tiny("bert"), layout, settings, losses=losses_of("bert"), seed=7)
-    decays = {id(one) for group in engine.optimizer.rule.param_groups if group["wd_mult"] for one in group["params"]}
+    decays = {
+        id(parameter)
+        for group in engine.optimizer.rule.param_groups
+        if group["wd_mult"]
+        for parameter in group["params"]
+    }
     return {part.place.name for part in engine.optimizer.parts if id(part.master) in decays}
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_norms_and_biases_do_not_decay_by_default(name):
-    shapes = {name: one.dim() for name, one in Model(tiny("bert")).named_parameters()}
+    shapes = {name: parameter.dim() for name, parameter in Model(tiny("bert")).named_parameters()}
     settings = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1)
     layout = LAYOUTS["DP2 distributed optimizer"]
     assert set.union(*run_ranks(2, decaying_parameters, settings, layout)) == {
@@ -142,11 +147,13 @@ class UncorrectedAdam(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
-            for one in group["params"]:
-                mean, square = self.state.setdefault(one, [torch.zeros_like(one), torch.zeros_like(one)])
-                mean.mul_(0.9).add_(one.grad, alpha=0.1)
-                square.mul_(0.999).add_(one.grad.square(), alpha=0.001)
-                one.sub_(mean / (square.sqrt() + 1e-6) + group["weight_decay"] * one, alpha=group["lr"])
+            for parameter in group["params"]:
+                mean, square = self.state.setdefault(
+                    parameter, [torch.zeros_like(parameter), torch.zeros_like(parameter)]
+                )
+                mean.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                square.mul_(0.999).add_(parameter.grad.square(), alpha=0.001)
+                parameter.sub_(mean / (square.sqrt() + 1e-6) + group["weight_decay"] * parameter, alpha=group["lr"])
 
 
 REFERENCES = {
@@ -163,8 +170,8 @@ def test_rule_equals_a_plain_torch_loop(alone, name):
     fill(model, seed=7)
     parameters = list(model.parameters())
     groups = [
-        {"params": [one for one in parameters if one.dim() > 1], "weight_decay": rule.weight_decay},
-        {"params": [one for one in parameters if one.dim() == 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": rule.weight_decay},
+        {"params": [parameter for parameter in parameters if parameter.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = REFERENCES[name](groups, rule)
     for step in range(STEPS):

@@ -145,7 +145,7 @@ ALL = {"logits": 1.0, "cosine": 1.0, "embeddings": 1.0, "hidden": 1.0, "scores":
 def test_nothing_is_lost_where_the_student_is_the_teacher(family: str) -> None:
     spec = tiny_spec(family)
     layers = {stack: tuple(range(spec.size_of(stack).layers)) for stack in spec.family.stacks}
-    asked = {"answers": 1.0} if family == "bert" else {}
+    asked = {"classes": 1.0} if family == "bert" else {}
     wanted = Distillation(
         teacher=spec, weights=ALL | asked, layers=layers, temperature=2.0, questions=("next-sentence",)
     )

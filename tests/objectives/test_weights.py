@@ -31,7 +31,7 @@ def test_any_number_is_a_weight(weight):
         ({"lm": float("nan")}, r"gives lm the weight nan"),
         ({"lm": 1.0, "mlm": 1.0}, r"weights\(3\) has mlm, which is none of its losses \(lm\)\."),
         (None, r"weights\(3\) is None: it must be a mapping"),
-        ({}, r"weights\(3\) failed \(KeyError: 'lm at all', \S+test_weights\.py:\d+\): mend it\."),
+        ({}, r"weights\(3\) failed \(KeyError: 'lm at all', \S+test_weights\.py:\d+\): fix it\."),
     ],
 )
 def test_what_is_no_weight_is_told_with_its_step(said, told):

@@ -28,14 +28,14 @@ def timeline(
     """Return all passes of a step; `forward` and `backward` are seconds of one chunk on each stage."""
     orders = [order(stage, stages=stages, chunks=chunks, microbatches=microbatches) for stage in range(stages)]
     done: dict[tuple[int, int, bool], float] = {}  # (index of the chunk in the model, micro-batch, backward) -> end
-    free, place, passes = [0.0] * stages, [0] * stages, []
+    free, next_index, passes = [0.0] * stages, [0] * stages, []
     last = stages * chunks - 1
     waiting = sum(map(len, orders))
     while waiting:
         before = waiting
         for stage in range(stages):
-            while place[stage] < len(orders[stage]):
-                chunk, microbatch, is_backward = orders[stage][place[stage]]
+            while next_index[stage] < len(orders[stage]):
+                chunk, microbatch, is_backward = orders[stage][next_index[stage]]
                 part = chunk * stages + stage
                 needs = _needs(part, microbatch, is_backward, last)
                 if any(need not in done for need in needs):
@@ -44,7 +44,7 @@ def timeline(
                 stop = start + (backward if is_backward else forward)[stage]
                 done[part, microbatch, is_backward] = free[stage] = stop
                 passes.append(Pass(stage, chunk, microbatch, is_backward, start, stop))
-                place[stage] += 1
+                next_index[stage] += 1
                 waiting -= 1
         assert waiting < before, "a schedule that waits for itself"
     return passes
@@ -52,7 +52,7 @@ def timeline(
 
 def order(stage: int, *, stages: int, chunks: int, microbatches: int) -> list[tuple[int, int, bool]]:
     """Return (chunk, micro-batch, backward) in the order in which a stage runs them."""
-    forwards = [_place(step, stages, chunks, microbatches) for step in range(microbatches * chunks)]
+    forwards = [_chunk_and_microbatch(step, stages, chunks, microbatches) for step in range(microbatches * chunks)]
     backwards = [(chunks - 1 - chunk, microbatch) for chunk, microbatch in forwards]
     ahead = (stages - stage - 1) if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages
     ahead = min(ahead, len(forwards))
@@ -62,7 +62,7 @@ def order(stage: int, *, stages: int, chunks: int, microbatches: int) -> list[tu
     return turns + [(*backwards[step], True) for step in range(len(forwards) - ahead, len(forwards))]
 
 
-def _place(step: int, stages: int, chunks: int, microbatches: int) -> tuple[int, int]:
+def _chunk_and_microbatch(step: int, stages: int, chunks: int, microbatches: int) -> tuple[int, int]:
     """Return chunk and micro-batch of the n-th forward pass. Groups of `stages` micro-batches go through the chunks in
     turn."""
     if chunks == 1:

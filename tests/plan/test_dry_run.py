@@ -24,7 +24,7 @@ TRILLION = [
 
 def dry_run(config: str, *words: str) -> dict:
     """Run a dry run in its own process, because importing megatron-core changes torch."""
-    command = [sys.executable, "-m", "megaptm", "plan", str(CONFIGS / config), *words, "--dry_run-run", "--json"]
+    command = [sys.executable, "-m", "megaptm", "plan", str(CONFIGS / config), *words, "--dry-run", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["dry_run"]
@@ -32,17 +32,17 @@ def dry_run(config: str, *words: str) -> dict:
 
 def test_parameters_of_ranks_of_gpt3_175b():
     report = dry_run("gpt3/175b.yaml", *STAGES_16, "--ranks", "0,8,511,1023")
-    assert [(one["rank"], one["stage"]) for one in report["ranks"]] == [(0, 0), (8, 0), (511, 7), (1023, 15)]
-    assert all(one["parameters"] == one["planned"] for one in report["ranks"])
+    assert [(rank["rank"], rank["stage"]) for rank in report["ranks"]] == [(0, 0), (8, 0), (511, 7), (1023, 15)]
+    assert all(rank["parameters"] == rank["planned"] for rank in report["ranks"])
 
 
 def test_parameters_of_ranks_of_a_trillion_parameter_model():
     """First stage, one of 62 equal stages, last stage: their sum over stages and tensor ranks is the model."""
     report = dry_run("gpt3/175b.yaml", *TRILLION, "--ranks", "0,48,3071")
-    assert all(one["parameters"] == one["planned"] for one in report["ranks"])
-    assert [one["stage"] for one in report["ranks"]] == [0, 1, 63]
+    assert all(rank["parameters"] == rank["planned"] for rank in report["ranks"])
+    assert [rank["stage"] for rank in report["ranks"]] == [0, 1, 63]
     spec = resolve_model(load(CONFIGS / "gpt3" / "175b.yaml", TRILLION))
-    first, middle, last = (one["parameters"] for one in report["ranks"])
+    first, middle, last = (rank["parameters"] for rank in report["ranks"])
     # Replicated on tensor ranks: two norms and two biases of a layer, the final norm, positions.
     replicated = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width
     twice = (spec.padded_vocabulary + spec.padded_vocabulary - spec.vocabulary) * spec.size.width
@@ -66,4 +66,4 @@ def test_flops_of_all_stages(config, words):
     [("0,1024", "rank 1024 is not one of the 1,024"), ("first", "write numbers separated by commas")],
 )
 def test_invalid_ranks(ranks, expected):
-    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry_run-run", "--ranks", ranks)
+    assert expected in told("plan", CONFIGS / "gpt3/175b.yaml", "--dry-run", "--ranks", ranks)

@@ -12,7 +12,7 @@ def sizes_on(overrides, nodes, machine=None, config=TINY):
     """Return tensor, pipeline and data ranks of the layout on nodes with these numbers of devices."""
     layout = elastic_layout(
         load(config, overrides),
-        lambda tensor: sum(one // tensor * tensor for one in nodes),
+        lambda tensor: sum(devices // tensor * tensor for devices in nodes),
         machine and load_machine(machine),
     )
     return layout and (layout.tensor, layout.pipeline, layout.data)

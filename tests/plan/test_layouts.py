@@ -37,12 +37,12 @@ def fastest(path: Path, devices: int) -> Candidate | None:
     return fitting[0] if fitting else None
 
 
-def test_id(value: Path | int) -> str:
+def case_id(value: Path | int) -> str:
     """Return the id of a test."""
     return f"{value.parent.name}-{value.stem}" if isinstance(value, Path) else str(value)
 
 
-@pytest.mark.parametrize(("path", "devices"), ROWS, ids=test_id)
+@pytest.mark.parametrize(("path", "devices"), ROWS, ids=case_id)
 def test_layout_uses_all_devices_and_leaves_memory(path, devices):
     config = load(path, [f"devices={devices}"])
     assert config.layout.processes == devices
@@ -50,7 +50,7 @@ def test_layout_uses_all_devices_and_leaves_memory(path, devices):
     assert planned.memory[planned.fullest_stage].total <= 7 / 8 * A100.usable_bytes
 
 
-@pytest.mark.parametrize(("path", "devices"), SEARCHED, ids=test_id)
+@pytest.mark.parametrize(("path", "devices"), SEARCHED, ids=case_id)
 def test_layout_is_among_the_fastest(path, devices):
     planned = make_plan(load(path, [f"devices={devices}"]), A100)
     assert planned.step.seconds <= 1.1 * fastest(path, devices).step.seconds
@@ -63,8 +63,8 @@ def test_layouts_for_8_and_64_devices():
         for devices in (8, 64):
             # Batches of 32 short sequences are small enough for one machine.
             enough = devices == 8 or train.batch * data.sequence > 32 * 128
-            wanted = enough and fastest(path, devices) is not None
-            assert (devices in UncheckedConfig.read(path).offered_devices) == wanted
+            expected = enough and fastest(path, devices) is not None
+            assert (devices in UncheckedConfig.read(path).offered_devices) == expected
 
 
 @pytest.mark.drill
@@ -73,8 +73,8 @@ def test_layouts_for_1024_devices():
         train, data = load(path).train, load(path).data
         # The 118 layers of PaLM 540B have no such layout. Batches of 64 sequences would use 1% of the devices.
         large = train.batch > 64 and train.batch * data.sequence > 256 * 512
-        wanted = large and fastest(path, 1024) is not None
-        assert (1024 in UncheckedConfig.read(path).offered_devices) == wanted
+        expected = large and fastest(path, 1024) is not None
+        assert (1024 in UncheckedConfig.read(path).offered_devices) == expected
 
 
 def test_default_layout_has_the_fewest_devices():

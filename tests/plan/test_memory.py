@@ -62,7 +62,7 @@ def test_memory_of_ranks_equals_the_engine(case):
     family, precision, layout = CASES[case][:3]
     rule = CASES[case][3] if len(CASES[case]) > 3 else ADAM
     ranks = run_ranks(layout.processes, bytes_of_rank, family, precision, layout, rule)
-    lengths = {name: LENGTH // (1 + place) for place, name in enumerate(tiny(family).family.stacks)}
+    lengths = {name: LENGTH // (1 + index) for index, name in enumerate(tiny(family).family.stacks)}
     work = Workload(spec=tiny(family), lengths=lengths, layout=layout, batch=ROWS, precision=precision, optimizer=rule)
     planned = estimate_memory(work)
     for rank in ranks:
@@ -85,7 +85,7 @@ def bytes_of_rank(family: str, precision: str, layout: Layout, rule: OptimizerCo
     states = [(part.master, engine.optimizer.rule.state.get(part.key, {})) for part in engine.optimizer.parts]
     moments = [value for _, state in states for name, value in state.items() if name != "step"]
     # Float32 copies of weights. For a float32 model they are the weights themselves.
-    copies = [kept for kept, _ in states if kept is not None] if precision == "bf16" else []
+    copies = [master for master, _ in states if master is not None] if precision == "bf16" else []
     assert not weights & {copy.data_ptr() for copy in copies}
     return {
         "stage": engine.ranks.pipeline,
@@ -129,8 +129,8 @@ def paper_22b(layout: Layout, recompute: str = "none", software: Software = PAPE
 @pytest.mark.parametrize("row", TABLE_2)
 def test_activations_of_a_layer_equal_the_paper(row):
     layout, recompute, expected = TABLE_2[row]
-    kept = activations.layer_bytes(paper_22b(layout, recompute), "decoder")
-    assert kept / (2048 * 6144) == pytest.approx(expected, rel=1e-6)
+    saved = activations.layer_bytes(paper_22b(layout, recompute), "decoder")
+    assert saved / (2048 * 6144) == pytest.approx(expected, rel=1e-6)
 
 
 def test_fused_attention_saves_one_value_per_query():
@@ -204,7 +204,7 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         mean_losses(model.train()(fields))
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
-    return sum(nbytes for place, nbytes in storages.items() if place not in weights)
+    return sum(nbytes for pointer, nbytes in storages.items() if pointer not in weights)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("bert", "fp32"), ("spanbert", "fp32"), ("bert", "bf16")])
@@ -227,7 +227,7 @@ def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: st
     fields = tiny_batch(name, rows=3, sequence=64)
     labels = {field: value.repeat(1, 4) for field, value in fields.items() if value.shape[1:] == (3,)}
     stream = torch.randn(64, 3, 32, dtype=dtype, requires_grad=True)
-    built = build_heads(spec, [one for one, brick in heads(spec).items() if brick.projects]).to(dtype)
+    built = build_heads(spec, [head_name for head_name, brick in heads(spec).items() if brick.projects]).to(dtype)
     table = torch.randn(spec.padded_vocabulary, 32, dtype=dtype, requires_grad=True)
     assert len(built) == (2 if name == "spanbert" else 1)
     measured = peak_bytes(lambda: [head.loss(stream, fields | labels, table) for head in built.values()])
@@ -240,7 +240,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
         result = work()
     events = profiled.profiler.kineto_results.events()
     del result
-    return max(accumulate(one.nbytes() for one in events if one.name() == "[memory]"))
+    return max(accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
 
 
 TOWERS = VARIANTS["two towers, compared over all rows"].family
@@ -252,12 +252,12 @@ NGRAMS = VARIANTS["an n-gram that its text finds"].family
 def test_memory_of_a_contrastive_comparison(own: int, rows: int, family: Family, module: type[ContrastHead]) -> None:
     """An upper bound: with many scores, some are freed before the gradient of the features is allocated."""
     spec = small(family, layers=2)
-    [head] = [one for one in heads(spec).values() if one.contrasts]
+    [head] = [event for event in heads(spec).values() if event.contrasts]
     features = torch.randn(rows, head.features, requires_grad=True)
     labels = torch.zeros(rows, dtype=torch.int64)
     with torch.profiler.profile(profile_memory=True) as profiled:
         torch.autograd.grad(module(spec, head).compare(features, labels, slice(0, own)).sum(), features)
-    allocations = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+    allocations = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(allocations)) + features.nbytes) < 1.15
 
 

@@ -46,11 +46,11 @@ def test_activations_of_regions_equal_autograd():
     rows, positions = 5, 6
     kinds, segments = torch.randint(2, (positions, rows)), torch.randn(positions, rows, 256)
     features, boxes = torch.randn(rows, positions, 512).half(), torch.rand(rows, positions, 7)
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: saved.append(one) or one, lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         regions(features, boxes, kinds, segments)
     weights = {parameter.untyped_storage().data_ptr() for parameter in regions.parameters()}
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in saved}
-    measured = sum(nbytes for place, nbytes in storages.items() if place not in weights)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
+    measured = sum(nbytes for pointer, nbytes in storages.items() if pointer not in weights)
     work = Workload(
         spec=spec,
         lengths={"encoder": 8 + positions},

@@ -46,17 +46,17 @@ def test_step_time_equals_the_simulated_schedule():
     """Micro-batches and bubble, without messages and gradient reduction, if stages take equal time."""
     workload = work(virtual=3)
     passes = [costs.time_stage(A100, workload, stage) for stage in stage_chunks(workload)]
-    per_chunk = [one.total / workload.layout.virtual for one in passes]
+    per_chunk = [stage_passes.total / workload.layout.virtual for stage_passes in passes]
     simulated = timeline(
         stages=16,
         chunks=3,
         microbatches=workload.microbatches,
-        forward=[one / 3 for one in per_chunk],
-        backward=[2 * one / 3 for one in per_chunk],
+        forward=[stage_passes / 3 for stage_passes in per_chunk],
+        backward=[2 * stage_passes / 3 for stage_passes in per_chunk],
     )
     parts = estimate_step(A100, workload).parts()
     formula = sum(parts[name] for name in ("products", "attention", "memory", "tensor", "recompute", "bubble"))
-    assert max(one.stop for one in simulated) == pytest.approx(formula, rel=0.02)
+    assert max(stage_passes.stop for stage_passes in simulated) == pytest.approx(formula, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,9 @@ def test_fastest_layout():
     assert chosen.bytes <= A100.usable_bytes
     assert chosen.step.seconds <= make_plan(config, A100).step.seconds
     assert chosen.layout.processes == config.layout.processes
-    assert [one.step.seconds for one in result.fitting] == sorted(one.step.seconds for one in result.fitting)
+    assert [candidate.step.seconds for candidate in result.fitting] == sorted(
+        candidate.step.seconds for candidate in result.fitting
+    )
 
 
 def test_lengths_of_encoder_and_decoder():

@@ -20,19 +20,19 @@ from megaptm.spec import Distillation, ModelSpec, Size, change, published
 from tests.models.tiny import tiny_batch, tiny_spec
 
 
-def counted_flops(spec: ModelSpec, wanted: Distillation | None) -> int:
+def counted_flops(spec: ModelSpec, distillation: Distillation | None) -> int:
     """Return the FLOPs of a forward and backward pass of a student, and of its teacher if there is one."""
-    student = Model(spec, distillation=wanted)
+    student = Model(spec, distillation=distillation)
     fill(student, seed=7)
-    told = None
-    if wanted is not None:
-        told = Model(wanted.teacher)
-        fill(told, seed=8)
-        told.requires_grad_(False).keep_layers(wanted.read_of_teacher())
+    teacher_model = None
+    if distillation is not None:
+        teacher_model = Model(distillation.teacher)
+        fill(teacher_model, seed=8)
+        teacher_model.requires_grad_(False).keep_layers(distillation.read_of_teacher())
     batch = tiny_batch("bert")
     batch["document_ids"] = torch.ones_like(batch["document_ids"])  # the CPU skips positions without labels
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        sum(loss for loss, _ in student(batch, teacher=told).values()).backward()  # type: ignore[union-attr]
+        sum(loss for loss, _ in student(batch, teacher=teacher_model).values()).backward()  # type: ignore[union-attr]
     return counter.get_total_flops()
 
 
@@ -64,7 +64,7 @@ def test_memory_and_time_of_a_teacher() -> None:
     work = make_workload(load("configs/distilbert/base.yaml"))
     with torch.device("meta"):
         built = Model(published(change(work.distillation.teacher.family), "base"))  # type: ignore[union-attr]
-    assert teacher.count_teacher_parameters(work) == sum(one.numel() for one in built.parameters())
+    assert teacher.count_teacher_parameters(work) == sum(parameter.numel() for parameter in built.parameters())
     alone = replace(work, distillation=None)
     (with_teacher,), (without_teacher,) = estimate_memory(work), estimate_memory(alone)
     assert (

@@ -41,7 +41,7 @@ def table(work: Workload) -> int:
 
 
 def test_parameters():
-    assert count_parameters(BOTH.spec) == sum(count_parameters(one.spec) for one in SINGLE) - table(BOTH)
+    assert count_parameters(BOTH.spec) == sum(count_parameters(workload.spec) for workload in SINGLE) - table(BOTH)
 
 
 def test_parameters_of_ranks():
@@ -53,7 +53,7 @@ def test_parameters_of_ranks():
 
 
 def test_flops():
-    assert BOTH.flops == sum(one.flops for one in SINGLE)
+    assert BOTH.flops == sum(workload.flops for workload in SINGLE)
 
 
 def test_activations():
@@ -66,4 +66,4 @@ def test_weights_and_time():
     assert both == pytest.approx(sum(lone) - 2 * table(BOTH), rel=1e-6)
     together, *alone = (estimate_step(MACHINE, work) for work in (BOTH, *SINGLE))
     for part in ("products", "attention"):
-        assert getattr(together, part) == pytest.approx(sum(getattr(one, part) for one in alone))
+        assert getattr(together, part) == pytest.approx(sum(getattr(single_step, part) for single_step in alone))

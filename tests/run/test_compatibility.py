@@ -95,7 +95,7 @@ def test_a_checkpoint_that_tells_of_no_text_it_passed_over_has_read_all(train, t
     store.write(5, 0, [])
     store.commit(5, {"config": {"train": train}}, 1)
     assert to_abandon(store, {}) == to_abandon(store, {5: 1}) == {}
-    with pytest.raises(UserError, match=r"^train\.skip\.4: a run goes back to its newest checkpoint"):
+    with pytest.raises(UserError, match=r"^train\.skip_batches\.4: a run goes back to its newest checkpoint"):
         to_abandon(store, {4: 1})
 
 
@@ -149,7 +149,7 @@ def test_a_file_that_a_task_reads_is_the_one_that_was_read(tmp_path):
         ("one", "one", None),
         ("one", "two", r"distill\.teacher is not the checkpoint that run/checkpoints/step-00000005 has learned from"),
         ("one", f"one{OF_LOGITS}--top 8", None),  # as checkpoints were before it was said
-        (f"one{OF_LOGITS}--top 8", f"two{OF_LOGITS}--top 8", r"distill\.cached is not of the checkpoint that"),
+        (f"one{OF_LOGITS}--top 8", f"two{OF_LOGITS}--top 8", r"distill\.cached_logits is not of the checkpoint that"),
         (
             f"one{OF_LOGITS}--top 8",
             f"one{OF_LOGITS}--top 4",

@@ -104,7 +104,7 @@ def test_a_phase_is_not_begun_without_the_one_before(runs):
 
 def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
     path, *overrides = runs.words("nothing", *SECOND)
-    with pytest.raises(UserError, match=r"train\.after \(4\): the run in .* has 0 steps"):
+    with pytest.raises(UserError, match=r"train\.phase_start \(4\): the run in .* has 0 steps"):
         preflight(load(path, overrides), attempt="1.0", tasks=1)
 
 

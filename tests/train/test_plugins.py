@@ -77,7 +77,7 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     line = done.stderr.splitlines()[-1]
     assert line.startswith("error: sample 30, of ")
     assert line.endswith(
-        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:16): mend it; the run is saved at step 2."
+        f": objective mine failed (KeyError: 'label', {run.parent}/of_mine.py:16): fix it; the run is saved at step 2."
     )
     assert checkpoints(run) == [2]
     assert "KeyError" in (run / "logs/rank-0.log").read_text()

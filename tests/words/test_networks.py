@@ -374,7 +374,7 @@ def diverged(corpus: str) -> str:
         ("cw", "optimizer.momentum=0.9", "optimizer.momentum is not used by cw"),
         ("nnlm", "model.after=3", "model.after is not used by nnlm: remove it, or use cw"),
         ("nnlm", "objective=window-ranking", r"objective \(window-ranking\) does not fit nnlm"),
-        ("nnlm", "model.hidden=0", r"model.hidden \(0\) and model.direct \(false\) leave nnlm nothing"),
+        ("nnlm", "model.hidden=0", r"model.hidden \(0\) and model.direct \(false\) leave nnlm no path"),
         ("nnlm", "optimizer.decay_steps=null", "optimizer.decay inverse needs optimizer.decay_steps"),
         ("cw", "objective={window-ranking: {dictionary: [[1, 50]]}}", "the first must be 0"),
     ],

@@ -54,7 +54,7 @@ def test_module_file_is_an_input(tmp_path):
     [
         (
             "user_rules:fails",
-            "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): mend it, or leave",
+            "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): fix it, or leave",
         ),
         (
             "user_rules:says_three",

@@ -95,7 +95,7 @@ def test_failing_step_drops_single_document(error):
 
 
 def test_failing_step_ends_build_with_on_error_fail():
-    with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): mend it, or leave "):
+    with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): fix it, or leave "):
         list(run_steps([Picky(ValueError("no"))], DOCUMENTS, Dropped(), "fail"))
 
 
