@@ -98,7 +98,7 @@ def test_family_of_an_own_package_is_the_same_model_with_the_same_masks(tree, tm
 
 
 def test_family_of_the_page_is_the_same_on_tensor_and_pipeline_ranks(tree):
-    test = "tests/layouts/test_layouts.py::test_layout_changes_nothing[wren-TP2+SPxPP2 recompute]"
+    test = "tests/layouts/test_layouts.py::test_layout_changes_no_result[wren-TP2+SPxPP2 recompute]"
     assert "1 passed" in run(tree, "pytest", "-p", "no:cacheprovider", test)
 
 
