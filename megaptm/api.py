@@ -35,7 +35,7 @@ def load(folder: PathLike, *, step: int | None = None, device: str | torch.devic
     from megaptm.inference.loaded_model import load_model
 
     if not isinstance(folder, (str, os.PathLike)):
-        raise UserError(f"folder must be that of a run, or of an exported model, not {folder!r}.")
+        raise UserError(f"folder must be the folder of a run or of an exported model, not {folder!r}.")
     return load_model(Path(folder), step=step, device=_device(device))
 
 
@@ -74,26 +74,26 @@ def build_model(
     from megaptm.models import build_model as build
     from megaptm.models import fill
 
-    place = _device(device)
+    target = _device(device)
     model = build(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
     fill(model, seed)
-    return model.to(place)
+    return model.to(target)
 
 
-def _device(said: str | torch.device | None) -> torch.device | None:
+def _device(device: str | torch.device | None) -> torch.device | None:
     """Return the device, if PyTorch can use it; None for None."""
     import torch
 
-    if said is None:
+    if device is None:
         return None
     try:
-        found = torch.device(said)
-        torch.empty(0, device=found)
+        torch_device = torch.device(device)
+        torch.empty(0, device=torch_device)
     except (AssertionError, RuntimeError, TypeError, NotImplementedError):
         raise UserError(
-            f"device ({said}) is none that PyTorch finds here: say cpu, or cuda where there is one."
+            f"PyTorch finds no device ({device}) on this machine: use cpu, or cuda if there is a GPU."
         ) from None
-    return found
+    return torch_device
 
 
 def open_dataset(
@@ -120,17 +120,17 @@ def open_dataset(
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache
 
-    sequence, epochs = _integer("sequence", sequence, least=4), _integer("epochs", epochs, least=1)
-    seed = _integer("seed", seed, least=0)
+    sequence, epochs = _integer("sequence", sequence, minimum=4), _integer("epochs", epochs, minimum=1)
+    seed = _integer("seed", seed, minimum=0)
     if document_mask is None:
-        found = objective if isinstance(objective, BaseObjective) else objective_of(objective)
-        document_mask = found.unit != "lane"
+        parsed_objective = objective if isinstance(objective, BaseObjective) else objective_of(objective)
+        document_mask = parsed_objective.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
-    mix = {_place(place): weight for place, weight in _weighted(corpora).items()}
+    mix = {_location(location): weight for location, weight in _weighted(corpora).items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
-    kept = None if cache is None else Cache(Path(cache))
+    shard_cache = None if cache is None else Cache(Path(cache))
     opened = open_mix(
         mix,
         split=split,
@@ -138,29 +138,29 @@ def open_dataset(
         sequence=sequence,
         seed=seed,
         document_mask=document_mask,
-        special=tokenizer_of(Corpus.open(next(iter(mix)), kept)).special,
-        cache=kept,
+        special=tokenizer_of(Corpus.open(next(iter(mix)), shard_cache)).special,
+        cache=shard_cache,
     )
     return MixDataset(opened, epochs=epochs)
 
 
 def _weighted(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
-    return corpora if isinstance(corpora, Mapping) else {_place(corpora): 1.0}
+    return corpora if isinstance(corpora, Mapping) else {_location(corpora): 1.0}
 
 
-def _place(place: Any) -> str:
-    if not isinstance(place, (str, os.PathLike)):
-        raise UserError(f"corpora must be a folder, a URL, or a mapping of them to weights, not {place!r}.")
-    return os.fspath(place)
+def _location(corpus: Any) -> str:
+    if not isinstance(corpus, (str, os.PathLike)):
+        raise UserError(f"corpora must be a folder, a URL, or a mapping of them to weights, not {corpus!r}.")
+    return os.fspath(corpus)
 
 
-def _integer(name: str, value: Any, *, least: int) -> int:
+def _integer(name: str, value: Any, *, minimum: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise UserError(f"{name} must be an integer, not {value!r}.") from None
-    if number < least:
-        raise UserError(f"{name} ({number}) must be {least} or more.")
+    if number < minimum:
+        raise UserError(f"{name} ({number}) must be {minimum} or more.")
     return number
 
 
@@ -179,11 +179,9 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
     except ImportError:
         raise UserError("open_webdataset needs webdataset: install it with `pip install 'megaptm[corpus]'`.") from None
     if is_remote(corpus):
-        raise UserError(f"{corpus} is not a folder of this machine: copy it here, or read it by open_dataset.")
+        raise UserError(f"{corpus} is not a local folder: copy it to this machine, or use open_dataset.")
     if (opened := Corpus.open(corpus)).mirror:
-        raise UserError(
-            f"{corpus} has shards that are elsewhere: give webdataset their addresses, or use open_dataset."
-        )
+        raise UserError(f"{corpus} has shards in other locations: pass their URLs to webdataset, or use open_dataset.")
     paths = [str(opened.folder / info.name) for info in opened.split(split).shards]
     return WebDataset(paths, **{"shardshuffle": False, **options}).decode()
 
@@ -203,13 +201,13 @@ def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     from megaptm.launch.local import train as train_run
 
     if threading.current_thread() is not threading.main_thread():
-        raise UserError("megaptm.pretrain heeds signals, which only the main thread of a process can: call it there.")
+        raise UserError("megaptm.pretrain handles signals, so it must be called on the main thread.")
     if not config:
         raise UserError("config is empty: name a YAML file, a config that comes with megaptm, or the folder of a run.")
-    given = config if isinstance(config, Mapping) else Path(config)
-    code = train_run(given, [override_of(key, value) for key, value in overrides.items()])
+    source = config if isinstance(config, Mapping) else Path(config)
+    code = train_run(source, [override_of(key, value) for key, value in overrides.items()])
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code not in (0, EXIT_CONTINUE):
-        raise RuntimeError(f"training ended with exit code {code}; what went wrong is told above, and in its logs.")
+        raise RuntimeError(f"training failed with exit code {code}; see the messages above and the logs of the run.")
     return code

@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30})://")
 HOST_AND_PORT = re.compile(r"(\[[^\]]*\]|[^:@\[\]]*)(:\d*)?")
 # For these, the part before an @ is an account, a container or a login name, not a secret. Elsewhere it may be a token.
-NAMED_USERS = re.compile(r"abfss?|wasbs?|az|adl|hdfs|ssh|sftp|ftp|postgres.*|mysql.*|mssql.*|oracle.*")
+ACCOUNT_SCHEMES = re.compile(r"abfss?|wasbs?|az|adl|hdfs|ssh|sftp|ftp|postgres.*|mysql.*|mssql.*|oracle.*")
 # In image names, an @ precedes the hash.
 IMAGES = ("docker", "dockerd", "oci", "oras", "library")
 HASHES = ("sha256:", "sha512:")
@@ -31,31 +31,31 @@ SECRET_FIELD = re.compile(
 LONGEST_QUOTE = 200
 """Maximum number of characters quoted from a library's message."""
 REMEDY = (
-    "take it out, since runs keep what they are told with every checkpoint. Secrets come from the environment "
-    "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or from the "
-    "files of those tools (~/.mlflow/credentials, ~/.aws/credentials, ~/.pgpass)."
+    "remove them, because every checkpoint of a run stores its config. Set secrets in the environment "
+    "(MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or in the "
+    "files of the tools (~/.mlflow/credentials, ~/.aws/credentials, ~/.pgpass)."
 )
 
 
 def refuse_credentials(text: str, *, where: str) -> None:
     """Raise UserError if `text` is or contains a URL with a password, a key or a signature; `where` names the text."""
     if has_credentials(text):
-        raise UserError(f"{where}: a URL with a password, a key or a signature in it: {REMEDY}")
+        raise UserError(f"{where}: the URL contains a password, a key or a signature: {REMEDY}")
 
 
 def refuse_credentials_in_words(words: Iterable[str]) -> None:
     """Raise UserError if a word of a command contains such a URL; the message has the key, or the position of the
     word."""
-    for number, word in enumerate(words, 1):
+    for index, word in enumerate(words, 1):
         name = word.partition("=")[0]
-        named = name if "=" in word and "://" not in name else f"word {number} of the command"
+        named = name if "=" in word and "://" not in name else f"word {index} of the command"
         refuse_credentials(word, where=named)
 
 
 def has_credentials(text: str) -> bool:
     """Whether a text contains a URL with a password, a key or a signature."""
-    _, *rest = SCHEME.split(text)  # scheme, remainder, scheme, remainder ...
-    for scheme, follows in zip(rest[::2], rest[1::2], strict=True):
+    _, *parts = SCHEME.split(text)  # scheme, remainder, scheme, remainder ...
+    for scheme, follows in zip(parts[::2], parts[1::2], strict=True):
         url = "".join(follows.split()[:1])
         if _in_authority(scheme.lower(), url) or _in_fields(url):
             return True
@@ -81,23 +81,23 @@ def _shortened(word: str) -> str:
     return f"{before}{mark}{re.split(r'[/?#;]', host)[0]}/..."
 
 
-def _in_authority(scheme: str, rest: str) -> bool:
+def _in_authority(scheme: str, url: str) -> bool:
     """Whether a URL has `user:password@host`. Keys may hold slashes, so the authority may extend past the first one."""
-    rest = rest if scheme in FILES else rest.lstrip("/")
-    before, at, after = rest.partition("@")
-    if not at or rest.startswith("/"):  # file:///a:b@c
+    url = url if scheme in FILES else url.lstrip("/")
+    before, at, after = url.partition("@")
+    if not at or url.startswith("/"):  # file:///a:b@c
         return False
     if scheme in IMAGES:
         return ":" in before and not after.startswith(HASHES)
     authority, slash, _ = before.partition("/")
     if slash:  # in a path, after a host or bucket: `http://host:5000/a@b`, `s3://bucket/a@b`
         return not HOST_AND_PORT.fullmatch(authority) or (scheme in BUCKETS and ":" in authority)
-    return ":" in unquote(before) or not NAMED_USERS.fullmatch(scheme.partition("+")[0])
+    return ":" in unquote(before) or not ACCOUNT_SCHEMES.fullmatch(scheme.partition("+")[0])
 
 
-def _in_fields(rest: str) -> bool:
+def _in_fields(url: str) -> bool:
     """Whether a URL has `?token=...`, `#access_token=...` or `;password=...`."""
-    for field in re.split(r"[?&#;]", rest)[1:]:
+    for field in re.split(r"[?&#;]", url)[1:]:
         name, _, value = field.partition("=")
         if value and SECRET_FIELD.search(unquote(name).strip().lower()):
             return True

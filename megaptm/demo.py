@@ -96,10 +96,10 @@ def measure_pass(config: str, passes: int = 5) -> float:
     torch.set_num_threads(1)
     try:
         for _ in range(passes):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             losses = model({"tokens": tokens, "labels": tokens})
             sum(loss for loss, _ in losses.values()).backward()
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
     finally:
         torch.set_num_threads(threads)
     return sorted(seconds)[passes // 2]
@@ -119,21 +119,21 @@ class Demo:
         self.corpus, self.run = self.folder / "corpus", self.folder / "run"
         self.vocabulary = load(self.config).model.vocabulary
 
-    def go(self) -> None:
+    def run_all(self) -> None:
         self.build()
         self.train()
         self.results()
 
     def build(self) -> None:
         """Build the corpus: shards, and a tokenizer trained on the text."""
-        self.say("1  From text to shards", f"{self.text} is read and cleaned; a tokenizer is trained on it.")
+        self.heading("1  Build a corpus", f"Read and clean {self.text}, train a tokenizer, write shards.")
         done = (self.corpus / MANIFEST).exists()
         made_from = read_manifest(self.corpus).made_from if done else {}
         if done and (sources := made_from.get("recipe", {}).get("sources")) != [self.text]:
             texts = ", ".join(map(str, sources or ["other text"]))
-            raise UserError(f"{self.folder} was made from {texts}: remove it to begin with other text.")
+            raise UserError(f"{self.folder} was built from {texts}: remove it to start with other text.")
         size = [f"tokenizer.vocabulary={self.vocabulary}", f"limit_bytes={LIMIT_BYTES}", "validation=0.05"]
-        self.do(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
+        self.run_unless_done(["corpus", "build", self.source(), f"out={self.corpus}", *size], done=done)
 
     def source(self) -> str:
         """Return the text, or a recipe that cuts a single file into documents: validation holds out whole documents."""
@@ -149,32 +149,34 @@ class Demo:
         """Train half of the steps on one layout, half on another."""
         scale = self.scale()
         half = scale.steps // 2
-        self.say("2  Pre-training on two processes", "Data-parallel: each has the model and reads half of each batch.")
+        self.heading(
+            "2  Train the first half on two data ranks", "Each process holds the model and reads half of each batch."
+        )
         begin = ["train", self.config, f"run={self.run}", f"data.mix={{{self.corpus}: 1}}", "layout.data=2"]
-        code = self.do(
+        code = self.run_unless_done(
             [*begin, *scale.overrides, f"train.stop_at={half}"], done=self.saved() >= half, codes=(0, EXIT_CONTINUE)
         )
         if code == EXIT_CONTINUE:
-            self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a machine that is taken.")
-        self.say(
-            "3  The other half on another layout",
-            "A pipeline: each process has half of the layers. Same samples, same curve as if it had never stopped.",
+            self.console.print(f"Exit code {EXIT_CONTINUE}: saved and stopped half-way, as on a preempted machine.")
+        self.heading(
+            "3  Train the second half on two pipeline stages",
+            "Each process holds half of the layers. The samples and the loss curve are those of an uninterrupted run.",
         )
         pipeline = ["layout.data=1", "layout.pipeline=2", "layout.microbatch=4"]
-        self.do(["train", str(self.run), *pipeline], done=self.saved() >= scale.steps)
+        self.run_unless_done(["train", str(self.run), *pipeline], done=self.saved() >= scale.steps)
 
     def scale(self) -> Scale:
         """Return the scale of an existing run, otherwise the scale that fits the speed of this machine."""
-        if (begun := self.run / "config.yaml").exists():
-            config = load(begun)
+        if (run_config := self.run / "config.yaml").exists():
+            config = load(run_config)
             model = (config.model.layers, config.model.width, config.train.steps)
-            return next(one for one in self.scales if (one.layers, one.width, one.steps) == model)
+            return next(scale for scale in self.scales if (scale.layers, scale.width, scale.steps) == model)
         seconds = measure_pass(self.config)
         chosen = choose_scale(seconds, self.scales)
         self.console.print(
-            f"A pass over half a batch takes {seconds:.2f} s on one thread here. Chosen: {chosen.steps} steps of "
-            f"{chosen.layers} layers of width {chosen.width}; the demo should take about "
-            f"{expected_seconds(seconds, chosen) / 60:.1f} minutes.",
+            f"A pass over half a batch takes {seconds:.2f} s on one thread of this machine. The demo trains "
+            f"{chosen.steps} steps of a model with {chosen.layers} layers of width {chosen.width} and should take "
+            f"about {expected_seconds(seconds, chosen) / 60:.1f} minutes.",
             style="dim",
             highlight=False,
         )
@@ -183,19 +185,19 @@ class Demo:
     def results(self) -> None:
         """Print the results and save them as a picture."""
         self.console = Console(width=self.console.width, file=self.console.file, record=True)
-        self.say("4  Held-out text", "Beside two that read no context: how often each token comes, and not even that.")
-        self.show(["evaluate", str(self.run), "--rows", str(EVALUATED_ROWS)])
-        self.say("5  How it went")
-        self.show(["report", str(self.run)])
-        self.say("6  What it says", "The first words are ours.")
-        self.show(["generate", str(self.run), "--prompt", PROMPT, "--tokens", "120"])
-        self.say("7  Where things are, and what to try next")
-        self.places()
+        self.heading("4  Evaluate on held-out text", "The baselines unigram and uniform use no context.")
+        self.run_and_record(["evaluate", str(self.run), "--rows", str(EVALUATED_ROWS)])
+        self.heading("5  Report of the run")
+        self.run_and_record(["report", str(self.run)])
+        self.heading("6  Generate text", "The model continues the prompt.")
+        self.run_and_record(["generate", str(self.run), "--prompt", PROMPT, "--tokens", "120"])
+        self.heading("7  Results and next steps")
+        self.print_next_steps()
         svg = self.console.export_svg(title="make demo")
         # Remove web fonts: most sites block a picture that loads them from another server.
         (self.folder / "demo.svg").write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL))
 
-    def places(self) -> None:
+    def print_next_steps(self) -> None:
         """Print paths and next commands, the last lines."""
         run = str(self.run)
         lines = [
@@ -217,21 +219,21 @@ class Demo:
         """Return the number of steps already saved."""
         return last_saved(self.run)
 
-    def say(self, title: str, more: str = "") -> None:
+    def heading(self, title: str, explanation: str = "") -> None:
         self.console.print()
         self.console.rule(Text(title, "bold"), align="left")
-        if more:
-            self.console.print(more, style="dim", highlight=False)
+        if explanation:
+            self.console.print(explanation, style="dim", highlight=False)
 
-    def do(self, command: Sequence[str], *, done: bool, codes: Sequence[int] = (0,)) -> int:
+    def run_unless_done(self, command: Sequence[str], *, done: bool, codes: Sequence[int] = (0,)) -> int:
         """Run a command of megaptm and show it as typed, unless it is done; returns its exit code."""
         self.console.print(_typed(command), soft_wrap=True)
         if done:
-            self.console.print("done before", style="dim")
+            self.console.print("already done", style="dim")
             return 0
         return _run(command, codes).returncode
 
-    def show(self, command: Sequence[str]) -> None:
+    def run_and_record(self, command: Sequence[str]) -> None:
         """Run a command of megaptm and show it as typed, with its output in the recorded console."""
         self.console.print(_typed(command), soft_wrap=True)
         output = _run(command, (0,), stdout=subprocess.PIPE, FORCE_COLOR="1", COLUMNS=str(self.console.width)).stdout
@@ -246,17 +248,17 @@ def _run(
     command: Sequence[str], codes: Sequence[int], stdout: int | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of megaptm; if it fails, it has printed the reason, and the demo exits with its exit code."""
-    whole = module_command("megaptm", *command)
-    ended = subprocess.run(whole, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
-    if ended.returncode not in codes:
-        sys.exit(ended.returncode)
-    return ended
+    full_command = module_command("megaptm", *command)
+    process = subprocess.run(full_command, check=False, stdout=stdout, text=True, env={**os.environ, **environment})
+    if process.returncode not in codes:
+        sys.exit(process.returncode)
+    return process
 
 
 def main(arguments: Sequence[str]) -> None:
     if len(arguments) > 1:
-        raise UserError("give one text: a file, a folder, or a glob in quotes: make demo TEXT='books/**/*.txt'.")
-    Demo(text=arguments[0] if arguments else PYTHON_LIBRARY, folder=Path("demo")).go()
+        raise UserError("set TEXT to one file, folder or quoted glob: make demo TEXT='books/**/*.txt'.")
+    Demo(text=arguments[0] if arguments else PYTHON_LIBRARY, folder=Path("demo")).run_all()
 
 
 if __name__ == "__main__":

@@ -59,31 +59,31 @@ def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}."
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
 
 
-def without_space(key: object, value: object) -> str | None:
+def missing_space_advice(key: object, value: object) -> str | None:
     """Return the advice for a key that YAML parsed without its value because the space is missing; None for other
     keys."""
-    if value is not None or not (joined := NO_SPACE.fullmatch(str(key))):
+    if value is not None or not (match := NO_SPACE.fullmatch(str(key))):
         return None
-    return f"is one word to YAML: write a space after the colon, {joined[1]}: {joined[2]}"
+    return f"has no space after the colon: write {match[1]}: {match[2]}"
 
 
-def shown(value: Any, most: int = 80) -> str:
+def shown(value: Any, max_length: int = 80) -> str:
     """Return a value for a sentence: quoted, on one line, truncated."""
     text = ascii(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
-def integer_of(environ: Mapping[str, str], name: str, default: int = 0, *, most: int | None = None) -> int:
+def read_integer(environ: Mapping[str, str], name: str, default: int = 0, *, maximum: int | None = None) -> int:
     """Return the integer in an environment variable, 0 or more; `default` if the variable is absent or empty."""
     value = environ.get(name) or str(default)
     number = int(value) if re.fullmatch(r"\d{1,18}", value, re.ASCII) else -1
-    if number < 0 or (most is not None and number > most):
-        upper = "or more" if most is None else f"to {most:,}"
+    if number < 0 or (maximum is not None and number > maximum):
+        upper = "or more" if maximum is None else f"to {maximum:,}"
         raise UserError(f"{name} ({shown(value)}) must be an integer, 0 {upper}: correct or unset this variable.")
     return number
 
 
-WANTED = {
+EXPECTATIONS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
     "int_parsing": "an integer",
@@ -104,9 +104,9 @@ WANTED = {
 }
 
 
-def wanted(details: Mapping[str, Any]) -> str:
+def expected_value(details: Mapping[str, Any]) -> str:
     """Return what pydantic's error expects of a value, in words."""
-    form = WANTED.get(details["type"])
+    form = EXPECTATIONS.get(details["type"])
     return details["msg"] if form is None else form.format(**details.get("ctx", {}))
 
 
@@ -120,14 +120,14 @@ def shown_value(value: Any) -> str:
 def must_be(details: Mapping[str, Any]) -> str:
     """Describe pydantic's error in words: `must be X, not Y`, up to the end of the sentence."""
     value = details["input"]
-    said = f"must be {wanted(details)}, not {shown_value(value)}"
-    known = re.findall(r"'([^']*)'", wanted(details)) if details["type"] == "literal_error" else ()
+    message = f"must be {expected_value(details)}, not {shown_value(value)}"
+    known = re.findall(r"'([^']*)'", expected_value(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
-        return f"{said}."
+        return f"{message}."
     if instead := advice(value):
-        return f"{said}; {instead}"
+        return f"{message}; {instead}"
     meant = suggest(value, known)
-    return f"{said}; did you mean {meant}?" if meant else f"{said}."
+    return f"{message}; did you mean {meant}?" if meant else f"{message}."
 
 
 FILES_LIMIT = re.compile("too many open files", re.IGNORECASE)
@@ -146,28 +146,32 @@ def resource_errors_as_user_errors() -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
-        if (sentence := exhausted(error)) is None:
+        if (sentence := resource_limit_message(error)) is None:
             raise
         raise UserError(sentence) from error
 
 
-def exhausted(error: BaseException) -> str | None:
+def resource_limit_message(error: BaseException) -> str | None:
     """Return a description of the process limit that an error is about; None for other errors."""
-    said = str(error)
-    if FILES_LIMIT.search(said):
+    message = str(error)
+    if FILES_LIMIT.search(message):
         return "too many open files for this process: raise the limit (`ulimit -n 4096`) and start again."
     # An extension module that gets no memory may fail without a reason.
     is_limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if MEMORY_LIMIT.search(said) or isinstance(error, MemoryError) or (isinstance(error, SystemError) and is_limited):
-        first = (said or type(error).__name__).splitlines()[0]
+    if (
+        MEMORY_LIMIT.search(message)
+        or isinstance(error, MemoryError)
+        or (isinstance(error, SystemError) and is_limited)
+    ):
+        first = (message or type(error).__name__).splitlines()[0]
         return (
-            f"not enough memory for this process ({first[:200]}): take a smaller model or batch, more ranks (`megaptm "
-            "plan` says what each needs), or raise the limit (`ulimit -v`)."
+            f"not enough memory for this process ({first[:200]}): use a smaller model or batch, use more ranks "
+            "(`megaptm plan` shows the memory of each), or raise the limit (`ulimit -v`)."
         )
-    if THREADS_LIMIT.search(said):
+    if THREADS_LIMIT.search(message):
         return (
-            "no more threads or processes can be started: raise the limit (`ulimit -u`; `ulimit -v` also counts what "
-            "threads reserve) and start again."
+            "no more threads or processes can be started: raise the limit (`ulimit -u`; `ulimit -v` also counts memory "
+            "that threads reserve) and start again."
         )
     return None
 
@@ -179,7 +183,7 @@ surrogates."""
 
 def printable(text: str) -> str:
     """Return untrusted text for a terminal, with control characters escaped, as in `\x1b[2J`."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _on_one_line(sentence: object) -> str:
@@ -193,70 +197,68 @@ FULL_BYTES = 1 << 16
 """Free bytes below which a file system counts as full."""
 SHARED_MEMORY = "/dev/shm"
 # Caused by a path that the user chose or by the state of the disk; other system errors are defects of megaptm.
-NO_PLACE = (
+PATH_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
     *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY, errno.ENXIO),
 )
 
 
 @contextmanager
-def storage_errors_as_user_errors(place: object) -> Iterator[None]:
+def storage_errors_as_user_errors(path: object) -> Iterator[None]:
     """Replace the system's error about a disk that is full, read-only or gone by a sentence.
 
-    It names `place` if the error names no file.
+    It names `path` if the error names no file.
     """
     try:
         yield
     except OSError as error:
-        where = error.filename2 or error.filename or place
+        where = error.filename2 or error.filename or path
         if error.errno in FULL_DISK:
-            raise UserError(f"{why_no_room(error, place)} and start again.") from error
-        if error.errno in NO_PLACE:
+            raise UserError(f"{describe_full_disk(error, path)} and start again.") from error
+        if error.errno in PATH_ERRORS:
             raise UserError(
-                f"{where} cannot be used ({why_no_place(error, where)}): mend that, or choose another place."
+                f"{where} cannot be used ({describe_path_error(error, where)}): correct that, or choose another path."
             ) from error
         raise
 
 
-def why_no_room(error: OSError, place: object) -> str:
-    """Describe what is full, and what to do, for an error of `FULL_DISK`; `place` is the path if the error names no
+def describe_full_disk(error: OSError, path: object) -> str:
+    """Describe what is full, and what to do, for an error of `FULL_DISK`; `path` is used if the error names no
     file."""
     named = error.filename2 or error.filename
-    where = named or place
+    where = named or path
     if error.errno == errno.EFBIG:
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit != resource.RLIM_INFINITY:
-            return (
-                f"{where} needs more than the {limit:,} bytes that a file may have here: raise that limit (ulimit -f)"
-            )
-        return f"{where} needs a larger file than its file system can have: choose a place on another one"
+            return f"{where} needs more than the {limit:,} bytes that a file may have here: raise the limit (ulimit -f)"
+        return f"{where} is larger than its file system allows: choose a path on another file system"
     if error.errno == errno.EDQUOT:
-        return f"your quota on the disk of {where} is used up: remove files there, or have it raised,"
-    if named is None and not is_full(place):
+        return f"your quota on the disk of {where} is used up: remove files there, or get a larger quota,"
+    if named is None and not is_full(path):
         import tempfile  # its imports take 10 ms; `megaptm --help` takes 90 without them
 
         # The system names no file for semaphores and shared memory.
-        if str(place) == SHARED_MEMORY or is_full(SHARED_MEMORY):
-            return f"no space left in {SHARED_MEMORY}, the memory that processes share: enlarge it (docker: --shm-size)"
+        if str(path) == SHARED_MEMORY or is_full(SHARED_MEMORY):
+            return f"no space left in {SHARED_MEMORY}, the shared memory of processes: enlarge it (docker: --shm-size)"
         if is_full(tempfile.gettempdir()):
             where = f"{tempfile.gettempdir()} (TMPDIR)"
-    return f"no space left on the disk of {where}: make room there"
+    return f"no space left on the disk of {where}: free some space"
 
 
-def is_full(place: object) -> bool:
+def is_full(location: object) -> bool:
     """Whether the file system of a path has almost no room for bytes, or none for files."""
-    path = Path(str(place))
-    there = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
-    if there is None:
+    path = Path(str(location))
+    existing = next((parent for parent in (path, *path.parents) if os.path.exists(parent)), None)
+    if existing is None:
         return False
-    room = os.statvfs(there)
+    room = os.statvfs(existing)
     return room.f_bavail * room.f_frsize < FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
 
 
-def why_no_place(error: OSError, place: object) -> str:
+def describe_path_error(error: OSError, path: object) -> str:
     """Return the reason of a system error; for a path with a dangling link, as to a disk that is not mounted, the link
     (the system reports "File exists")."""
-    for step in (Path(str(place)), *Path(str(place)).parents):
+    for step in (Path(str(path)), *Path(str(path)).parents):
         if os.path.islink(step) and not os.path.exists(step):  # fails also for a name that is too long
-            return f"{step} is a link to {os.readlink(step)}, which is not there"
+            return f"{step} is a link to {os.readlink(step)}, which does not exist"
     return error.strerror or str(error)

@@ -20,7 +20,7 @@ from megaptm.errors import EXIT_FAILURE
 PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 """Options of glibc's `mallopt`."""
-MOST_BYTES = 2**31 - 1
+MAX_BYTES = 2**31 - 1
 """Maximum value of an option: `mallopt` takes an int."""
 
 
@@ -78,9 +78,9 @@ def keep_freed_memory() -> None:
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None:
         # glibc before 2.35 accepts at most 32 MiB; the trim threshold alone would then fix the limit at 128 KiB.
-        if not mallopt(M_MMAP_THRESHOLD, MOST_BYTES):
+        if not mallopt(M_MMAP_THRESHOLD, MAX_BYTES):
             mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, MOST_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAX_BYTES)
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:

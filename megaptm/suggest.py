@@ -84,7 +84,7 @@ _ADVICE = (
     ),
     (
         "num_train_epochs num_epochs max_epochs max_epoch train.epochs max_duration train_samples",
-        "the length of a run is train.steps; data.epochs is only a limit on how often a text is read.",
+        "the length of a run is train.steps; data.epochs only limits how often a corpus is read.",
     ),
     (
         "warmup_ratio lr_warmup_fraction lr_warmup_samples t_warmup warmup_epochs",
@@ -94,7 +94,7 @@ _ADVICE = (
     (
         "wsd warmup_stable_decay trapezoidal lr_wsd_decay_style lr_wsd_decay_iters decay_ratio",
         "for warm-up, stable, decay set optimizer.warmup_steps, optimizer.stable_steps (the step at which the "
-        "decay begins) and optimizer.decay=linear.",
+        "decay starts) and optimizer.decay=linear.",
     ),
     (
         "resume resume_from_checkpoint autoresume auto_resume resume_from restart continue restore "
@@ -104,19 +104,19 @@ _ADVICE = (
     (
         "finetune fine_tune finetuning sft pretrained pretrained_checkpoint load load_path load_weights_only "
         "initial_load_path model_name_or_path from_pretrained init_checkpoint",
-        "to begin with the weights of another run set train.init_from=RUN_FOLDER; bring a Hugging Face model with "
+        "to start from the weights of another run set train.init_from=RUN_FOLDER; import a Hugging Face model with "
         "`megaptm import hf MODEL RUN_FOLDER`.",
     ),
     (
         "dry_run dryrun validate_only test_run fast_dev_run",
-        "`megaptm check CONFIG` looks for what would stop a run, `megaptm plan CONFIG` counts its memory and "
+        "`megaptm check CONFIG` finds faults before a run starts, `megaptm plan CONFIG` estimates its memory and "
         "time; neither trains.",
     ),
     (
         "fsdp fsdp_config use_fsdp use_torch_fsdp2 use_megatron_fsdp hsdp zero_stage deepspeed "
         "data_parallel_shard_degree data_parallel_replicate_degree ddp",
         "weights are not sharded over data ranks: layout.data copies the model, layout.tensor and layout.pipeline "
-        "divide it, layout.distributed_optimizer=true divides the optimizer's state (ZeRO stage 1).",
+        "shard it, layout.distributed_optimizer=true shards the optimizer state (ZeRO stage 1).",
     ),
     (
         "context_parallel context_parallel_size context_parallel_degree cp layout.context ulysses ring_attention "
@@ -143,7 +143,7 @@ _ADVICE = (
     ),
     (
         "early_stopping early_stopping_patience load_best_model_at_end exit_duration_in_mins",
-        "a run ends at train.steps; train.stop_at saves and stops before.",
+        "a run ends at train.steps; train.stop_at saves and stops earlier.",
     ),
     (
         "data_path train_data train_data_path train_file dataset datasets dataset_name dataset_path train_dataset "
@@ -153,7 +153,7 @@ _ADVICE = (
     ),
     (
         "tokenizer tokenizer_name tokenizer_model tokenizer_type tokenizer_path vocab_file merge_file merges_file",
-        "a corpus brings its tokenizer: choose it with tokenizer.kind=... or tokenizer=FOLDER in `megaptm corpus "
+        "a corpus contains its tokenizer: choose it with tokenizer.kind=... or tokenizer=FOLDER in `megaptm corpus "
         "build`.",
     ),
     (
@@ -164,12 +164,12 @@ _ADVICE = (
         "position_embedding_type rope_theta rotary_base rotary_percent normalization swiglu hidden_act "
         "activation_function tie_word_embeddings untie_embeddings_and_output_weights add_bias_linear "
         "disable_bias_linear layer_norm_eps norm_epsilon layernorm_epsilon",
-        "the family fixes it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",
+        "the family defines it (`megaptm families`); a family of your own can differ (docs/add-a-family.md).",
     ),
     (
         "llama llama2 llama3 mistral mixtral qwen gemma phi falcon olmo opt bloom gpt_neox pythia deepseek "
         "modernbert mamba whisper",
-        "docs/add-a-family.md says how to add a family of your own.",
+        "docs/add-a-family.md shows how to add a family of your own.",
     ),
     (
         "convert convert_checkpoint hf",
@@ -177,7 +177,7 @@ _ADVICE = (
     ),
     (
         "serve server deploy api",
-        "there is no server: `megaptm generate` answers one prompt, `megaptm export hf` writes a model for one.",
+        "there is no server: `megaptm generate` runs one prompt, `megaptm export hf` exports a model for a server.",
     ),
 )
 ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split()}
@@ -185,12 +185,14 @@ ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split(
 
 def suggest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that was meant: an equivalent name, an abbreviation, or the nearest in spelling."""
-    known, asked = list(known), str(name)
-    if (meant := equivalent(asked)) in known:
+    known, wanted_name = list(known), str(name)
+    if (meant := equivalent(wanted_name)) in known:
         return meant
-    same = [one for one in known if one.lower() == asked.lower()]
-    short = [one for one in known if _abbreviated(one) == asked.lower()]  # `mlm` means `masked-lm`
-    return next(iter(same or short or get_close_matches(asked, known, n=1)), None)
+    same = [candidate for candidate in known if candidate.lower() == wanted_name.lower()]
+    short = [
+        candidate for candidate in known if _abbreviated(candidate) == wanted_name.lower()
+    ]  # `mlm` means `masked-lm`
+    return next(iter(same or short or get_close_matches(wanted_name, known, n=1)), None)
 
 
 def equivalent(name: object) -> str | None:

@@ -35,7 +35,9 @@ def open_build(
     try:
         str(out).encode()
     except UnicodeEncodeError:  # the report contains the name
-        raise UserError(f"out ({shown(str(out), most=300)}) has a name that is no UTF-8: choose another.") from None
+        raise UserError(
+            f"out ({shown(str(out), max_length=300)}) has a name that is no UTF-8: choose another."
+        ) from None
     with (
         building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
         Stages(console) as stages,

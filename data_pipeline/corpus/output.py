@@ -27,7 +27,7 @@ from data_pipeline.folders import BUILDING, CORPUS, SCRATCH, SHARDS
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
-from megaptm.errors import FULL_DISK, UserError, why_no_place, why_no_room
+from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_path_error
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
@@ -188,9 +188,9 @@ def building(
                 raise
     except OSError as error:
         if error.errno in FULL_DISK:
-            raise UserError(f"{why_no_room(error, output.homes[0])} or choose another place.") from None
+            raise UserError(f"{describe_full_disk(error, output.homes[0])} or choose another place.") from None
         raise UserError(
-            f"{error.filename or out} cannot be written ({why_no_place(error, out)}): choose another place."
+            f"{error.filename or out} cannot be written ({describe_path_error(error, out)}): choose another place."
         ) from None
 
 

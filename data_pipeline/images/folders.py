@@ -108,7 +108,7 @@ def in_utf8(name: str) -> bool:
 def refuse_odd_name(path: Path) -> None:
     """Raise `UserError` if the name of a file or folder is not UTF-8, since the manifest or the report contains it."""
     if not in_utf8(str(path)):
-        raise UserError(f"{shown(str(path), most=300)} has a name that is no UTF-8: rename it.")
+        raise UserError(f"{shown(str(path), max_length=300)} has a name that is no UTF-8: rename it.")
 
 
 def hashed(name: str, seed: int) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from megaptm.check.finding import Case, Finding
 from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
 from megaptm.config import Config, resolve
-from megaptm.errors import FULL_DISK, UserError, why_no_room
+from megaptm.errors import FULL_DISK, UserError, describe_full_disk
 from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, in_use
@@ -73,7 +73,7 @@ def _disk_errors_as_user_errors(run: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.EFBIG, errno.EDQUOT):
-            raise UserError(f"{why_no_room(error, run)}; or choose another run=FOLDER.") from None
+            raise UserError(f"{describe_full_disk(error, run)}; or choose another run=FOLDER.") from None
         if error.errno in FULL_DISK:
             raise UserError(
                 f"no space left on the disk of run ({run}): free some space, or choose another run=FOLDER."

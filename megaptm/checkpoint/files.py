@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TypeVar
 
-from megaptm.errors import FULL_DISK, UserError, why_no_room
+from megaptm.errors import FULL_DISK, UserError, describe_full_disk
 from megaptm.storage.files import plain_file
 from megaptm.storage.retry import OutageError, RetryPolicy, keep_trying
 
@@ -243,7 +243,7 @@ def explained(what: str, folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.EFBIG, errno.EDQUOT):
             raise StorageError(
-                f"cannot {what}: {why_no_room(error, folder)}; checkpoints saved before are intact"
+                f"cannot {what}: {describe_full_disk(error, folder)}; checkpoints saved before are intact"
             ) from error
         if error.errno in FULL_DISK:
             raise StorageError(

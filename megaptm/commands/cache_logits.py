@@ -33,13 +33,13 @@ LOG_SECONDS = 60.0
 def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
     """Run the teacher of CONFIG once and store its largest logits for all samples of the run.
 
-    The folder is distill.cached_logits. It holds logits for the samples of train.steps and for the validation samples. The
-    same config then trains the student without running the teacher. The same command again continues an interrupted
+    The folder is distill.cached_logits. It holds logits for the samples of train.steps and for the validation samples.
+    The same config then trains the student without running the teacher. The same command again continues an interrupted
     computation, or adds the samples of a longer run.
 
     \b
       megaptm cache-logits configs/distilbert/tiny.yaml distill.cosine=0 distill.cached_logits=logits/bert-tiny
-      megaptm train configs/distilbert/tiny.yaml run=runs/cached distill.cosine=0 distill.cached_logits=logits/bert-tiny
+      megaptm train configs/distilbert/tiny.yaml run=runs/read distill.cosine=0 distill.cached_logits=logits/bert-tiny
 
     \b
     On several devices at the same time:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
-from megaptm.errors import must_be, shown_value, without_space
+from megaptm.errors import missing_space_advice, must_be, shown_value
 from megaptm.suggest import advice, equivalent, suggest
 
 
@@ -56,7 +56,7 @@ def _sentence(details: ErrorDetails, origins: dict[str, str], source: str) -> st
         hint = ": set it, or extend another config, as `extends: gpt2/tiny` does" if key == "model" else ""
         return f"{where}: {key} is missing{_meaning(path)}{hint}."
     where = origin or source
-    if no_space := without_space(path[-1], details["input"]):
+    if no_space := missing_space_advice(path[-1], details["input"]):
         return f"{where}: {key} {no_space}"
     if details["type"] == "extra_forbidden":
         path = _known_path(path, details["input"])

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, must_be, nearest, shown_value, without_space
+from megaptm.errors import UserError, missing_space_advice, must_be, nearest, shown_value
 from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import BaseObjective, SampleObjective
@@ -145,7 +145,7 @@ def _refuse_joined(where: str, said: Mapping[Any, Any]) -> None:
     """Raise `UserError` if a key contains its value, as in `{0:1}`, which YAML parses as a time or a key without
     value."""
     for key, value in said.items():
-        if told := without_space(key, value):
+        if told := missing_space_advice(key, value):
             raise UserError(f"{where}: {key} {told}")
         if isinstance(value, Mapping):
             _refuse_joined(f"{where}.{key}", value)

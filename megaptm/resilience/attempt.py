@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from megaptm.errors import UserError, integer_of, shown
+from megaptm.errors import UserError, read_integer, shown
 
 VARIABLE = "MEGAPTM_ATTEMPT"
 """Variable with the attempt, for the processes that a launcher starts on any machine."""
@@ -44,8 +44,8 @@ class Attempt:
             return None
         return cls(
             environ.get("MEGAPTM_CHAIN") or job,
-            integer_of(environ, "SLURM_JOB_ID"),
-            integer_of(environ, "SLURM_RESTART_COUNT"),
+            read_integer(environ, "SLURM_JOB_ID"),
+            read_integer(environ, "SLURM_RESTART_COUNT"),
         )
 
     @classmethod

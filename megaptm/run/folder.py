@@ -23,7 +23,7 @@ from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
 from megaptm.config.schedule import with_initial_warmup
-from megaptm.errors import NO_PLACE, UserError, why_no_place
+from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
 from megaptm.objectives.compose import with_files
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import FILE as EVENTS
@@ -191,7 +191,7 @@ def _folder_errors_told(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*NO_PLACE, errno.ENOENT):
+        if error.errno not in (*PATH_ERRORS, errno.ENOENT):
             raise
         raise UserError(no_folder(run, error)) from None
 
@@ -247,7 +247,7 @@ def no_folder(run: Path, error: OSError) -> str:
     """Return the message for a folder that cannot be created or written to."""
     if run.is_dir():  # it may contain valuable checkpoints
         return f"run ({run}) cannot be written to ({error.strerror}): mend that, or choose another run=FOLDER."
-    return f"run ({run}) cannot be a folder ({why_no_place(error, run)}): choose another run=FOLDER."
+    return f"run ({run}) cannot be a folder ({describe_path_error(error, run)}): choose another run=FOLDER."
 
 
 def note_launch(run: Path) -> None:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaptm.errors import FULL_DISK, UserError, shown, why_no_place
+from megaptm.errors import FULL_DISK, UserError, describe_path_error, shown
 from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK, Remote
 from megaptm.storage.retry import RetryPolicy
@@ -58,7 +58,7 @@ def writable_path(name: str | os.PathLike[str], option: str) -> Path:
     except OSError as error:
         if error.errno in FULL_DISK:
             raise  # reported with its own message
-        why = why_no_place(error, name)
+        why = describe_path_error(error, name)
     except (ValueError, RuntimeError) as error:  # a name that is not UTF-8, or the home of an unknown user
         why = str(error)
     raise UserError(f"{option} ({name}) cannot be written ({why}): choose another place.")

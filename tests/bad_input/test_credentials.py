@@ -27,7 +27,7 @@ def refused(tmp_path, monkeypatch):
         [sentence] = done.stderr.splitlines()
         assert SECRET not in done.output
         assert sentence.startswith("error: ")
-        assert "a URL with a password, a key or a signature in it: take it out" in sentence
+        assert "the URL contains a password, a key or a signature: remove them" in sentence
         assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(f"{name}.yaml" for name in files)
         return sentence
 

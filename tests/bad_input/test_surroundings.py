@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from megaptm.errors import UserError, exhausted, resource_errors_as_user_errors
+from megaptm.errors import UserError, resource_errors_as_user_errors, resource_limit_message
 from megaptm.tokenizers import load
 from tests import ROOT
 
@@ -55,7 +55,7 @@ def test_a_limit_that_was_reached_is_named(error, expected):
 
 
 def test_other_errors_are_left_alone():
-    assert exhausted(RuntimeError("shapes differ")) is None
+    assert resource_limit_message(RuntimeError("shapes differ")) is None
 
 
 def test_a_pattern_that_takes_exponential_time_is_one_sentence(tmp_path):

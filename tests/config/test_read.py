@@ -311,9 +311,9 @@ def test_at_most_20_errors_are_listed():
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("data.mix={a:1}", "data.mix.a:1 is one word to YAML: write a space after the colon, a: 1"),
-        ("data.mix={s3://bucket/a:0.5}", "write a space after the colon, s3://bucket/a: 0.5"),
-        ("layout={data:2}", "layout.data:2 is one word to YAML: write a space after the colon, data: 2"),
+        ("data.mix={a:1}", "data.mix.a:1 has no space after the colon: write a: 1"),
+        ("data.mix={s3://bucket/a:0.5}", "write s3://bucket/a: 0.5"),
+        ("layout={data:2}", "layout.data:2 has no space after the colon: write data: 2"),
     ],
 )
 def test_colon_without_a_space(minimal, override, expected):

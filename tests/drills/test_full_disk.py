@@ -105,7 +105,7 @@ def test_what_was_saved_before_is_whole(story):
 def test_a_run_that_cannot_even_begin_says_so_and_changes_nothing(story):
     assert story.without_room.returncode == 2
     assert story.without_room.stderr.strip() == (
-        f"error: no space left on the disk of {story.run}: make room there and start again."
+        f"error: no space left on the disk of {story.run}: free some space and start again."
     )
     assert story.config_unchanged
 

@@ -155,8 +155,8 @@ def test_weights_and_shares_change_at_their_steps():
         ({"masked-lm": {}, "causal-lm": {}}, r"objective\.masked-lm needs a share"),
         ({"masked-lm": {}, "sentence_order": {}}, r"objective\.sentence_order is no task; did you mean sentence-order"),
         ({"masked-lm": {"weight": "x"}}, r"objective\.masked-lm\.weight must be a number, or a mapping"),
-        ({"masked-lm": {"hide:tokens": None}}, r"objective\.masked-lm: hide:tokens is one word to YAML: write a space"),
-        ({"a": {"task": "masked-lm", "share": {"0:1": None, 540002: None}}}, r"objective\.a\.share: 0:1 is one word"),
+        ({"masked-lm": {"hide:tokens": None}}, r"objective\.masked-lm: hide:tokens has no space after the colon:"),
+        ({"a": {"task": "masked-lm", "share": {"0:1": None, 540002: None}}}, r"objective\.a\.share: 0:1 has no space"),
         ({"masked-lm": {"weight": {5: 1}}}, r"objective\.masked-lm\.weight .* from step 0 on"),
         (
             {"a": {"task": "masked-lm", "share": 1, "weight": 2}, "b": {"task": "masked-lm", "share": 1}},

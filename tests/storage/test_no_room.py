@@ -30,7 +30,7 @@ def test_a_small_shared_memory_is_not_taken_for_the_disk_of_the_run():
         pytest.skip("needs the right to mount a file system")
     told = told_by(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
     assert told == (
-        "no space left in /dev/shm, the memory that processes share: enlarge it (docker: --shm-size) and start again."
+        "no space left in /dev/shm, the shared memory of processes: enlarge it (docker: --shm-size) and start again."
     )
 
 
@@ -44,7 +44,7 @@ def test_a_limit_on_the_size_of_files_is_not_taken_for_a_full_disk(tmp_path):
         ]
     )
     assert told == (
-        f"{tmp_path}/file needs more than the 1,000 bytes that a file may have here: raise that limit (ulimit -f) and "
+        f"{tmp_path}/file needs more than the 1,000 bytes that a file may have here: raise the limit (ulimit -f) and "
         "start again."
     )
 

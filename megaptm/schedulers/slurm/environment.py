@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from megaptm.errors import UserError, integer_of
+from megaptm.errors import UserError, read_integer
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
 from megaptm.schedulers.slurm.command import try_slurm
 
 
 def torch_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from Slurm's variables."""
-    job, step = integer_of(environ, "SLURM_JOB_ID"), integer_of(environ, "SLURM_STEP_ID")
-    restart = integer_of(environ, "SLURM_RESTART_COUNT")
+    job, step = read_integer(environ, "SLURM_JOB_ID"), read_integer(environ, "SLURM_STEP_ID")
+    restart = read_integer(environ, "SLURM_RESTART_COUNT")
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],

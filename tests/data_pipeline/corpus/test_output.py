@@ -228,6 +228,6 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_is_reported(small_disk):
-    with pytest.raises(UserError, match=r"no space left on the disk of .*: make room there or choose another place"):
+    with pytest.raises(UserError, match=r"no space left on the disk of .*: free some space or choose another place"):
         build(small_disk / "corpus", documents=400)
     assert entries(small_disk) == set()
