@@ -137,6 +137,6 @@ def _word_engine(config: Config, spec: WordSpec, corpora: RunCorpora, timeout_mi
         seed=config.train.seed,
         special=corpora.tokenizer.special.specials,
         names=[corpora.tokenizer.name(id_) for id_ in range(spec.vocabulary)] if spec.size.buckets else (),
-        count_words=lambda ranks: corpora.word_counts(spec.vocabulary, ranks.rank, ranks.ranks, ranks.total),
+        count_words=lambda ranks: corpora.word_counts(spec.vocabulary, ranks.rank, ranks.ranks, ranks.all_reduce),
         timeout_minutes=timeout_minutes,
     )

@@ -10,7 +10,7 @@ from numba import njit
 from numba.core.caching import FunctionCache
 
 
-class KeptLoop(FunctionCache):  # type: ignore[misc]  # numba says nothing of types
+class CompiledCache(FunctionCache):  # type: ignore[misc]  # numba has no types
     """Cache of compiled code, beside the module or in `NUMBA_CACHE_DIR`. It is optional: errors of numba about a
     truncated cache file or a full disk do not end a run."""
 
@@ -28,10 +28,10 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any
     compiles for half a minute."""
 
     def compile_(function: Callable[..., Any]) -> Callable[..., Any]:
-        made: Any = njit(nogil=True, **options)(function)
+        dispatcher: Any = njit(nogil=True, **options)(function)
         with suppress(RuntimeError):  # no cache folder
-            made._cache = KeptLoop(function)
-        found: Callable[..., Any] = made
-        return found
+            dispatcher._cache = CompiledCache(function)
+        compiled_function: Callable[..., Any] = dispatcher
+        return compiled_function
 
     return compile_

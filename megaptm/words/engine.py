@@ -21,10 +21,10 @@ from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.processes import keep_freed_memory
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
-from megaptm.words.subwords import bags_of
+from megaptm.words.subwords import subword_rows
 from megaptm.words.vocabulary import WordTables, counts_piece, read_counts, word_tables, words_to_learn
 
-NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
+NO_SUBWORDS, FULL_TABLE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 CountWords = Callable[[Exchange], np.ndarray]
 """Function that all ranks call together -> int64 [V]: frequency of each word in the corpora."""
@@ -36,11 +36,11 @@ scores beyond the sigmoid table cause no update."""
 
 
 @dataclass(frozen=True)
-class WordRow:
+class WordSequence:
     """Sequence of words after subsampling."""
 
-    kept: np.ndarray
-    borders: np.ndarray
+    words: np.ndarray
+    documents: np.ndarray
     """Document index of each word."""
     state: np.uint64
     """Generator state from which windows and noise are sampled."""
@@ -75,15 +75,15 @@ class WordEngine:
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
         self._special, self._count_words = special, count_words
         size = spec.size
-        words = spec.vocabulary + size.buckets
-        self._in = ShardedTable("input", words + spec.positions, size.width, self.exchange)
-        self._positions = words if spec.positions else kernels.NOTHING
+        num_rows = spec.vocabulary + size.buckets
+        self._in = ShardedTable("input", num_rows + spec.positions, size.width, self.exchange)
+        self._position_row = num_rows if spec.positions else kernels.NO_POSITIONS
         # A Huffman tree has one inner node less than words; its vectors are stored in the same table.
         self._out = ShardedTable("output", spec.vocabulary, size.width, self.exchange)
-        self._places = tuple(np.zeros(table.rows, np.int32) for table in (self._in, self._out))
-        self._bags = bags_of(names, size.ngrams, size.buckets) if size.buckets else (NONE, NONE)
-        self._sigmoid, self._logarithm = kernels.tables()
-        self.counts = NONE
+        self._row_index = tuple(np.zeros(table.rows, np.int32) for table in (self._in, self._out))
+        self._subwords = subword_rows(names, size.ngrams, size.buckets) if size.buckets else (NO_SUBWORDS, NO_SUBWORDS)
+        self._sigmoid, self._log_sigmoid = kernels.sigmoid_tables()
+        self.counts = np.zeros(0, np.int64)
         self._tables: WordTables
 
     def weigh(self, weights: Mapping[str, float]) -> None:
@@ -92,11 +92,11 @@ class WordEngine:
 
     def fill(self) -> None:
         """Count the words of the corpora and set the initial vectors."""
-        self._know(self._count_words(self.exchange))
+        self._set_counts(self._count_words(self.exchange))
         self._in.fill(self.seed, self.spec.family.initial / self.spec.size.width)
         if self.spec.positions:  # position weights start at 1
-            numbers = self._in.numbers()
-            self._in.flat[(numbers >= self._positions) & (numbers < self._in.rows)] = 1.0
+            row_ids = self._in.row_ids()
+            self._in.flat[(row_ids >= self._position_row) & (row_ids < self._in.rows)] = 1.0
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:
@@ -106,7 +106,7 @@ class WordEngine:
             yield counts_piece(self.counts)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        self._know(read_counts(reader, self.spec.vocabulary))
+        self._set_counts(read_counts(reader, self.spec.vocabulary))
         self._in.restore(reader)
         self._out.restore(reader)
 
@@ -114,103 +114,110 @@ class WordEngine:
         """Train on this rank's sequences. Raise DivergedError on every process if the loss is not finite or shows
         divergence."""
         assert microbatches is not None
-        rows = [*self._rows(microbatches)]
+        sequences = [*self._subsample(microbatches)]
         rate = lr * next(iter(self.losses.values()))
-        if self.exchange.ranks == 1 and len(rows) == 1:
-            found = [self._learn(rows[0], (self._in.flat, self._out.flat), (NOWHERE, NOWHERE), rate)]
+        if self.exchange.ranks == 1 and len(sequences) == 1:
+            tables = self._in.flat, self._out.flat
+            results = [self._train_sequence(sequences[0], tables, (FULL_TABLE, FULL_TABLE), rate)]
         else:
-            found = self._learn_apart(rows, rate)
-        result = self._result(found)
+            results = self._train_separately(sequences, rate)
+        result = self._combine(results)
         (mean,) = result.losses.values()
-        if not mean < DIVERGED * self._of_nothing:
+        if not mean < DIVERGED * self._untrained_loss:
             raise DivergedError(
-                f"step {step + 1} has a loss of {mean:.4g}, where vectors that know nothing have "
-                f"{self._of_nothing:.4g}, and was not saved: {REMEDY}"
+                f"step {step + 1} has a loss of {mean:.4g}, but untrained vectors have {self._untrained_loss:.4g}. "
+                f"The step was not saved: {REMEDY}"
             )
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         assert microbatches is not None
-        return self._result(self._learn_apart([*self._rows(microbatches)], None))
+        return self._combine(self._train_separately([*self._subsample(microbatches)], None))
 
-    def _know(self, counts: np.ndarray) -> None:
+    def _set_counts(self, counts: np.ndarray) -> None:
         words_to_learn(self.spec, counts, self._special, self.task)
         self.counts = counts
         self._tables = word_tables(counts, sorted(self._special), self.task)
 
-    def _rows(self, microbatches: list[Any]) -> Iterator[WordRow]:
+    def _subsample(self, microbatches: list[Any]) -> Iterator[WordSequence]:
         for batch in microbatches:
             fields = (batch[name].numpy() for name in ("tokens", "document_ids", "seed"))
-            for tokens, documents, seed in zip(*fields, strict=True):
-                kept, borders = np.empty_like(tokens), np.empty_like(tokens)
-                count, state = kernels.keep(tokens, documents, self._tables.thresholds, seed, kept, borders)
-                yield WordRow(kept[:count], borders[:count], np.uint64(state))
+            for tokens, document_ids, seed in zip(*fields, strict=True):
+                words, documents = np.empty_like(tokens), np.empty_like(tokens)
+                count, state = kernels.subsample(tokens, document_ids, self._tables.thresholds, seed, words, documents)
+                yield WordSequence(words[:count], documents[:count], np.uint64(state))
 
     @property
-    def _of_nothing(self) -> float:
+    def _untrained_loss(self) -> float:
         """Loss of untrained vectors: that of equal probabilities for all labels, or more."""
         if self.task.output == SOFTMAX:
-            return math.log(len(self._tables.words))
-        most = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
-        return most * math.log(2)
+            return math.log(len(self._tables.softmax_words))
+        max_labels = self._tables.points.shape[1] if self.task.output == HUFFMAN else 1 + self.task.negatives
+        return max_labels * math.log(2)
 
-    def _learn(
+    def _train_sequence(
         self,
-        row: WordRow,
+        sequence: WordSequence,
         tables: Sequence[np.ndarray],
-        places: Sequence[np.ndarray],
+        row_index: Sequence[np.ndarray],
         rate: float,
     ) -> tuple[float, int]:
-        """Return loss and number of predictions of a sequence, and update the tables. `places`: row -> index in a
+        """Return loss and number of predictions of a sequence, and update the tables. `row_index`: row -> index in a
         partial table."""
-        found: tuple[float, int] = kernels.learn(
-            *(isinstance(self.task, CBOW), *tables, row.kept, row.borders, row.state, *self._drawn()),
-            *(rate, self._sigmoid, self._logarithm, self.task.sigmoid == "exact", *places),
+        result: tuple[float, int] = kernels.train_words(
+            *(self._window_task(), *tables, sequence.words, sequence.documents, sequence.state),
+            *(rate, self._sigmoid, self._log_sigmoid, self.task.sigmoid == "exact", *row_index),
         )
-        return found
+        return result
 
-    def _drawn(self) -> tuple[Any, ...]:
-        """Return the arguments of windows, labels and subwords for the compiled loops."""
+    def _window_task(self) -> kernels.WindowTask:
         tables, task = self._tables, self.task
         negatives = 0 if task.output in (HUFFMAN, SOFTMAX) else task.negatives
-        answers = (negatives, tables.accept, tables.alias, tables.points, tables.codes, tables.words)
-        return task.window, task.shrink, *answers, *self._bags, self._positions
+        starts, pieces = self._subwords
+        return kernels.WindowTask(
+            *(isinstance(task, CBOW), task.window, task.shrink, negatives, tables.accept, tables.alias),
+            *(tables.points, tables.codes, tables.softmax_words, starts, pieces, self._position_row),
+        )
 
-    def _learn_apart(self, rows: list[WordRow], rate: float | None) -> list[tuple[float, int]]:
+    def _train_separately(self, sequences: list[WordSequence], rate: float | None) -> list[tuple[float, int]]:
         """Train on each sequence alone, then add up their changes. With `rate` None the tables stay unchanged."""
-        touched = [self._touched(row) for row in rows]
-        asked = [_union([one[side][0] for one in touched]) for side in (0, 1)]
-        begun = [table.fetch(some) for table, some in zip((self._in, self._out), asked, strict=True)]
-        found: list[tuple[float, int]] = []
+        tables = self._in, self._out
+        updates = [self._count_updates(sequence) for sequence in sequences]
+        fetched_rows = [_union([both[side][0] for both in updates]) for side in (0, 1)]
+        initial = [table.fetch(rows) for table, rows in zip(tables, fetched_rows, strict=True)]
+        results: list[tuple[float, int]] = []
         changes: tuple[list[RowChange], ...] = ([], [])
-        for row, rows_UR in zip(rows, touched, strict=True):
+        for sequence, both in zip(sequences, updates, strict=True):
             before, after = [], []
-            for side, (some, _) in enumerate(rows_UR):
-                before.append(begun[side] if len(rows) == 1 else begun[side][np.searchsorted(asked[side], some)])
+            for side, (rows, _) in enumerate(both):
+                before.append(
+                    initial[side] if len(sequences) == 1 else initial[side][np.searchsorted(fetched_rows[side], rows)]
+                )
                 after.append(before[-1].copy())
-                self._places[side][some] = np.arange(len(some))
-            found.append(self._learn(row, after, self._places, 0.0 if rate is None else rate))
-            for side, (some, moves) in enumerate(rows_UR):
+                self._row_index[side][rows] = np.arange(len(rows))
+            results.append(self._train_sequence(sequence, after, self._row_index, 0.0 if rate is None else rate))
+            for side, (rows, num_updates) in enumerate(both):
                 np.subtract(after[side], before[side], out=after[side])
-                changes[side].append(RowChange(some, moves, after[side]))
+                changes[side].append(RowChange(rows, num_updates, after[side]))
         if rate is not None:
-            self._in.add(changes[0], rate)
-            self._out.add(changes[1], rate)
-        return found
+            for table, table_changes in zip(tables, changes, strict=True):
+                table.add(table_changes, rate)
+        return results
 
-    def _touched(self, row: WordRow) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _count_updates(self, sequence: WordSequence) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return for either table the rows that a sequence updates, ascending, and the number of updates: int64 [U]
         twice."""
-        moves = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
-        kernels.touch(isinstance(self.task, CBOW), row.kept, row.borders, row.state, *self._drawn(), *moves)
-        return [(some, one[some]) for one in moves for some in [np.flatnonzero(one)]]
+        counts = [np.zeros(table.rows, np.int64) for table in (self._in, self._out)]
+        kernels.count_updates(self._window_task(), sequence.words, sequence.documents, sequence.state, *counts)
+        return [(rows, table_counts[rows]) for table_counts in counts for rows in [np.flatnonzero(table_counts)]]
 
-    def _result(self, mine: list[tuple[float, int]]) -> StepResult:
+    def _combine(self, results: list[tuple[float, int]]) -> StepResult:
         """Return the result of all ranks, in sequence order."""
-        loss, asked = self.exchange.all_gather(np.array(mine, np.float64)).reshape(-1, 2).sum(axis=0).tolist()
+        gathered = self.exchange.all_gather(np.array(results, np.float64))
+        loss, predictions = gathered.reshape(-1, 2).sum(axis=0).tolist()
         ((name, weight),) = self.losses.items()
-        mean = loss / max(asked, 1.0)
-        return StepResult({name: mean}, weight * mean, None, {name: int(asked)})
+        mean = loss / max(predictions, 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(predictions)})
 
 
 def _union(rows: list[np.ndarray]) -> np.ndarray:

@@ -61,7 +61,7 @@ def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
     """Write a file atomically."""
     content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](vectors_of(checkpoint))
     if path.is_dir():
-        raise UserError(f"{path} is a folder: name the file that is to be written.")
+        raise UserError(f"{path} is a folder: give the path of a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with AtomicFile(path) as part, part.open("wb") as file:
+    with AtomicFile(path) as temporary, temporary.open("wb") as file:
         file.writelines(content)

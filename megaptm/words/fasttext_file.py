@@ -11,13 +11,13 @@ from megaptm.errors import UserError
 from megaptm.objectives.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.words.vectors import whole_table, word_spec_of
-from megaptm.words.vocabulary import read_counts, words_of, written_word
+from megaptm.words.vectors import read_table, word_spec_of
+from megaptm.words.vocabulary import frequent_words, read_counts, written_word
 
 MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
 """Values of fastText's enumerations."""
-MOST = (1 << 31) - 1
+MAX_INT = (1 << 31) - 1
 """Largest value of its integers."""
 RATE_UPDATES = 100
 """Words between updates of the learning rate; unused in trained models."""
@@ -28,18 +28,18 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     spec, task = word_spec_of(checkpoint), checkpoint.config.built_objective
     size = spec.size
     if not size.buckets:
-        raise UserError(f"{spec.name} has no rows for pieces of words, as fastText's files do: use word2vec-binary.")
+        raise UserError(f"{spec.name} has no subwords, which fastText's files need: use --format word2vec-binary.")
     assert isinstance(task, WordWindows)
     if task.output == HUFFMAN:
         raise UserError(
-            "fastText builds another tree of the same counts when it reads a file, to which our nodes do not belong: "
-            "use fasttext-vec."
+            "fastText's files cannot hold a model with hierarchical softmax, because fastText builds another Huffman "
+            "tree when it reads the file: use --format fasttext-vec."
         )
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
-    ids = words_of(counts, tokenizer.special.specials, task.min_count)
+    ids = frequent_words(counts, tokenizer.special.specials, task.min_count)
     model = CBOW_MODEL if isinstance(task, CBOW) else SKIP_GRAM_MODEL
     loss = FULL_SOFTMAX if task.output == SOFTMAX else NEGATIVE_SAMPLING
-    epochs = min(checkpoint.config.data.epochs or 1, MOST)
+    epochs = min(checkpoint.config.data.epochs or 1, MAX_INT)
     yield struct.pack("<ii", MAGIC, VERSION)
     yield struct.pack("<6i", size.width, task.window, epochs, task.min_count, task.negatives, 1)
     yield struct.pack("<6i", loss, model, size.buckets, *size.ngrams, RATE_UPDATES)
@@ -47,9 +47,9 @@ def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     yield struct.pack("<3i2q", len(ids), len(ids), 0, int(counts[ids].sum()), -1)
     for id_ in ids.tolist():
         yield written_word(tokenizer.name(id_)) + b"\0" + struct.pack("<qb", int(counts[id_]), 0)
-    table = whole_table(checkpoint, "input")
+    table = read_table(checkpoint, "input")
     yield from _matrix(np.concatenate([table[ids], table[spec.vocabulary :]]))
-    yield from _matrix(whole_table(checkpoint, "output")[ids])
+    yield from _matrix(read_table(checkpoint, "output")[ids])
 
 
 def _matrix(rows: np.ndarray) -> Iterator[bytes]:

@@ -19,9 +19,9 @@ from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.groups import Ranks, device, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
 from megaptm.run.corpora import RunCorpora
-from megaptm.words.network_windows import AskedWindows, judged_windows, next_words, outside_of, tagged_words
+from megaptm.words.network_windows import LabeledWindows, next_words, outside_token, ranked_windows, tagged_words
 from megaptm.words.networks import build_network
-from megaptm.words.vocabulary import COUNTS, read_counts, words_of
+from megaptm.words.vocabulary import COUNTS, frequent_words, read_counts
 
 WINDOWS = 4096
 """Windows per forward pass."""
@@ -39,7 +39,7 @@ class NetworkEngine:
         self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
         self.network = build_network(spec).to(device())
         self.counts = np.zeros(0, np.int64)
-        self._outside = outside_of(corpora.tokenizer.special)
+        self._outside = outside_token(corpora.tokenizer.special)
         self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
         self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
         """Word ids, most frequent first; and those of the step's dictionary."""
@@ -50,24 +50,25 @@ class NetworkEngine:
 
     def fill(self) -> None:
         """Count the words of the corpora and set the initial weights."""
-        counts = self.corpora.word_counts(self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _summed)
-        self._know(counts, step=0)
+        counts = self.corpora.word_counts(
+            self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _all_reduce_counts
+        )
+        self._set_counts(counts, step=0)
         self.network.fill(self.config.train.seed, self.spec.family.initial)
 
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield this rank's share of the rows; all ranks have the same values."""
         tensors = {f"weight/{name}": parameter.detach() for name, parameter in self.network.named_parameters()}
+        rank, ranks = self.ranks.data, self.ranks.data_size
         for name, tensor in {**tensors, COUNTS: torch.from_numpy(self.counts)}.items():
-            first, last = (
-                len(tensor) * place // self.ranks.data_size for place in (self.ranks.data, self.ranks.data + 1)
-            )
+            first, last = len(tensor) * rank // ranks, len(tensor) * (rank + 1) // ranks
             if first < last:
-                mine = tensor[first:last]
-                at = (first, *(0,) * (tensor.ndim - 1))
-                yield TensorPiece(name, tuple(tensor.shape), at, tuple(mine.shape), mine)
+                rows = tensor[first:last]
+                offset = (first, *(0,) * (tensor.ndim - 1))
+                yield TensorPiece(name, tuple(tensor.shape), offset, tuple(rows.shape), rows)
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
-        self._know(read_counts(reader, self.spec.vocabulary), step=step)
+        self._set_counts(read_counts(reader, self.spec.vocabulary), step=step)
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(reader.read(f"weight/{name}"))
@@ -76,83 +77,86 @@ class NetworkEngine:
         """Train on this rank's sequences. Raise DivergedError on every process, before any update, if a value is not
         finite."""
         assert microbatches is not None
-        self._at(step)
-        asked = [self._asked(batch) for batch in microbatches]
-        numbers = self._numbers(asked)
-        if not any(numbers.values()):
-            raise NothingAskedError(f"step {step + 1} has no window that is asked about: give longer rows.")
+        self._set_dictionary(step)
+        windows = [self._windows(batch) for batch in microbatches]
+        counts = self._count_windows(windows)
+        if not any(counts.values()):
+            raise NothingAskedError(f"step {step + 1} has no window with a label: raise data.sequence or train.batch.")
         self.network.zero_grad(set_to_none=True)
-        scales = {name: self.losses[name] / max(number, 1.0) for name, number in numbers.items()}
-        result = self._result(self._sums(asked, scales), numbers)
-        gradients = self._gradients()
-        norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients))
+        scales = {name: self.losses[name] / max(count, 1.0) for name, count in counts.items()}
+        result = self._combine(self._forward_backward(windows, scales), counts)
+        gradients = self._reduce_gradients()
+        norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
             raise DivergedError(
-                f"step {step + 1} has a loss of {result.loss} and a gradient of {norm} and was not saved: {REMEDY}"
+                f"step {step + 1} has a loss of {result.loss} and a gradient norm of {norm}. The step was not saved: "
+                f"{REMEDY}"
             )
-        self._move(gradients, norm, lr)
+        self._update(gradients, norm, lr)
         return StepResult(result.losses, result.loss, norm, result.counts)
 
     @torch.no_grad()
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
         assert microbatches is not None
-        asked = [self._asked(batch) for batch in microbatches]
-        return self._result(self._sums(asked, None), self._numbers(asked))
+        windows = [self._windows(batch) for batch in microbatches]
+        return self._combine(self._forward_backward(windows, None), self._count_windows(windows))
 
-    def _know(self, counts: np.ndarray, *, step: int) -> None:
+    def _set_counts(self, counts: np.ndarray, *, step: int) -> None:
         self.counts = counts
-        words = words_of(counts, self.corpora.tokenizer.special.specials, 1)
+        words = frequent_words(counts, self.corpora.tokenizer.special.specials, 1)
         if len(words) < 2:
             raise UserError(
-                f"{self.spec.name} tells words from each other, and the corpora have {len(words)}: give more."
+                f"{self.spec.name} needs at least two words, and the corpora have {len(words)}: use more text."
             )
         self._words = torch.from_numpy(words).to(device())
-        self._at(max(step - 1, 0))
+        self._set_dictionary(max(step - 1, 0))
 
-    def _at(self, step: int) -> None:
+    def _set_dictionary(self, step: int) -> None:
         """Set the dictionary of a step."""
         words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
-    def _asked(self, batch: dict[str, Tensor]) -> dict[str, AskedWindows]:
+    def _windows(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
         """Return loss -> windows and labels."""
         batch = {name: value.to(device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
             return {"lm": next_words(batch, self.spec, self._outside)}
         known = self._dictionary, self._unknown
-        asked = {"ranking": judged_windows(batch, self.spec, self._outside, *known)}
-        return asked | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.tags else {})
+        windows = {"ranking": ranked_windows(batch, self.spec, self._outside, *known)}
+        return windows | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.tags else {})
 
-    def _numbers(self, asked: list[dict[str, AskedWindows]]) -> dict[str, float]:
+    def _count_windows(self, batches: list[dict[str, LabeledWindows]]) -> dict[str, float]:
         """Return loss -> number of windows of all ranks."""
-        mine = [float(sum(len(one[name][1]) for one in asked)) for name in self.losses]
-        return dict(zip(self.losses, self._total(mine), strict=True))
+        counts = [float(sum(len(batch[name][1]) for batch in batches)) for name in self.losses]
+        return dict(zip(self.losses, self._all_reduce(counts), strict=True))
 
-    def _sums(self, asked: list[dict[str, AskedWindows]], scales: Mapping[str, float] | None) -> dict[str, float]:
+    def _forward_backward(
+        self, batches: list[dict[str, LabeledWindows]], scales: Mapping[str, float] | None
+    ) -> dict[str, float]:
         """Return the summed losses of this rank's windows. With `scales`, add their gradients times these to the
         weights' gradients."""
         totals = dict.fromkeys(self.losses, 0.0)
-        for name, (windows, answers) in ((name, one) for batch in asked for name, one in batch.items()):
-            for some, theirs in zip(windows.split(WINDOWS), answers.split(WINDOWS), strict=True):
-                loss = self.network.losses[name](some, theirs)
+        for name, (windows, labels) in (item for batch in batches for item in batch.items()):
+            for windows_NW, labels_N in zip(windows.split(WINDOWS), labels.split(WINDOWS), strict=True):
+                loss = self.network.losses[name](windows_NW, labels_N)
                 if scales is not None:
                     (loss * scales[name]).backward()
                 totals[name] += float(loss.detach())
         return totals
 
-    def _gradients(self) -> list[Tensor]:
+    def _reduce_gradients(self) -> list[Tensor]:
         """Return the gradients summed over ranks."""
-        found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.network.parameters()]
+        parameters = [*self.network.parameters()]
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in parameters]
         if self.ranks.data_size > 1:
-            flat = torch.cat([one.flatten() for one in found])
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
-            found = [
-                part.view_as(one) for part, one in zip(flat.split([one.numel() for one in found]), found, strict=True)
-            ]
-        return found
+            parts = flat.split([weight.numel() for weight in parameters])
+            gradients = [part.view_as(weight) for part, weight in zip(parts, parameters, strict=True)]
+        return gradients
 
     @torch.no_grad()
-    def _move(self, gradients: list[Tensor], norm: float, lr: float) -> None:
+    def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
         """Update the weights by the clipped gradient and weight decay."""
         optimizer = self.config.optimizer
         clipped = 1.0 if optimizer.clip is None else min(1.0, optimizer.clip / max(norm, 1e-12))
@@ -161,22 +165,23 @@ class NetworkEngine:
                 parameter.mul_(1.0 - lr * optimizer.weight_decay)
             parameter.add_(gradient, alpha=-lr * clipped)
 
-    def _total(self, numbers: list[float]) -> list[float]:
+    def _all_reduce(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks."""
         if self.ranks.data_size == 1:
-            return numbers
-        sums = torch.tensor(numbers, dtype=torch.float64, device=device())
+            return values
+        sums = torch.tensor(values, dtype=torch.float64, device=device())
         dist.all_reduce(sums)
         return sums.tolist()
 
-    def _result(self, mine: Mapping[str, float], numbers: Mapping[str, float]) -> StepResult:
-        totals = dict(zip(self.losses, self._total([mine[name] for name in self.losses]), strict=True))
-        means = {name: total / max(numbers[name], 1.0) for name, total in totals.items()}
+    def _combine(self, local_sums: Mapping[str, float], counts: Mapping[str, float]) -> StepResult:
+        """Return the mean losses of all ranks."""
+        totals = self._all_reduce([local_sums[name] for name in self.losses])
+        means = {name: total / max(counts[name], 1.0) for name, total in zip(self.losses, totals, strict=True)}
         loss = sum(weight * means[name] for name, weight in self.losses.items())
-        return StepResult(means, loss, None, {name: int(number) for name, number in numbers.items()})
+        return StepResult(means, loss, None, {name: int(count) for name, count in counts.items()})
 
 
-def _summed(numbers: np.ndarray) -> np.ndarray:
-    sums = torch.from_numpy(numbers).to(device())
+def _all_reduce_counts(counts: np.ndarray) -> np.ndarray:
+    sums = torch.from_numpy(counts).to(device())
     dist.all_reduce(sums)
     return sums.cpu().numpy()

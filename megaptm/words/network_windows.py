@@ -12,45 +12,45 @@ from megaptm.errors import UserError
 from megaptm.families.words import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.objectives.vocabulary import SpecialTokens
 
-AskedWindows = tuple[Tensor, Tensor]
+LabeledWindows = tuple[Tensor, Tensor]
 """Windows int64 [N, W], and for each the next word, or a replacement of its middle word: int64 [N]."""
 
 
-def outside_of(special: SpecialTokens) -> int:
+def outside_token(special: SpecialTokens) -> int:
     """Return the token that stands outside a document."""
     outside = next((id_ for id_ in (special.begin, special.pad, special.end) if id_ is not None), None)
     if outside is None:
         raise UserError(
-            "windows at the border of a document need a token to stand outside: build the corpus with "
-            "tokenizer.kind=words, whose `<s>` it is."
+            "windows at the border of a document need a begin token, and the tokenizer has none: build the corpus with "
+            "tokenizer.kind=words, which has `<s>`."
         )
     return outside
 
 
-def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> AskedWindows:
+def next_words(batch: dict[str, Tensor], spec: WordSpec, outside: int) -> LabeledWindows:
     """Return windows and next words of `causal-lm` sequences."""
     tokens_BS, labels_BS = batch["tokens"], batch["labels"]
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.window - 1, 0, outside)
-    asked = labels_BS != IGNORED
-    return windows_BSW[asked], labels_BS[asked]
+    labeled = labels_BS != IGNORED
+    return windows_BSW[labeled], labels_BS[labeled]
 
 
-def judged_windows(
+def ranked_windows(
     batch: dict[str, Tensor], spec: WordSpec, outside: int, dictionary: Tensor, unknown: int
-) -> AskedWindows:
+) -> LabeledWindows:
     """Return the windows around words of the dictionary (int64 ids), and another word of it for each, for
     `window-ranking` sequences.
 
     Words that are not in the dictionary become `unknown`.
     """
-    asked = torch.isin(batch["tokens"], dictionary)
-    tokens_BS = torch.where(asked, batch["tokens"], unknown)
+    known = torch.isin(batch["tokens"], dictionary)
+    tokens_BS = torch.where(known, batch["tokens"], unknown)
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
-    drawn = (batch["others"][asked].double() * len(dictionary)).long()
-    return windows_BSW[asked], dictionary[drawn]
+    sampled = (batch["others"][known].double() * len(dictionary)).long()
+    return windows_BSW[known], dictionary[sampled]
 
 
-def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> AskedWindows:
+def tagged_words(batch: dict[str, Tensor], outside: int, dictionary: Tensor, unknown: int) -> LabeledWindows:
     """Return the windows around each word and its tag, for the same sequences."""
     tokens_BS = torch.where(torch.isin(batch["tokens"], dictionary), batch["tokens"], unknown)
     reach = TAG_DISTANCES // 2 + TAG_FILTER // 2
@@ -71,5 +71,5 @@ def _windows(tokens_BS: Tensor, documents_BS: Tensor, before: int, after: int, o
         width = before + 1 + after
         return torch.cat([sides[0], rows_BS, sides[1]], 1).unfold(1, width, 1)
 
-    own = padded(documents_BS, -1) == documents_BS[:, :, None]
-    return torch.where(own, padded(tokens_BS, outside), outside)
+    same_document = padded(documents_BS, -1) == documents_BS[:, :, None]
+    return torch.where(same_document, padded(tokens_BS, outside), outside)

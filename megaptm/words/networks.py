@@ -27,22 +27,23 @@ class Network(nn.Module):
         self.vectors = nn.Parameter(torch.empty(spec.vocabulary, size.width))
         self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
 
-    def fill(self, seed: int, most: float) -> None:
-        """Set uniform values between minus and plus `bound`, a function of the seed and the name; biases are 0."""
+    def fill(self, seed: int, initial: float) -> None:
+        """Set uniform values between minus and plus `initial` times `bound`, a function of the seed and the name;
+        biases are 0."""
         for name, parameter in self.named_parameters():
             with torch.no_grad():
                 if parameter.ndim == 1:
                     parameter.zero_()
                     continue
-                drawn = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
-                bound = most * self.bound(name, parameter.shape[1])
-                parameter.copy_(torch.from_numpy(drawn * (2 * bound) - bound))
+                uniform = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
+                bound = initial * self.bound(name, parameter.shape[1])
+                parameter.copy_(torch.from_numpy(uniform * (2 * bound) - bound))
 
     def bound(self, name: str, inputs: int) -> float:
         """Return the bound of the initial values of a parameter with so many inputs; for vectors, their width."""
         return float(inputs**-0.5)
 
-    def read(self, windows_NW: Tensor) -> Tensor:
+    def embed(self, windows_NW: Tensor) -> Tensor:
         """Return [N, W D]."""
         return F.embedding(windows_NW, self.vectors).flatten(1)
 
@@ -75,7 +76,7 @@ class NextWord(Network):
         return F.linear(self._features(windows_NW), self.output, self.bias)
 
     def _features(self, windows_NW: Tensor) -> Tensor:
-        x_ND = self.read(windows_NW)
+        x_ND = self.embed(windows_NW)
         hidden = [] if self.inner is None else [torch.tanh(self.inner(x_ND))]
         return torch.cat([*hidden, *([x_ND] if self.direct else [])], 1)
 
@@ -110,14 +111,14 @@ class Ranking(Network):
     def scores(self, windows_NW: Tensor) -> Tensor:
         """Return [N]."""
         assert self.inner is not None
-        scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.read(windows_NW))))
+        scores_N1: Tensor = self.score(F.hardtanh(self.inner(self.embed(windows_NW))))
         return scores_N1.squeeze(1)
 
     def loss(self, windows_NW: Tensor, others_N: Tensor) -> Tensor:
         """Return the summed hinge loss of each window against the same with another middle word."""
-        wrong_NW = windows_NW.clone()
-        wrong_NW[:, self.middle] = others_N
-        return F.relu(1 - self.scores(windows_NW) + self.scores(wrong_NW)).sum()
+        replaced_NW = windows_NW.clone()
+        replaced_NW[:, self.middle] = others_N
+        return F.relu(1 - self.scores(windows_NW) + self.scores(replaced_NW)).sum()
 
     def tag_loss(self, windows_NW: Tensor, tags_N: Tensor) -> Tensor:
         """Return the summed cross-entropy of the tags of middle words."""

@@ -19,9 +19,9 @@ from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
 from megaptm.run.corpora import RunCorpora
 from megaptm.words.engine import DIVERGED
-from megaptm.words.kept_pairs import SPLITS, Counted, KeptPairs
-from megaptm.words.pair_kernels import learn_pairs
-from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, unit_of
+from megaptm.words.pair_cache import SPLITS, PairCache, WordAndPairCounts
+from megaptm.words.pair_kernels import train_pairs
+from megaptm.words.pairs import PairCounts, Pairs, PairTable, count_pairs, units_per_count
 from megaptm.words.rotating_table import RotatingTable
 from megaptm.words.sharded_table import Exchange, ShardedTable
 from megaptm.words.vocabulary import counts_piece, words_to_learn
@@ -51,9 +51,9 @@ class PairEngine:
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
         self.exchange = Exchange.open(self.ranks, timeout_minutes)
-        numbers = 2 * (spec.size.width + 1)
-        self._words = ShardedTable("word", spec.vocabulary, numbers, self.exchange)
-        self._contexts = RotatingTable("context", spec.vocabulary, numbers, self.exchange)
+        width = 2 * (spec.size.width + 1)
+        self._words = ShardedTable("word", spec.vocabulary, width, self.exchange)
+        self._contexts = RotatingTable("context", spec.vocabulary, width, self.exchange)
         self.counts = np.zeros(0, np.int64)
         self.pairs: PairTable
         self.held_out: PairTable
@@ -67,16 +67,16 @@ class PairEngine:
     def count(self) -> None:
         """Count words and the pairs of words that take part, unless they are cached. Sums are exact, so both give the
         same. All ranks call this together."""
-        kept = None
+        cache = None
         if self.run is not None:
-            tables = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
-            room = (self.config.checkpoint.keep + 1) * tables
-            kept = KeptPairs(self.run, self._counted_of(), self.spec.vocabulary, self.exchange, room)
-        counted = None if kept is None else kept.read()
+            table_bytes = 4 * sum(math.prod(table.shape) for table in (self._words, self._contexts))
+            reserved_bytes = (self.config.checkpoint.keep + 1) * table_bytes
+            cache = PairCache(self.run, self._describe_counts(), self.spec.vocabulary, self.exchange, reserved_bytes)
+        counted = None if cache is None else cache.read()
         if counted is None:
             counted = self._count()
-            if kept is not None:
-                kept.write(counted)
+            if cache is not None:
+                cache.write(counted)
         self.counts = counted.words
         # Scaled to as much text as the training split, or all predictions would be off by the same amount.
         self._share = self.corpora.tokens("validation") / self.corpora.tokens("train")
@@ -84,15 +84,14 @@ class PairEngine:
             self._table(split, counted.pairs[split], share)
             for split, share in zip(SPLITS, (1.0, self._share), strict=True)
         )
-        train, most = self.config.train, self.config.data.epochs
-        if most is not None and train.steps > most * self.pairs.steps:
+        train, epochs = self.config.train, self.config.data.epochs
+        if epochs is not None and train.steps > epochs * self.pairs.steps:
             raise UserError(
-                f"train.steps ({train.steps:,}) is more than the {most * self.pairs.steps:,} steps in which the text's "
-                f"{self.pairs.pairs:,} pairs are read {most} time{'s' if most > 1 else ''} (data.epochs): lower "
-                "train.steps, raise data.epochs, or leave data.epochs out."
+                f"train.steps ({train.steps:,}) is too large: data.epochs ({epochs}) of {self.pairs.pairs:,} pairs are "
+                f"{epochs * self.pairs.steps:,} steps. Lower train.steps, raise data.epochs, or remove data.epochs."
             )
 
-    def _counted_of(self) -> dict[str, Any]:
+    def _describe_counts(self) -> dict[str, Any]:
         """Return everything on which the counts depend."""
         task = self.task
         return {
@@ -105,24 +104,24 @@ class PairEngine:
             "min_count": task.min_count,
         }
 
-    def _count(self) -> Counted:
+    def _count(self) -> WordAndPairCounts:
         exchange = self.exchange
-        words = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.total)
+        words = self.corpora.word_counts(self.spec.vocabulary, exchange.rank, exchange.ranks, exchange.all_reduce)
         takes_part = np.zeros(self.spec.vocabulary, bool)
         special = self.corpora.tokenizer.special.specials
         takes_part[words_to_learn(self.spec, words, special, self.task)] = True
         texts = {split: self.corpora.texts(split, exchange.rank, exchange.ranks) for split in SPLITS}
-        return Counted(
-            words, {split: count_pairs(some, takes_part, self.task, exchange) for split, some in texts.items()}
+        return WordAndPairCounts(
+            words, {split: count_pairs(text, takes_part, self.task, exchange) for split, text in texts.items()}
         )
 
     def fill(self) -> None:
         """Set the initial vectors."""
-        numbers = self.spec.size.width + 1
+        num_weights = self.spec.size.width + 1
         for table in (self._words, self._contexts):
             seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
-            table.fill(seed, self.spec.family.initial / numbers)
-            table.flat[:, numbers:] = self.config.optimizer.initial_accumulator
+            table.fill(seed, self.spec.family.initial / num_weights)
+            table.flat[:, num_weights:] = self.config.optimizer.initial_accumulator
 
     def pieces(self) -> Iterator[TensorPiece]:
         yield self._words.piece()
@@ -137,15 +136,15 @@ class PairEngine:
     def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Train on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
         divergence."""
-        pairs = self.pairs.of_step(step)
-        result = self._through([pairs], lr, x_max=self.task.x_max)
-        of_nothing = self._of_nothing(pairs)
+        pairs = self.pairs.select(step)
+        result = self._train_rounds([pairs], lr, x_max=self.task.x_max)
+        untrained_loss = self._untrained_loss(pairs)
         (mean,) = result.losses.values()
         # If all pairs occur once, the loss of zero vectors is 0, and real vectors are never exactly zero: hence the 1.
-        if not mean < DIVERGED * (1 + of_nothing):
+        if not mean < DIVERGED * (1 + untrained_loss):
             raise DivergedError(
-                f"step {step + 1} has a loss of {mean:.4g}, where vectors that know nothing have "
-                f"{of_nothing:.4g}, and was not saved: {REMEDY}"
+                f"step {step + 1} has a loss of {mean:.4g}, but untrained vectors have {untrained_loss:.4g}. "
+                f"The step was not saved: {REMEDY}"
             )
         return result
 
@@ -153,48 +152,48 @@ class PairEngine:
         """Return the loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair that
         occurs once there is little evidence, whatever its scaled count."""
         assert microbatches is not None
-        steps = [self.held_out.of_step(number) for number in microbatches]
-        return self._through(steps, 0.0, x_max=self.task.x_max / self._share)
+        steps = [self.held_out.select(number) for number in microbatches]
+        return self._train_rounds(steps, 0.0, x_max=self.task.x_max / self._share)
 
-    def _through(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
+    def _train_rounds(self, steps: list[Pairs], rate: float, *, x_max: float) -> StepResult:
         """Run all rounds; return the mean weighted squared error of the pairs."""
         losses, task = np.zeros(LANES), self.task
         lanes, first = self._words.held.shape[1], self._words.first_lane
         bias_rate = task.bias_rate * rate / self.config.optimizer.lr
         for round_ in range(LANES):
             for pairs in steps:
-                mine = slice(*pairs.rounds[round_ : round_ + 2])
-                learn_pairs(
-                    *(self._words.flat, self._contexts.flat, pairs.words[mine], pairs.contexts[mine]),
-                    *(pairs.counts[mine], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
+                part = slice(*pairs.rounds[round_ : round_ + 2])
+                train_pairs(
+                    *(self._words.flat, self._contexts.flat, pairs.words[part], pairs.contexts[part]),
+                    *(pairs.counts[part], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
                 )
             self._contexts.rotate(round_)
-        asked = sum(len(pairs.words) for pairs in steps)
-        found = self.exchange.all_gather(np.array([*losses, asked], np.float64)).sum(axis=0)
+        num_pairs = sum(len(pairs.words) for pairs in steps)
+        sums = self.exchange.all_reduce(np.array([*losses, num_pairs], np.float64))
         ((name, weight),) = self.losses.items()
-        mean = float(found[:-1].sum()) / max(float(found[-1]), 1.0)
-        return StepResult({name: mean}, weight * mean, None, {name: int(found[-1])})
+        mean = float(sums[:-1].sum()) / max(float(sums[-1]), 1.0)
+        return StepResult({name: mean}, weight * mean, None, {name: int(sums[-1])})
 
-    def _of_nothing(self, pairs: Pairs) -> float:
+    def _untrained_loss(self, pairs: Pairs) -> float:
         """Return the loss of zero vectors and biases, over the pairs of all ranks."""
         weights = np.minimum(1.0, (pairs.counts / self.task.x_max) ** self.task.alpha)
-        mine = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
-        loss, asked = self.exchange.all_gather(np.array(mine)).sum(axis=0).tolist()
-        return float(loss / max(asked, 1.0))
+        local_sums = [float((weights * np.log(pairs.counts) ** 2).sum()), len(pairs.counts)]
+        loss, num_pairs = self.exchange.all_reduce(np.array(local_sums)).tolist()
+        return float(loss / max(num_pairs, 1.0))
 
     def _table(self, split: str, held: PairCounts, share: float) -> PairTable:
         """Return the table of a split's pairs, with counts divided by `share`."""
         pairs = int(self.exchange.all_gather(np.array([len(held.keys)])).sum())
         if not pairs:
             raise UserError(
-                f"the {split} split has no two words near each other that come as often as "
-                f"{self.task.min_count:,} times: build the corpus from more text, or lower min_count of glove."
+                f"the {split} split has no pair of nearby words that both occur {self.task.min_count:,} times: build "
+                "the corpus from more text, or lower min_count of glove."
             )
         config = self.config
         return PairTable(
             held,
             vocabulary=self.spec.vocabulary,
-            unit=unit_of(self.task) * share,
+            unit=units_per_count(self.task) * share,
             seed=(config.train.seed, "pairs", split),
             pairs=pairs,
             per_step=config.train.batch * config.data.sequence,

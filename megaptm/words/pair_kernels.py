@@ -14,7 +14,7 @@ CLIP = 100.0
 
 
 @compiled(fastmath=FAST)
-def learn_pairs(
+def train_pairs(
     word_RN, context_RN, words, contexts, counts, lanes, first, round_, x_max, alpha, rate, bias_rate, losses
 ):
     """Train on pairs and their counts, one after the other, as the released code does.
@@ -26,32 +26,32 @@ def learn_pairs(
 
     A rate of 0 updates nothing.
     """
-    width, every = word_RN.shape[1] // 2 - 1, losses.shape[0]
-    sums = width + 1
+    width, all_lanes = word_RN.shape[1] // 2 - 1, losses.shape[0]
+    square_sums = width + 1
     for p in range(words.shape[0]):
         word, context = words[p], contexts[p]
-        w = word // every * lanes + word % every - first
-        c = context // every * lanes + ((context - first - round_) % every + round_) % lanes
-        off = np.float64(word_RN[w, width] + context_RN[c, width]) - math.log(counts[p])
+        w = word // all_lanes * lanes + word % all_lanes - first
+        c = context // all_lanes * lanes + ((context - first - round_) % all_lanes + round_) % lanes
+        error = np.float64(word_RN[w, width] + context_RN[c, width]) - math.log(counts[p])
         product = word_RN.dtype.type(0.0)
         for d in range(width):
             product += word_RN[w, d] * context_RN[c, d]
-        off += product
-        weighed = off if counts[p] > x_max else off * (counts[p] / x_max) ** alpha
-        losses[word % every] += weighed * off
+        error += product
+        weighted = error if counts[p] > x_max else error * (counts[p] / x_max) ** alpha
+        losses[word % all_lanes] += weighted * error
         if rate == 0.0:
             continue
         for d in range(width):
             # Both updates are computed before either is applied.
-            of_word = min(max(weighed * context_RN[c, d], -CLIP), CLIP) * rate
-            of_context = min(max(weighed * word_RN[w, d], -CLIP), CLIP) * rate
-            word_RN[w, d] -= of_word / math.sqrt(word_RN[w, sums + d])
-            context_RN[c, d] -= of_context / math.sqrt(context_RN[c, sums + d])
+            word_update = min(max(weighted * context_RN[c, d], -CLIP), CLIP) * rate
+            context_update = min(max(weighted * word_RN[w, d], -CLIP), CLIP) * rate
+            word_RN[w, d] -= word_update / math.sqrt(word_RN[w, square_sums + d])
+            context_RN[c, d] -= context_update / math.sqrt(context_RN[c, square_sums + d])
             # The square root uses the sum before this update.
-            word_RN[w, sums + d] += of_word * of_word
-            context_RN[c, sums + d] += of_context * of_context
-        of_bias = weighed * bias_rate
-        word_RN[w, width] -= of_bias / math.sqrt(word_RN[w, sums + width])
-        context_RN[c, width] -= of_bias / math.sqrt(context_RN[c, sums + width])
-        word_RN[w, sums + width] += of_bias * of_bias
-        context_RN[c, sums + width] += of_bias * of_bias
+            word_RN[w, square_sums + d] += word_update * word_update
+            context_RN[c, square_sums + d] += context_update * context_update
+        bias_update = weighted * bias_rate
+        word_RN[w, width] -= bias_update / math.sqrt(word_RN[w, square_sums + width])
+        context_RN[c, width] -= bias_update / math.sqrt(context_RN[c, square_sums + width])
+        word_RN[w, square_sums + width] += bias_update * bias_update
+        context_RN[c, square_sums + width] += bias_update * bias_update

@@ -17,21 +17,21 @@ TO_WRITE, TO_ALL_CACHES, DATA = 1, 3, 1
 
 
 @intrinsic
-def _prefetch(context: Any, table_RD: Any, row: Any, at: Any) -> Any:
+def _prefetch(context: Any, table_RD: Any, row: Any, column: Any) -> Any:
     """Emit LLVM's prefetch instruction, which numba does not offer. It never fails, whatever the address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.args[0]
-        table = context.make_array(kind)(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(context, builder, kind, table, arguments[1:], wraparound=False)
+        array_type = signature.args[0]
+        table = context.make_array(array_type)(context, builder, arguments[0])
+        address = cgutils.get_item_pointer(context, builder, array_type, table, arguments[1:], wraparound=False)
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        called = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        how = (number(option) for option in (TO_WRITE, TO_ALL_CACHES, DATA))
-        function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), called)
-        builder.call(function, [builder.bitcast(place, byte), *how])
+        signature_type = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        options = (number(option) for option in (TO_WRITE, TO_ALL_CACHES, DATA))
+        function = builder.module.declare_intrinsic("llvm.prefetch", (byte,), signature_type)
+        builder.call(function, [builder.bitcast(address, byte), *options])
         return context.get_dummy_value()
 
-    return types.void(table_RD, row, at), generate
+    return types.void(table_RD, row, column), generate
 
 
 @compiled()

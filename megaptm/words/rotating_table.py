@@ -23,7 +23,7 @@ class RotatingTable(ShardedTable):
         together."""
         lanes = self.held.shape[1]
         slot = round_ % lanes
-        self.held[:, slot] = self.exchange.pass_on(self.held[:, slot])
+        self.held[:, slot] = self.exchange.send_to_previous(self.held[:, slot])
         if round_ == LANES - 1:
             # If the number of held lanes does not divide LANES, the first one ends in another slot.
             self.held[:] = np.roll(self.held, -(LANES % lanes), axis=1)

@@ -43,44 +43,44 @@ class Exchange:
         except n."""
         if self.group is None:
             return [*parts]
-        got, theirs = self.swap(np.concatenate(parts), [len(part) for part in parts])
-        return np.split(got, np.cumsum(theirs)[:-1])
+        received, sizes = self.swap(np.concatenate(parts), [len(part) for part in parts])
+        return np.split(received, np.cumsum(sizes)[:-1])
 
-    def swap(self, sent: np.ndarray, mine: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
-        """Exchange one array [n, ...], whose first `mine[0]` elements are for rank 0 and so on. Return the received
+    def swap(self, sent: np.ndarray, sizes: Sequence[int]) -> tuple[np.ndarray, Sequence[int]]:
+        """Exchange one array [n, ...], whose first `sizes[0]` elements are for rank 0 and so on. Return the received
         elements in rank order, and their number per rank. Large arrays are copied at most once."""
         if self.group is None:
-            return sent, mine
-        theirs = torch.empty(self.ranks, dtype=torch.int64)
-        dist.all_to_all_single(theirs, torch.tensor(mine), group=self.group)
-        got = torch.empty((int(theirs.sum()), *sent.shape[1:]), dtype=torch.from_numpy(sent).dtype)
-        dist.all_to_all_single(got, torch.from_numpy(sent), theirs.tolist(), [*mine], group=self.group)
-        return got.numpy(), theirs.tolist()
+            return sent, sizes
+        received_sizes = torch.empty(self.ranks, dtype=torch.int64)
+        dist.all_to_all_single(received_sizes, torch.tensor(sizes), group=self.group)
+        received = torch.empty((int(received_sizes.sum()), *sent.shape[1:]), dtype=torch.from_numpy(sent).dtype)
+        dist.all_to_all_single(received, torch.from_numpy(sent), received_sizes.tolist(), [*sizes], group=self.group)
+        return received.numpy(), received_sizes.tolist()
 
-    def pass_on(self, numbers: np.ndarray) -> np.ndarray:
+    def send_to_previous(self, values: np.ndarray) -> np.ndarray:
         """Send an array to the previous rank and return that of the next rank, of equal shape."""
         if self.group is None:
-            return numbers
-        sent, got = torch.from_numpy(np.ascontiguousarray(numbers)), torch.empty(numbers.shape)
-        sending = dist.isend(sent, (self.rank - 1) % self.ranks, group=self.group)
-        dist.recv(got, (self.rank + 1) % self.ranks, group=self.group)
-        assert sending is not None
-        sending.wait()
-        return got.numpy()
+            return values
+        sent, received = torch.from_numpy(np.ascontiguousarray(values)), torch.empty(values.shape)
+        request = dist.isend(sent, (self.rank - 1) % self.ranks, group=self.group)
+        dist.recv(received, (self.rank + 1) % self.ranks, group=self.group)
+        assert request is not None
+        request.wait()
+        return received.numpy()
 
-    def total(self, numbers: np.ndarray) -> np.ndarray:
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of all ranks' arrays of one shape, in rank order."""
-        found: np.ndarray = self.all_gather(numbers).sum(axis=0)
-        return found
+        total: np.ndarray = self.all_gather(values).sum(axis=0)
+        return total
 
-    def all_gather(self, numbers: np.ndarray) -> np.ndarray:
+    def all_gather(self, values: np.ndarray) -> np.ndarray:
         """Return [ranks, ...]: the arrays of all ranks, of one shape."""
         if self.group is None:
-            return numbers[None]
-        mine = torch.from_numpy(np.ascontiguousarray(numbers))
-        found = [torch.empty_like(mine) for _ in range(self.ranks)]
-        dist.all_gather(found, mine, group=self.group)
-        return np.stack([one.numpy() for one in found])
+            return values[None]
+        sent = torch.from_numpy(np.ascontiguousarray(values))
+        gathered = [torch.empty_like(sent) for _ in range(self.ranks)]
+        dist.all_gather(gathered, sent, group=self.group)
+        return np.stack([tensor.numpy() for tensor in gathered])
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RowChange:
 
     rows: np.ndarray
     """int64 [U], ascending"""
-    moves: np.ndarray
+    num_updates: np.ndarray
     """int64 [U]: number of updates in each change."""
     values: np.ndarray
     """float32 [U, D]"""
@@ -126,28 +126,28 @@ class ShardedTable:
         """float32 [R, D]: the held rows; on a single rank, row v of the table is row v."""
         return self.held.reshape(-1, self.width)
 
-    def numbers(self) -> np.ndarray:
+    def row_ids(self) -> np.ndarray:
         """Return int64 [R]: index in the full table of each held row."""
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
-    def fill(self, seed: int, most: float) -> None:
-        """Set U(-most, most) for any number of ranks; rows after the last stay 0."""
-        numbers = self.numbers()
-        fill_uniform(self.flat, numbers, seed, most)
-        self.flat[numbers >= self.rows] = 0.0
+    def fill(self, seed: int, bound: float) -> None:
+        """Set U(-bound, bound) for any number of ranks; rows after the last stay 0."""
+        row_ids = self.row_ids()
+        fill_uniform(self.flat, row_ids, seed, bound)
+        self.flat[row_ids >= self.rows] = 0.0
 
     def fetch(self, rows: np.ndarray) -> np.ndarray:
         """Return float32 [U, D]: copies of some rows from the ranks that hold them; `rows` ascend. All ranks call this
         together."""
-        order, numbers = self._dealt(rows)
-        asked, theirs = self.exchange.swap(rows[order], numbers)
-        got, _ = self.exchange.swap(self.flat[self._places(asked)], theirs)
+        order, sizes = self._by_owner(rows)
+        requested, requested_sizes = self.exchange.swap(rows[order], sizes)
+        received, _ = self.exchange.swap(self.flat[self._flat_index(requested)], requested_sizes)
         if self.exchange.ranks == 1:
-            return got
-        found = np.empty_like(got)
-        found[order] = got
-        return found
+            return received
+        fetched = np.empty_like(received)
+        fetched[order] = received
+        return fetched
 
     def add(self, changes: Sequence[RowChange], rate: float) -> None:
         """Add the changes of sequences one after the other, first those of rank 0, then of rank 1 and so on.
@@ -155,12 +155,12 @@ class ShardedTable:
         All ranks call this together. A row is the sum of the same values in the same order for any number of ranks: see
         `kernels.add_rows`.
         """
-        parts = ([getattr(change, name) for change in changes] for name in ("rows", "moves", "values"))
-        joined = [some[0] if len(changes) == 1 else np.concatenate(some) for some in parts]
+        fields = ([getattr(change, name) for change in changes] for name in ("rows", "num_updates", "values"))
+        joined = [arrays[0] if len(changes) == 1 else np.concatenate(arrays) for arrays in fields]
         # Stable, so that each rank's rows stay in the order of their changes.
-        order, numbers = self._dealt(joined[0])
-        rows, moves, values = (self.exchange.swap(part[order], numbers)[0] for part in joined)
-        add_rows(self.flat, self._places(rows), moves, values, rate)
+        order, sizes = self._by_owner(joined[0])
+        rows, num_updates, values = (self.exchange.swap(array[order], sizes)[0] for array in joined)
+        add_rows(self.flat, self._flat_index(rows), num_updates, values, rate)
 
     def piece(self) -> TensorPiece:
         """Return this rank's part of the table for a checkpoint."""
@@ -171,14 +171,14 @@ class ShardedTable:
         """Read from a checkpoint of any number of ranks."""
         self.held[:] = reader.read(f"weight/{self.name}", (0, self.first_lane, 0), self.held.shape).numpy()
 
-    def _dealt(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
+    def _by_owner(self, rows: np.ndarray) -> tuple[np.ndarray | slice, list[int]]:
         """Return an order by owner, and the number of rows per owner."""
         if self.exchange.ranks == 1:
             return slice(None), [len(rows)]
         owner = self._owner[rows % LANES]
-        numbers: list[int] = np.bincount(owner, minlength=self.exchange.ranks).tolist()
-        return np.argsort(owner, kind="stable"), numbers
+        sizes: list[int] = np.bincount(owner, minlength=self.exchange.ranks).tolist()
+        return np.argsort(owner, kind="stable"), sizes
 
-    def _places(self, rows: np.ndarray) -> np.ndarray:
+    def _flat_index(self, rows: np.ndarray) -> np.ndarray:
         """Return int64: indices in `flat` of rows that this rank holds."""
         return rows // LANES * self.held.shape[1] + rows % LANES - self.first_lane

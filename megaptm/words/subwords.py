@@ -15,34 +15,34 @@ LINE_END = "</s>"
 
 
 @compiled()
-def _pieces(text, starts, shortest, longest, buckets, found, ends):
-    """Fill `found` with the buckets of each text's subwords in fastText's order, and `ends` with the end index of each
-    text. With an empty `found`, only `ends` is written. Return the number of subwords."""
+def _write_buckets(text, starts, shortest, longest, num_buckets, buckets, ends):
+    """Fill `buckets` with those of each text's subwords in fastText's order, and `ends` with the end index of each
+    text. With an empty `buckets`, only `ends` is written. Return the number of subwords."""
     count = 0
     for word in range(starts.shape[0] - 1):
         first, last = starts[word], starts[word + 1]
         for i in range(first, last):
             if (text[i] & 0xC0) == 0x80:  # continuation byte of a UTF-8 character
                 continue
-            value, j, characters = np.uint32(2166136261), i, 0
+            hash_, j, characters = np.uint32(2166136261), i, 0
             while j < last and characters < longest:
                 while True:
                     # FNV-1a over bytes that the released code treats as signed.
-                    value = np.uint32((value ^ np.uint32(np.int8(text[j]))) * np.uint32(16777619))
+                    hash_ = np.uint32((hash_ ^ np.uint32(np.int8(text[j]))) * np.uint32(16777619))
                     j += 1
                     if j >= last or (text[j] & 0xC0) != 0x80:
                         break
                 characters += 1
                 # A border character alone is not a subword.
                 if characters >= shortest and not (characters == 1 and (i == first or j == last)):
-                    if found.shape[0] > 0:
-                        found[count] = value % np.uint32(buckets)
+                    if buckets.shape[0] > 0:
+                        buckets[count] = hash_ % np.uint32(num_buckets)
                     count += 1
         ends[word] = count
     return count
 
 
-def pieces_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tuple[np.ndarray, np.ndarray]:
+def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 [V + 1] and int64 [R]: the start index of each word's subwords, and their buckets.
 
     A subword is `ngrams` characters of `<word>`; the whole word with its borders is one too if it is short enough.
@@ -50,15 +50,15 @@ def pieces_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tu
     texts = [b"" if word == LINE_END else f"<{word}>".encode() for word in words]
     text = np.frombuffer(b"".join(texts), np.uint8)
     starts, ends = np.cumsum([0, *map(len, texts)]), np.zeros(len(texts), np.int64)
-    found = np.zeros(_pieces(text, starts, *ngrams, buckets, np.zeros(0, np.int64), ends), np.int64)
-    if len(found):
-        _pieces(text, starts, *ngrams, buckets, found, ends)
-    return np.concatenate(([0], ends)), found
+    buckets = np.zeros(_write_buckets(text, starts, *ngrams, num_buckets, np.zeros(0, np.int64), ends), np.int64)
+    if len(buckets):
+        _write_buckets(text, starts, *ngrams, num_buckets, buckets, ends)
+    return np.concatenate(([0], ends)), buckets
 
 
-def bags_of(words: Sequence[str], ngrams: tuple[int, int], buckets: int) -> tuple[np.ndarray, np.ndarray]:
+def subword_rows(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 [V + 1] and int64 [R]: the start index of each word's rows, and the rows: its own, then those of its
     subwords, which follow the rows of all words."""
-    starts, found = pieces_of(words, ngrams, buckets)
-    numbers = np.arange(len(words))
-    return starts + np.arange(len(starts)), np.insert(found + len(words), starts[:-1], numbers)
+    starts, buckets = subword_buckets(words, ngrams, num_buckets)
+    own_rows = np.arange(len(words))
+    return starts + np.arange(len(starts)), np.insert(buckets + len(words), starts[:-1], own_rows)

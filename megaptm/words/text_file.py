@@ -12,7 +12,7 @@ from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
 KEY = "model.word_vectors"
-LONGEST_LINE = 1 << 20
+MAX_LINE = 1 << 20
 """Longest line in characters: stops at files without lines, such as compressed ones."""
 
 
@@ -22,7 +22,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     A line is a word and its values, separated by spaces (GloVe). An optional first line has the number of words and the
     width (word2vec).
     """
-    rows, width, found = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
+    rows, width, num_known = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
     table_VD = table_VD.clone()
     try:
         with plain_file(path).open(encoding="utf-8", errors="replace") as file:
@@ -34,25 +34,27 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
                     continue
                 if len(numbers) < width or (number == first and _are_numbers(numbers[:-width])):
                     raise UserError(
-                        f"{KEY}: line {number} of {path} has {len(numbers)} numbers, the table {width}: give a text "
-                        "file of vectors as wide as model.embedding."
+                        f"{KEY}: line {number} of {path} has {len(numbers)} numbers, but model.embedding is {width}: "
+                        "give a text file of vectors of that width."
                     )
                 # A word may contain spaces, as a few of GloVe's do.
                 word = " ".join([word, *numbers[:-width]])
                 if (row := rows.get(word)) is not None:
-                    table_VD[row], found = _numbers(numbers[-width:], number, path), found + 1
+                    table_VD[row], num_known = _parse_vector(numbers[-width:], number, path), num_known + 1
     except OSError as error:
         raise UserError(f"{KEY} ({path}) cannot be read ({error.strerror}): correct the path.") from None
-    if not found:
-        raise UserError(f"{KEY}: {path} has none of the {len(names):,} words of the vocabulary: take another file.")
+    if not num_known:
+        raise UserError(f"{KEY}: {path} has none of the {len(names):,} words of the vocabulary: use another file.")
     return table_VD
 
 
 def _lines(file: IO[str], path: str) -> Iterator[tuple[int, str]]:
     """Yield numbered lines, starting at 1."""
-    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), ""), 1):
-        if len(line) == LONGEST_LINE:
-            raise UserError(f"{KEY}: line {number} of {path} is no word and its numbers: give a text file of vectors.")
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
+        if len(line) == MAX_LINE:
+            raise UserError(
+                f"{KEY}: line {number} of {path} is not a word and its numbers: give a text file of vectors."
+            )
         yield number, line
 
 
@@ -64,13 +66,13 @@ def _are_numbers(words: Sequence[str]) -> bool:
         return False
 
 
-def _numbers(words: Sequence[str], line: int, path: str) -> Tensor:
+def _parse_vector(words: Sequence[str], line: int, path: str) -> Tensor:
     try:
         vector = torch.tensor([float(word) for word in words])
     except ValueError:
         raise UserError(
-            f"{KEY}: line {line} of {path} is no word and its numbers: give a text file of vectors."
+            f"{KEY}: line {line} of {path} is not a word and its numbers: give a text file of vectors."
         ) from None
     if not vector.isfinite().all():
-        raise UserError(f"{KEY}: line {line} of {path} has a number that is not finite: leave that line out.")
+        raise UserError(f"{KEY}: line {line} of {path} has NaN or an infinite number: remove that line.")
     return vector

@@ -19,10 +19,10 @@ from megaptm.objectives.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.suggest import suggest
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.words.subwords import pieces_of
-from megaptm.words.vocabulary import read_counts, words_of
+from megaptm.words.subwords import subword_buckets
+from megaptm.words.vocabulary import frequent_words, read_counts
 
-LOOKED_THROUGH = 20_000
+MAX_SEARCHED = 20_000
 """Words to search for a spelling suggestion when a word has no vector."""
 
 
@@ -48,7 +48,7 @@ class WordVectors:
     """Subwords (fastText), for words without a vector of their own."""
 
     @cached_property
-    def number(self) -> dict[str, int]:
+    def rows(self) -> dict[str, int]:
         """Word -> row."""
         return {word: row for row, word in enumerate(self.words)}
 
@@ -60,8 +60,8 @@ class WordVectors:
     def vector(self, word: str) -> np.ndarray:
         """Return float32 [D]; for an unknown word the mean of its subwords' vectors. Raise UserError if there are
         none."""
-        if word not in self.number and self.pieces is not None:
-            _, buckets = pieces_of([word], self.pieces.ngrams, len(self.pieces.vectors))
+        if word not in self.rows and self.pieces is not None:
+            _, buckets = subword_buckets([word], self.pieces.ngrams, len(self.pieces.vectors))
             if len(buckets):
                 return self.pieces.vectors[buckets].mean(axis=0)
         return self.vectors[self._row(word)]
@@ -72,25 +72,25 @@ class WordVectors:
 
     def analogy(self, first: str, second: str, third: str, number: int = 1) -> list[tuple[str, float]]:
         """Return the words nearest to second - first + third (arXiv:1301.3781, section 4)."""
-        one, two, three = (_direction(self.vector(word)) for word in (first, second, third))
-        return self._near(_direction(two - one + three), [first, second, third], number)
+        a, b, c = (_direction(self.vector(word)) for word in (first, second, third))
+        return self._near(_direction(b - a + c), [first, second, third], number)
 
-    def accuracy(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
+    def count_solved(self, questions: Iterable[tuple[str, str, str, str]]) -> tuple[int, int]:
         """Return how many analogies of four words are solved, and how many have only known words."""
-        known = [question for question in questions if all(word in self.number for word in question)]
-        right = sum(fourth in dict(self.analogy(one, two, three)) for one, two, three, fourth in known)
-        return right, len(known)
+        known = [question for question in questions if all(word in self.rows for word in question)]
+        solved = sum(fourth in dict(self.analogy(first, second, third)) for first, second, third, fourth in known)
+        return solved, len(known)
 
     def _row(self, word: str) -> int:
-        if word not in self.number:
-            meant = suggest(word, self.words[:LOOKED_THROUGH])
-            remedy = f"did you mean {meant}?" if meant else "choose another."
-            raise UserError(f"{word} is none of the {len(self.words):,} words that have a vector; {remedy}")
-        return self.number[word]
+        if word not in self.rows:
+            suggestion = suggest(word, self.words[:MAX_SEARCHED])
+            remedy = f"did you mean {suggestion}?" if suggestion else "choose another word."
+            raise UserError(f"{word} is not one of the {len(self.words):,} words with a vector: {remedy}")
+        return self.rows[word]
 
-    def _near(self, direction: np.ndarray, left_out: Sequence[str], number: int) -> list[tuple[str, float]]:
+    def _near(self, direction: np.ndarray, excluded: Sequence[str], number: int) -> list[tuple[str, float]]:
         cosines = self.directions @ direction
-        known = {self.number[word] for word in left_out if word in self.number}
+        known = {self.rows[word] for word in excluded if word in self.rows}
         cosines[[*known]] = -np.inf
         number = min(number, len(cosines) - len(known))
         if number < 1:
@@ -105,21 +105,21 @@ def _direction(vector: np.ndarray) -> np.ndarray:
 
 def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
     """Read analogies, four words per line; lines that start with `:` are headings, as in questions-words.txt."""
-    found = []
+    questions = []
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error}): name a file of analogies.") from None
+        raise UserError(f"{path} cannot be read as text ({error}): use a file of analogies.") from None
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith(":"):
             continue
         if len(words) != 4:
             raise UserError(f"{path}, line {number}: an analogy is four words, not {len(words)}: correct it.")
-        found.append((words[0], words[1], words[2], words[3]))
-    if not found:
-        raise UserError(f"{path} holds no analogy: write four words a line.")
-    return found
+        questions.append((words[0], words[1], words[2], words[3]))
+    if not questions:
+        raise UserError(f"{path} has no analogies: write four words per line.")
+    return questions
 
 
 def load_words(run: str | Path, *, step: int | None = None) -> WordVectors:
@@ -133,27 +133,27 @@ def vectors_of(checkpoint: RunCheckpoint) -> WordVectors:
     spec = word_spec_of(checkpoint)
     task = checkpoint.config.built_objective
     tokenizer, counts = load_tokenizer(checkpoint.tokenizer), read_counts(checkpoint.checkpoint.reader, spec.vocabulary)
-    least = task.min_count if isinstance(task, WordWindows | GloVe) else 1
-    ids = words_of(counts, tokenizer.special.specials, least)
+    min_count = task.min_count if isinstance(task, WordWindows | GloVe) else 1
+    ids = frequent_words(counts, tokenizer.special.specials, min_count)
     words = [tokenizer.name(id_) for id_ in ids.tolist()]
     if isinstance(task, GloVe):
-        both = (whole_table(checkpoint, name)[ids, : spec.size.width] for name in ("word", "context"))
+        both = (read_table(checkpoint, name)[ids, : spec.size.width] for name in ("word", "context"))
         return WordVectors(words, counts[ids], sum(both, np.zeros(spec.size.width, np.float32)))
     if spec.family.network:
         return WordVectors(words, counts[ids], checkpoint.weights()["vectors"].numpy()[ids])
-    table = whole_table(checkpoint, "input")
+    table = read_table(checkpoint, "input")
     if not spec.size.buckets:
         return WordVectors(words, counts[ids], table[ids])
     # Uses the word's own rows; rows of all words come before those of subwords.
-    starts, pieces = pieces_of(words, spec.size.ngrams, spec.size.buckets)
-    rows, behind = table[ids], table[spec.vocabulary :]
-    sums = np.add.reduceat(np.vstack([behind[pieces], np.zeros((1, rows.shape[1]))]), starts[:-1])
+    starts, pieces = subword_buckets(words, spec.size.ngrams, spec.size.buckets)
+    rows, buckets = table[ids], table[spec.vocabulary :]
+    sums = np.add.reduceat(np.vstack([buckets[pieces], np.zeros((1, rows.shape[1]))]), starts[:-1])
     sums[np.diff(starts) == 0] = 0.0
     means = (rows + sums) / (1 + np.diff(starts))[:, None]
-    return WordVectors(words, counts[ids], means.astype(np.float32), WordPieces(spec.size.ngrams, behind))
+    return WordVectors(words, counts[ids], means.astype(np.float32), WordPieces(spec.size.ngrams, buckets))
 
 
-def whole_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
+def read_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
     """Return float32 [V, D]: a table of a checkpoint in row order, for any number of ranks. GloVe's rows include
     AdaGrad sums."""
     table = checkpoint.weights()[name].numpy()
@@ -167,7 +167,7 @@ def word_spec_of(checkpoint: RunCheckpoint) -> WordSpec:
     spec = resolve(checkpoint.config)
     if not isinstance(spec, WordSpec):
         raise UserError(
-            f"{checkpoint.run} is a run of {spec.name}, which has no table of word vectors: use `megaptm export "
-            "hf`, or `megaptm.load`."
+            f"{checkpoint.run} is a run of {spec.name}, which has no word vectors: use `megaptm export hf` or "
+            "`megaptm.load`."
         )
     return spec

@@ -32,12 +32,12 @@ def counts_piece(counts: np.ndarray) -> TensorPiece:
 def read_counts(reader: TensorReader, vocabulary: int) -> np.ndarray:
     """Return int64 [V] of a checkpoint. Raise UserError if they are invalid: compiled code uses derived tables as
     unchecked indices."""
-    found = reader.read(COUNTS)
-    if found.dtype != torch.int64 or tuple(found.shape) != (vocabulary,) or bool((found < 0).any()):
+    tensor = reader.read(COUNTS)
+    if tensor.dtype != torch.int64 or tuple(tensor.shape) != (vocabulary,) or bool((tensor < 0).any()):
         raise UserError(
-            f"{reader.folder}: {COUNTS} is not how often each of {vocabulary:,} words comes: take another checkpoint."
+            f"{reader.folder}: {COUNTS} must hold {vocabulary:,} word counts, integers from 0: use another checkpoint."
         )
-    counts: np.ndarray = found.numpy()
+    counts: np.ndarray = tensor.numpy()
     return counts
 
 
@@ -53,8 +53,8 @@ class WordTables:
     points: np.ndarray
     """int64 [V, P]: inner nodes from the root to each word, padded with -1; P is 0 without a tree."""
     codes: np.ndarray
-    """float32 [V, P]: turn at each node."""
-    words: np.ndarray
+    """float32 [V, P]: turns at each node."""
+    softmax_words: np.ndarray
     """int64 [N]: words of the softmax; empty without a softmax."""
 
 
@@ -66,13 +66,13 @@ def word_tables(counts: np.ndarray, special: Sequence[int], task: WordWindows) -
     counted[counted < task.min_count] = 0
     tree = task.output == HUFFMAN
     points, codes = huffman(counted) if tree else (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    drawn = np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
-    accept, alias = alias_table(drawn if task.output not in (HUFFMAN, SOFTMAX) else np.zeros(0))
+    noise = np.where(counted > 0, counted.astype(np.float64) ** task.noise_power, 0.0)
+    accept, alias = alias_table(noise if task.output not in (HUFFMAN, SOFTMAX) else np.zeros(0))
     words = np.flatnonzero(counted) if task.output == SOFTMAX else np.zeros(0, np.int64)
     return WordTables(thresholds(counted, task.subsample), accept, alias, points, codes, words)
 
 
-def words_of(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
+def frequent_words(counts: np.ndarray, special: Iterable[int], min_count: int) -> np.ndarray:
     """Return int64 [N]: ids of words with at least `min_count` occurrences, most frequent first."""
     often = counts.copy()
     often[sorted(special)] = 0
@@ -85,19 +85,19 @@ def written_word(word: str) -> bytes:
     bytes."""
     if not word or re.search(r"[\s\0]", word):
         raise UserError(
-            f"the word {word!r} cannot be told from others in a file of this format: take --format safetensors, or a "
-            "tokenizer of words."
+            f"the word {word!r} contains a separator of this file format: use --format safetensors, or a tokenizer of "
+            "kind words."
         )
     return word.encode()
 
 
 def words_to_learn(spec: WordSpec, counts: np.ndarray, special: Iterable[int], task: WordWindows | GloVe) -> np.ndarray:
-    """Return `words_of` as int64 [N]. Raise UserError if there are fewer than two."""
-    words = words_of(counts, special, task.min_count)
+    """Return `frequent_words` as int64 [N]. Raise UserError if there are fewer than two."""
+    words = frequent_words(counts, special, task.min_count)
     if len(words) < 2:
         raise UserError(
-            f"{spec.name} learns words from one another, and of the corpora's {len(words)} come as often as "
-            f"{task.min_count:,} times: lower min_count of {task.name}, or give more text."
+            f"{spec.name} needs at least two words. In the corpora, {len(words)} occur {task.min_count:,} times or "
+            f"more: lower min_count of {task.name}, or use more text."
         )
     return words
 
@@ -112,8 +112,8 @@ def thresholds(counts: np.ndarray, subsample: float) -> np.ndarray:
         return np.where(counts > 0, ALWAYS, 0).astype(np.uint64)
     share = counts / max(1, counts.sum())
     with np.errstate(divide="ignore", invalid="ignore"):
-        chance = np.where(counts > 0, (np.sqrt(share / subsample) + 1) * subsample / share, 0.0)
-    return np.rint(np.minimum(chance, 1.0) * ALWAYS).astype(np.uint64)
+        probability = np.where(counts > 0, (np.sqrt(share / subsample) + 1) * subsample / share, 0.0)
+    return np.rint(np.minimum(probability, 1.0) * ALWAYS).astype(np.uint64)
 
 
 def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,12 +127,12 @@ def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if not size:
         return accept, alias
     scaled = (weights / weights.sum() * size).tolist()
-    small = [place for place, mass in enumerate(scaled) if mass < 1.0]
-    large = [place for place, mass in enumerate(scaled) if mass >= 1.0]
+    small = [index for index, mass in enumerate(scaled) if mass < 1.0]
+    large = [index for index, mass in enumerate(scaled) if mass >= 1.0]
     while small and large:
-        place, giver = small.pop(), large[-1]
-        accept[place], alias[place] = min(ALWAYS - 1, int(scaled[place] * ALWAYS)), giver
-        scaled[giver] -= 1.0 - scaled[place]
+        index, giver = small.pop(), large[-1]
+        accept[index], alias[index] = min(ALWAYS - 1, int(scaled[index] * ALWAYS)), giver
+        scaled[giver] -= 1.0 - scaled[index]
         if scaled[giver] < 1.0:
             small.append(large.pop())
     return accept, alias
@@ -141,7 +141,7 @@ def alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 @dataclass(slots=True)
 class _Node:
     count: int
-    place: int
+    index: int
 
     def __lt__(self, other: _Node) -> bool:
         # Compares only counts: gensim leaves the order of ties to its heap, and codes must be equal.
@@ -151,28 +151,28 @@ class _Node:
 def huffman(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 and float32 [V, P]: path of each counted word from the root, and its turns.
 
-    Nodes are numbered in the order of their creation, rarest first; of two nodes the rarer one is turn 0.
+    Nodes are numbered in the order of their creation, rarest first; of two nodes the rarer one is turns 0.
     """
     words = np.flatnonzero(counts)
-    heap = [_Node(count, place) for place, count in enumerate(counts[words].tolist())]
+    heap = [_Node(count, index) for index, count in enumerate(counts[words].tolist())]
     heapq.heapify(heap)
-    above = np.full(2 * len(words), -1, np.int64)
-    turn = np.zeros(2 * len(words), np.float32)
+    parents = np.full(2 * len(words), -1, np.int64)
+    turns = np.zeros(2 * len(words), np.float32)
     for node in range(len(words), 2 * len(words) - 1):
         rarer, other = heapq.heappop(heap), heapq.heappop(heap)
-        above[[rarer.place, other.place]] = node
-        turn[other.place] = 1.0
+        parents[[rarer.index, other.index]] = node
+        turns[other.index] = 1.0
         heapq.heappush(heap, _Node(rarer.count + other.count, node))
     paths: list[list[int]] = []
-    for place in range(len(words)):
-        path, node = [], place
-        while above[node] >= 0:
+    for leaf in range(len(words)):
+        path, node = [], leaf
+        while parents[node] >= 0:
             path.append(node)
-            node = int(above[node])
+            node = int(parents[node])
         paths.append(path[::-1])
     depth = max(map(len, paths), default=0)
     points, codes = np.full((len(counts), depth), -1, np.int64), np.zeros((len(counts), depth), np.float32)
     for word, path in zip(words, paths, strict=True):
-        points[word, : len(path)] = above[path] - len(words)
-        codes[word, : len(path)] = turn[path]
+        points[word, : len(path)] = parents[path] - len(words)
+        codes[word, : len(path)] = turns[path]
     return points, codes

@@ -66,11 +66,11 @@ def test_it_learns_on_held_out_text(life: WordLife) -> None:
 
 def test_words_of_a_kind_are_near_each_other(life: WordLife) -> None:
     """Digits are nearer to digits than words by chance are to each other."""
-    digits = [digit for digit in "0123456789" if digit in life.vectors.number]
+    digits = [digit for digit in "0123456789" if digit in life.vectors.rows]
     assert len(digits) > 5
 
     def alike(some: list[str]) -> float:
-        directions = life.vectors.directions[[life.vectors.number[word] for word in some]]
+        directions = life.vectors.directions[[life.vectors.rows[word] for word in some]]
         cosines = directions @ directions.T
         return float((cosines.sum() - len(some)) / (len(some) * (len(some) - 1)))
 

@@ -1,4 +1,4 @@
-"""The planted corpus, built once."""
+"""Corpus with planted synonyms and analogies, built once."""
 
 import pytest
 

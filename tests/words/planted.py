@@ -1,4 +1,4 @@
-"""A small corpus in which words are alike by their company, and pairs of them in the same way apart."""
+"""Small corpus with planted synonyms and analogies: context words decide which vectors must be similar."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 
-PLACES = 6
+LANDS = 6
 ROLES = ("capital", "river", "king")
 SYNONYMS = {"quick": "rapid", "small": "tiny"}
 
 
-def place(number: int) -> str:
+def land(number: int) -> str:
     return f"land{number}"
 
 
@@ -25,21 +25,21 @@ def role(name: str, number: int) -> str:
 
 
 def sentences(number: int, seed: int) -> list[str]:
-    """Every place has words of its own, and so has every role, whatever the place; synonyms share all their company."""
+    """Each land and each role has its own context words. Synonyms share all context words."""
     rng = np.random.default_rng(seed)
-    made = []
+    lines = []
     for _ in range(number):
-        at, kind = int(rng.integers(PLACES)), int(rng.integers(len(ROLES) + 1))
-        thing = place(at) if kind == len(ROLES) else role(ROLES[kind], at)
-        company = [f"about{at}x{rng.integers(4)}" for _ in range(3)] + [
+        index, kind = int(rng.integers(LANDS)), int(rng.integers(len(ROLES) + 1))
+        thing = land(index) if kind == len(ROLES) else role(ROLES[kind], index)
+        context = [f"about{index}x{rng.integers(4)}" for _ in range(3)] + [
             f"kind{kind}x{rng.integers(4)}" for _ in range(3)
         ]
-        words = [*company, thing]
+        words = [*context, thing]
         rng.shuffle(words)
-        made.append(" ".join(words))
+        lines.append(" ".join(words))
         first, second = [*SYNONYMS.items()][int(rng.integers(2))]
         pair = (first, second)[int(rng.integers(2))]
-        made.append(
+        lines.append(
             " ".join(
                 [
                     f"goes{first}{rng.integers(5)}",
@@ -49,25 +49,25 @@ def sentences(number: int, seed: int) -> list[str]:
                 ]
             )
         )
-    return made
+    return lines
 
 
 def questions() -> list[tuple[str, str, str, str]]:
-    """land0 is to riverof0 as land3 is to riverof3."""
+    """Return analogies: land0 is to riverof0 as land3 is to riverof3."""
     return [
-        (place(one), role(name, one), place(two), role(name, two))
+        (land(first), role(name, first), land(second), role(name, second))
         for name in ROLES
-        for one in range(PLACES)
-        for two in range(PLACES)
-        if one != two
+        for first in range(LANDS)
+        for second in range(LANDS)
+        if first != second
     ]
 
 
 def build(folder: Path, *, number: int = 6000, seed: int = 3, tags: bool = False) -> Path:
-    """The corpus, a document a sentence; with `tags` places and what they have are tagged."""
+    """Build the corpus with a document per sentence; with `tags`, lands and their things are tagged."""
     folder.mkdir(parents=True)
     text = folder / "text.jsonl"
-    text.write_text("".join(f'{{"text": "{one}"}}\n' for one in sentences(number, seed)))
+    text.write_text("".join(f'{{"text": "{sentence}"}}\n' for sentence in sentences(number, seed)))
     recipe = Recipe(
         sources=(Source(str(text)),),
         tokenizer=TokenizerRecipe(kind="words", vocabulary=500),
@@ -75,8 +75,8 @@ def build(folder: Path, *, number: int = 6000, seed: int = 3, tags: bool = False
         annotate=Annotations(tags=str(folder / "tags.tsv") if tags else None),
     )
     if tags:
-        named = [("land", place(number)) for number in range(PLACES)]
-        named += [("thing", role(name, number)) for name in ROLES for number in range(PLACES)]
+        named = [("land", land(number)) for number in range(LANDS)]
+        named += [("thing", role(name, number)) for name in ROLES for number in range(LANDS)]
         (folder / "tags.tsv").write_text("".join(f"{label}\t{word}\n" for label, word in named))
     from rich.console import Console
 

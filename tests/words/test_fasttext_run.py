@@ -1,4 +1,4 @@
-"""fastText from text to its own file, which fastText's library and gensim read with the same vectors."""
+"""fastText from text to its binary file, which fastText's library and gensim read with the same vectors."""
 
 from __future__ import annotations
 
@@ -23,74 +23,74 @@ gensim = pytest.importorskip("gensim")
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "planted"
-    usual = [
+    options = [
         *(f"run={folder}", f"data.mix={{{corpus}: 1}}", "data.sequence=2000", "model.width=24", "track.enabled=false"),
         *("train.validate_batches=1", "data.workers=0", "objective={skip-gram: {subsample: 0, window: 6}}"),
         *("model.buckets=500", "train.batch=2", "train.steps=60", "layout.data=2"),
     ]
-    assert train(CONFIGS / "fasttext/tiny.yaml", [*usual, "train.stop_at=30"]) == 75
-    assert train(CONFIGS / "fasttext/tiny.yaml", usual) == 0
+    assert train(CONFIGS / "fasttext/tiny.yaml", [*options, "train.stop_at=30"]) == 75
+    assert train(CONFIGS / "fasttext/tiny.yaml", options) == 0
     return folder
 
 
 def export(run, file, format_):
-    said = CliRunner().invoke(main, ["export", "words", str(run), str(file), "--format", format_])
-    assert said.exit_code == 0, said.output
-    return said.output
+    result = CliRunner().invoke(main, ["export", "words", str(run), str(file), "--format", format_])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
-UNSEEN = ("land99", "riverof77", "日本")
+UNKNOWN_WORDS = ("land99", "riverof77", "日本")
 
 
-def test_the_released_library_reads_the_file(run, tmp_path):
+def test_fasttext_library_reads_export(run, tmp_path):
     assert "fasttext.load_model(" in export(run, tmp_path / "model.bin", "fasttext-bin")
-    ours, theirs = load_words(run), fasttext.load_model(str(tmp_path / "model.bin"))
-    assert theirs.get_words() == [*ours.words]
-    for word in ("land2", "rapid", *UNSEEN):
-        assert np.abs(theirs.get_word_vector(word) - ours.vector(word)).max() < 1e-6
-    neighbors = [word for _, word in theirs.get_nearest_neighbors("land2")]
-    assert neighbors == [word for word, _ in ours.nearest("land2")]
-    settings = theirs.f.getArgs()
+    vectors, reference = load_words(run), fasttext.load_model(str(tmp_path / "model.bin"))
+    assert reference.get_words() == [*vectors.words]
+    for word in ("land2", "rapid", *UNKNOWN_WORDS):
+        assert np.abs(reference.get_word_vector(word) - vectors.vector(word)).max() < 1e-6
+    neighbors = [word for _, word in reference.get_nearest_neighbors("land2")]
+    assert neighbors == [word for word, _ in vectors.nearest("land2")]
+    settings = reference.f.getArgs()
     assert (settings.dim, settings.ws, settings.bucket, settings.minn, settings.maxn) == (24, 6, 500, 3, 6)
 
 
-def test_the_file_says_that_words_were_told_from_all(run, tmp_path):
+def test_softmax_export_states_its_loss(run, tmp_path):
     checkpoint = open_checkpoint(run)
     config = checkpoint.config.model_copy(update={"objective": {"skip-gram": {"output": "softmax"}}})
     write(replace(checkpoint, config=config), tmp_path / "model.bin", "fasttext-bin")
-    theirs = fasttext.load_model(str(tmp_path / "model.bin"))
-    assert theirs.f.getArgs().loss.name == "softmax"
-    assert np.abs(theirs.get_word_vector("land2") - load_words(run).vector("land2")).max() < 1e-6
+    reference = fasttext.load_model(str(tmp_path / "model.bin"))
+    assert reference.f.getArgs().loss.name == "softmax"
+    assert np.abs(reference.get_word_vector("land2") - load_words(run).vector("land2")).max() < 1e-6
 
 
-def test_gensim_reads_the_file(run, tmp_path):
+def test_gensim_reads_export(run, tmp_path):
     export(run, tmp_path / "model.bin", "fasttext-bin")
-    ours, theirs = load_words(run), gensim.models.fasttext.load_facebook_model(str(tmp_path / "model.bin"))
-    for word in ("land2", "rapid", *UNSEEN):
-        assert np.abs(theirs.wv[word] - ours.vector(word)).max() < 1e-6
+    vectors, reference = load_words(run), gensim.models.fasttext.load_facebook_model(str(tmp_path / "model.bin"))
+    for word in ("land2", "rapid", *UNKNOWN_WORDS):
+        assert np.abs(reference.wv[word] - vectors.vector(word)).max() < 1e-6
 
 
-def test_the_text_format_has_the_means(run, tmp_path):
+def test_text_export_has_mean_vectors(run, tmp_path):
     export(run, tmp_path / "model.vec", "fasttext-vec")
-    theirs = gensim.models.KeyedVectors.load_word2vec_format(str(tmp_path / "model.vec"))
-    assert theirs.index_to_key == [*load_words(run).words]
-    assert np.abs(theirs.vectors - load_words(run).vectors).max() < 1e-7
+    reference = gensim.models.KeyedVectors.load_word2vec_format(str(tmp_path / "model.vec"))
+    assert reference.index_to_key == [*load_words(run).words]
+    assert np.abs(reference.vectors - load_words(run).vectors).max() < 1e-7
 
 
-def test_a_word_that_never_came_is_near_those_that_are_written_like_it(run):
+def test_unknown_word_is_near_words_of_similar_spelling(run):
     vectors = load_words(run)
-    assert "riverof77" not in vectors.number
+    assert "riverof77" not in vectors.rows
     assert np.isfinite(vectors.vector("riverof77")).all()
     assert all(word.startswith("riverof") for word, _ in vectors.nearest("riverof77", 3))
 
 
-def test_what_the_file_cannot_hold_is_told(run, tmp_path):
+def test_models_that_the_format_cannot_hold_are_rejected(run, tmp_path):
     checkpoint = open_checkpoint(run)
     tree = checkpoint.config.model_copy(update={"objective": {"skip-gram": {"output": "hierarchical-softmax"}}})
-    with pytest.raises(UserError, match="fastText builds another tree"):
+    with pytest.raises(UserError, match="fastText's files cannot hold a model with hierarchical softmax"):
         write(replace(checkpoint, config=tree), tmp_path / "tree.bin", "fasttext-bin")
     model = checkpoint.config.model.model_copy(update={"family": "word2vec", "buckets": None, "ngrams": None})
-    plain = checkpoint.config.model_copy(update={"model": model})
-    with pytest.raises(UserError, match="word2vec has no rows for pieces of words"):
-        write(replace(checkpoint, config=plain), tmp_path / "plain.bin", "fasttext-bin")
+    word2vec = checkpoint.config.model_copy(update={"model": model})
+    with pytest.raises(UserError, match="word2vec has no subwords"):
+        write(replace(checkpoint, config=word2vec), tmp_path / "word2vec.bin", "fasttext-bin")
     assert [*tmp_path.iterdir()] == []

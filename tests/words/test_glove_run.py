@@ -1,4 +1,4 @@
-"""GloVe from text to vectors: on any number of ranks the same to the last bit, and read by gensim."""
+"""GloVe from text to vectors: bit-identical on any number of ranks, and read by gensim."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.pair_source import PairSource
-from megaptm.words import kept_pairs
+from megaptm.words import pair_cache
 from megaptm.words.export import export as write
 from megaptm.words.pair_engine import PairEngine
 from megaptm.words.vectors import load_words
@@ -44,18 +44,18 @@ def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """Half of it on one rank, half on two."""
+    """Run whose first half is on one rank and whose second half is on two."""
     folder = tmp_path_factory.mktemp("runs") / "planted"
     assert train(CONFIG, settings(folder, corpus, "train.stop_at=20")) == 75
     assert train(CONFIG, settings(folder, corpus, "layout.data=2")) == 0
     return folder
 
 
-def last(run: Path, name: str) -> float:
-    return [line[name] for line in read_metrics(run) if name in line][-1]
+def read_metric(run: Path, name: str) -> list[float]:
+    return [line[name] for line in read_metrics(run) if name in line]
 
 
-def engine_of(corpus: str, *more: str) -> PairEngine:
+def build_engine(corpus: str, *more: str) -> PairEngine:
     config = load(CONFIG, settings("unused", corpus, *more))
     corpora = RunCorpora(config)
     engine = PairEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
@@ -64,72 +64,76 @@ def engine_of(corpus: str, *more: str) -> PairEngine:
     return engine
 
 
-def learned(corpus: str, ranks: int, steps: int):
-    """The losses of some steps, the held-out loss, and both tables as this rank has them: which rows, and these."""
-    engine = engine_of(corpus, f"layout.data={ranks}")
+def train_steps(corpus: str, ranks: int, steps: int):
+    """Return the losses of the steps and the held-out loss, and this rank's part of both tables: row ids and rows."""
+    engine = build_engine(corpus, f"layout.data={ranks}")
     losses = [engine.step([], step=step, lr=0.05).loss for step in range(steps)]
-    tables = [(table.numbers(), table.flat.copy()) for table in (engine._words, engine._contexts)]
+    tables = [(table.row_ids(), table.flat.copy()) for table in (engine._words, engine._contexts)]
     return [*losses, engine.evaluate([0]).loss], tables
 
 
-def whole(results, table: int) -> np.ndarray:
+def join_table(results, table: int) -> np.ndarray:
     rows = {number: row for _, tables in results for number, row in zip(*tables[table], strict=True)}
     return np.stack([rows[number] for number in range(len(rows))])
 
 
-def test_stopped_and_continued_on_two_ranks_it_is_one_ranks(run, corpus):
-    one = run_ranks(1, learned, str(corpus), 1, STEPS)
+def test_resume_on_two_ranks_is_bit_identical(run, corpus):
+    one_rank = run_ranks(1, train_steps, str(corpus), 1, STEPS)
     weights = open_checkpoint(run).weights()
     for table, name in enumerate(("word", "context")):
-        assert (whole(one, table) == weights[name].reshape(-1, 34).numpy()).all()
-    assert last(run, "validation/loss") == one[0][0][-1]
+        assert (join_table(one_rank, table) == weights[name].reshape(-1, 34).numpy()).all()
+    assert read_metric(run, "validation/loss")[-1] == one_rank[0][0][-1]
 
 
-def test_a_run_of_other_text_is_refused_before_its_pairs_are_counted(run, corpus):
-    [(told, counted)] = run_ranks(1, go_on_with_other_text, str(run), str(corpus))
-    assert "was built again since" in told
-    assert counted == 0
+def test_changed_corpus_is_rejected_before_counting(run, corpus):
+    [(message, num_counted)] = run_ranks(1, resume_with_other_text, str(run), str(corpus))
+    assert "was built again since" in message
+    assert num_counted == 0
 
 
-def test_what_was_counted_is_read_by_who_goes_on_and_counted_again_where_it_is_damaged(corpus, tmp_path):
+def test_damaged_pair_cache_is_counted_again(corpus, tmp_path):
+    """Counts are cached for any number of ranks, unless the settings change or the disk is too full."""
+
     def count(ranks: int, window: int = 6, free: int = 1 << 40) -> tuple[list[str], list[np.ndarray]]:
-        found = run_ranks(ranks, counted, str(corpus), str(tmp_path), ranks, window, free)
-        keys, counts = (np.concatenate([one[1][number] for one in found]) for number in (0, 1))
-        return found[-1][0], [keys[order := np.argsort(keys)], counts[order], found[-1][1][2]]
+        results = run_ranks(ranks, count_pairs, str(corpus), str(tmp_path), ranks, window, free)
+        keys, counts = (np.concatenate([arrays[index] for _, arrays in results]) for index in (0, 1))
+        order = np.argsort(keys)
+        return results[-1][0], [keys[order], counts[order], results[-1][1][2]]
 
-    [*splits], begun = count(1)
-    assert splits == ["train", "validation"]
-    for ranks in (3, 1):
-        read, gone_on = count(ranks)
-        assert not read
-        assert all((one == other).all() for one, other in zip(begun, gone_on, strict=True))
+    def check(ranks: int, expected_reads: list[str]) -> None:
+        read_splits, arrays = count(ranks)
+        assert read_splits == expected_reads
+        assert all((initial == array).all() for initial, array in zip(first_arrays, arrays, strict=True))
+
+    read_splits, first_arrays = count(1)
+    assert read_splits == ["train", "validation"]
+    check(3, [])
+    check(1, [])
     change_byte(next(tmp_path.rglob("rank-00000.safetensors")), -1)
-    for ranks, splits in ((3, ["train", "validation"]), (1, [])):
-        read, gone_on = count(ranks)
-        assert read == splits
-        assert all((one == other).all() for one, other in zip(begun, gone_on, strict=True))
-    # Of something else, and where checkpoints would have no room beside it, it is counted, and not kept.
-    for _ in range(2):
-        assert count(1, window=5, free=100_000)[0]
-    assert not count(1)[0]
+    check(3, ["train", "validation"])
+    check(1, [])
+    # With other settings and too little free space, the pairs are counted each time and the cache stays.
+    assert count(1, window=5, free=100_000)[0]
+    assert count(1, window=5, free=100_000)[0]
+    check(1, [])
 
 
-def counted(corpus: str, run: str, ranks: int, window: int, free: int) -> tuple[list[str], list[np.ndarray]]:
-    """Which splits were read, and of this rank the pairs and the words."""
+def count_pairs(corpus: str, run: str, ranks: int, window: int, free: int) -> tuple[list[str], list[np.ndarray]]:
+    """Return the splits whose text was read, and this rank's pair keys, pair counts and word counts."""
     objective = f"objective={{glove: {{window: {window}}}}}"
     config = load(CONFIG, settings("unused", corpus, f"layout.data={ranks}", objective))
-    corpora, read = RunCorpora(config), []
-    corpora.texts = lambda split, *part: read.append(split) or RunCorpora.texts(corpora, split, *part)
+    corpora, read_splits = RunCorpora(config), []
+    corpora.texts = lambda split, *part: read_splits.append(split) or RunCorpora.texts(corpora, split, *part)
     spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
     engine = PairEngine(spec, config, corpora, run=Path(run))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kept_pairs, "free_bytes", lambda folder: free)
+        patch.setattr(pair_cache, "free_bytes", lambda folder: free)
         engine.count()
     held = engine.pairs.held
-    return read, [held.keys, held.counts, engine.counts]
+    return read_splits, [held.keys, held.counts, engine.counts]
 
 
-def go_on_with_other_text(run: str, corpus: str) -> tuple[str, int]:
+def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:
     config = load(CONFIG, settings(run, corpus))
     corpora = RunCorpora(config)
     spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
@@ -143,103 +147,97 @@ def go_on_with_other_text(run: str, corpus: str) -> tuple[str, int]:
     return str(caught.value), len(engine.counts)
 
 
-def test_ranks_that_do_not_divide_the_lanes_learn_what_one_learns(corpus):
-    one, three = (run_ranks(ranks, learned, str(corpus), ranks, 2) for ranks in (1, 3))
-    assert all(losses == one[0][0] for losses, _ in three)
-    for table in (0, 1):
-        assert (whole(one, table) == whole(three, table)).all()
+def test_three_ranks_are_bit_identical_to_one(corpus):
+    """3 does not divide the 128 lanes."""
+    one, three = (run_ranks(ranks, train_steps, str(corpus), ranks, 2) for ranks in (1, 3))
+    assert [losses for losses, _ in three] == [one[0][0]] * 3
+    assert (join_table(one, 0) == join_table(three, 0)).all()
+    assert (join_table(one, 1) == join_table(three, 1)).all()
 
 
-def test_it_learns(run):
-    begun = next(line["loss"] for line in read_metrics(run) if "loss" in line)
-    assert last(run, "loss") < begun / 5
-    assert last(run, "validation/loss") < begun / 2
+def test_glove_loss_decreases(run):
+    losses = read_metric(run, "loss")
+    assert losses[-1] < losses[0] / 5
+    assert read_metric(run, "validation/loss")[-1] < losses[0] / 2
 
 
-def test_held_out_pairs_are_weighed_by_what_was_counted_of_them(corpus):
-    """Of vectors that know nothing, so that only counts and weights are left."""
-    [(found, wanted)] = run_ranks(1, of_nothing, str(corpus))
-    assert found == pytest.approx(wanted, rel=1e-5)
+def test_held_out_pairs_are_weighted_by_their_own_counts(corpus):
+    """With zero vectors, the loss depends on counts and weights only."""
+    [(loss, expected)] = run_ranks(1, loss_of_zero_vectors, str(corpus))
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def of_nothing(corpus: str) -> tuple[float, float]:
-    engine = engine_of(corpus)
+def loss_of_zero_vectors(corpus: str) -> tuple[float, float]:
+    engine = build_engine(corpus)
     for table in (engine._words, engine._contexts):
         table.flat[:, :17] = 0.0
-    counts, share = engine.held_out.of_step(0).counts, engine.held_out.unit / engine.pairs.unit
+    counts, share = engine.held_out.select(0).counts, engine.held_out.unit / engine.pairs.unit
     assert share < 0.5
     weights = np.minimum(1.0, (counts * share / 20) ** 0.75)
     return engine.evaluate([0]).loss, float((weights * np.log(counts) ** 2).mean())
 
 
-def test_gensim_reads_what_is_exported(run, tmp_path):
+def test_gensim_reads_export(run, tmp_path):
     gensim = pytest.importorskip("gensim")
-    said = CliRunner().invoke(main, ["export", "words", str(run), str(tmp_path / "g.txt"), "--format", "glove"])
-    assert said.exit_code == 0, said.output
-    assert "no_header=True" in said.output
-    theirs = gensim.models.KeyedVectors.load_word2vec_format(str(tmp_path / "g.txt"), no_header=True)
-    ours, checkpoint = load_words(run), open_checkpoint(run)
-    assert theirs.index_to_key == [*ours.words]
-    assert (theirs.vectors == ours.vectors).all()
+    result = CliRunner().invoke(main, ["export", "words", str(run), str(tmp_path / "g.txt"), "--format", "glove"])
+    assert result.exit_code == 0, result.output
+    assert "no_header=True" in result.output
+    reference = gensim.models.KeyedVectors.load_word2vec_format(str(tmp_path / "g.txt"), no_header=True)
+    vectors, checkpoint = load_words(run), open_checkpoint(run)
+    assert reference.index_to_key == [*vectors.words]
+    assert (reference.vectors == vectors.vectors).all()
     sums = sum(table.reshape(-1, 34)[:, :16].numpy() for table in checkpoint.weights().values())
-    assert (sums == ours.vector("rapid")).all(axis=1).sum() == 1
-    with pytest.raises(UserError, match="glove has no rows for pieces of words"):
+    assert (sums == vectors.vector("rapid")).all(axis=1).sum() == 1
+    with pytest.raises(UserError, match="glove has no subwords"):
         write(checkpoint, tmp_path / "bin", "fasttext-bin")
 
 
-def test_what_the_text_cannot_give_is_told_and_what_is_no_number_ends_the_run(corpus):
-    epochs, rare, diverged, overshot = run_ranks(1, refused, str(corpus))[0]
-    assert epochs.startswith("train.steps (40) is more than the ")
-    assert "pairs are read 1 time (data.epochs)" in epochs
-    assert "of the corpora's 0 come as often as 100,000 times" in rare
-    assert diverged.startswith("step 1 has a loss of nan, where vectors that know nothing have ")
-    # Numbers stay finite there.
-    assert "and was not saved: lower optimizer.lr" in overshot
+def test_too_little_text_and_divergence_are_errors(corpus):
+    too_many_steps, too_rare, nan_loss, divergence = run_ranks(1, collect_errors, str(corpus))[0]
+    assert too_many_steps.startswith("train.steps (40) is too large: data.epochs (1) of ")
+    assert "In the corpora, 0 occur 100,000 times or more" in too_rare
+    assert nan_loss.startswith("step 1 has a loss of nan, but untrained vectors have ")
+    assert "The step was not saved: lower optimizer.lr" in divergence
 
 
-def refused(corpus: str) -> list[str]:
-    told = []
-    for more in ("data.epochs=1", "objective={glove: {min_count: 100000}}"):
+def collect_errors(corpus: str) -> list[str]:
+    messages = []
+    for option in ("data.epochs=1", "objective={glove: {min_count: 100000}}"):
         with pytest.raises(UserError) as caught:
-            engine_of(corpus, more)
-        told.append(str(caught.value))
-    engine = engine_of(corpus)
+            build_engine(corpus, option)
+        messages.append(str(caught.value))
+    engine = build_engine(corpus)
     engine._words.flat[:, 0] = np.nan
-    with pytest.raises(DivergedError) as ended:
+    with pytest.raises(DivergedError) as nan_error:
         engine.step([], step=0, lr=0.05)
-    told.append(str(ended.value))
     engine.fill()
 
-    def run() -> None:
+    def train_at_high_rate() -> None:
         for step in range(4):
             engine.step([], step=step, lr=5.0)
 
-    with pytest.raises(DivergedError) as ended:
-        run()
+    with pytest.raises(DivergedError) as divergence_error:
+        train_at_high_rate()
     assert np.isfinite(engine._words.flat).all()
-    return [*told, str(ended.value)]
+    return [*messages, str(nan_error.value), str(divergence_error.value)]
 
 
-def test_words_of_several_corpora_are_counted_alike_by_any_number_of_ranks(corpus, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
+def test_word_counts_of_several_corpora_do_not_depend_on_ranks(corpus, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
     fingerprint = load_tokenizer(corpus / "tokenizer").fingerprint
-    for seed, folder in enumerate((one, two)):
+    for seed, folder in enumerate((first, second)):
         tiny_corpus(folder, vocabulary=200, seed=seed, sentences=False, words=False, fingerprint=fingerprint)
         shutil.copytree(corpus / "tokenizer", folder / "tokenizer")
-    corpora, seen = RunCorpora(load(CONFIG, settings("unused", one, f"data.mix={{{one}: 1, {two}: 0.3}}"))), []
-
-    def noted(counts: np.ndarray) -> np.ndarray:
-        seen.append(counts)
-        return counts
-
-    corpora.word_counts(200, 0, 2, noted)
-    counts = corpora.word_counts(200, 1, 2, lambda mine: mine + seen[0])
-    assert (counts == corpora.word_counts(200, 0, 1, lambda all_: all_)).all()
+    corpora = RunCorpora(load(CONFIG, settings("unused", first, f"data.mix={{{first}: 1, {second}: 0.3}}")))
+    first_rank_counts = []
+    corpora.word_counts(200, 0, 2, lambda counts: first_rank_counts.append(counts) or counts)
+    counts = corpora.word_counts(200, 1, 2, lambda counts: counts + first_rank_counts[0])
+    assert (counts == corpora.word_counts(200, 0, 1, lambda counts: counts)).all()
     assert counts.sum() == pytest.approx(corpora.tokens("train"), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("option", "message"),
     [
         ("optimizer.name=sgd", r"optimizer.name \(sgd\) must be adagrad for glove"),
         ("optimizer.decay=linear", "optimizer.decay is not used by glove"),
@@ -250,6 +248,6 @@ def test_words_of_several_corpora_are_counted_alike_by_any_number_of_ranks(corpu
         ("layout.tensor=2", r"layout.tensor \(2\) is not used by glove"),
     ],
 )
-def test_what_it_cannot_honor_is_refused(more, told):
-    with pytest.raises(UserError, match=told):
-        load(CONFIG, settings("unused", "corpus", more))
+def test_unsupported_config_is_rejected(option, message):
+    with pytest.raises(UserError, match=message):
+        load(CONFIG, settings("unused", "corpus", option))

@@ -1,4 +1,4 @@
-"""The compiled updates: those of gensim, those of the closed form, and noise that is drawn as it should be."""
+"""Compiled updates match gensim and autograd, and noise and windows have the expected distributions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from tests import ROOT
 
 GOLDEN = np.load(ROOT / "tests/golden/word2vec.npz")
 SETTINGS = json.loads(str(GOLDEN["meta_json"]))["exact"]
-NONE, NOWHERE = np.zeros(0, np.int64), np.zeros(0, np.int32)
+NO_TREE = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
+EMPTY, FULL_TABLE = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
 
-def learn(
+def train_text(
     text,
     inputs,
     outputs,
@@ -31,36 +32,42 @@ def learn(
     window,
     tree=None,
     noise=None,
-    words=NONE,
+    softmax_words=EMPTY,
     negatives=0,
     exact=False,
     rate=0.05,
     seed=1,
-    bags=(NONE, NONE),
-    positions=kernels.NOTHING,
+    subwords=(EMPTY, EMPTY),
+    position_row=kernels.NO_POSITIONS,
 ):
-    """One pass over a text, with whole windows; loss and number of answers."""
+    """Train once over a text, with windows of full width; return the loss and the number of predictions."""
     accept, alias = alias_table(np.zeros(0) if noise is None else noise)
-    points, codes = tree or (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-    drawn = (window, False, negatives, accept, alias, points, codes, words, *bags, positions)
-    borders, state = np.ones(len(text), np.int64), np.uint64(seed)
-    return kernels.learn(
-        *(cbow, inputs, outputs, text, borders, state, *drawn, rate, *kernels.tables(), exact, NOWHERE, NOWHERE)
+    points, codes = tree or NO_TREE
+    task = kernels.WindowTask(
+        cbow, window, False, negatives, accept, alias, points, codes, softmax_words, *subwords, position_row
+    )
+    return train_task(task, inputs, outputs, text, np.ones(len(text), np.int64), rate=rate, exact=exact, state=seed)
+
+
+def train_task(task, inputs, outputs, text, documents, *, rate, exact=False, state=1):
+    return kernels.train_words(
+        *(task, inputs, outputs, text, documents, np.uint64(state), rate, *kernels.sigmoid_tables(), exact),
+        *(FULL_TABLE, FULL_TABLE),
     )
 
 
-def test_the_tree_is_gensims():
+def test_huffman_tree_matches_gensim():
     points, codes = huffman(GOLDEN["counts"])
     assert (points == GOLDEN["huffman_points"]).all()
     assert (np.where(points < 0, -1, codes) == GOLDEN["huffman_codes"]).all()
 
 
 @pytest.mark.parametrize("name", ["exact_sg_hs", "exact_cbow_hs"])
-def test_a_sentence_moves_the_tables_as_gensim_moves_them(name):
+def test_updates_of_a_sentence_match_gensim(name):
     words = [*GOLDEN["vocabulary"]]
     text = np.array([words.index(word) for word in SETTINGS["sentence"]])
     inputs, outputs = (np.ascontiguousarray(GOLDEN[f"{name}.{side}_before"]) for side in ("in", "out"))
-    learn(
+    train_text(
         text,
         inputs,
         outputs,
@@ -76,36 +83,35 @@ def test_a_sentence_moves_the_tables_as_gensim_moves_them(name):
 
 @pytest.mark.parametrize("cbow", [False, True])
 @pytest.mark.parametrize("output", ["tree", "noise"])
-def test_an_update_is_the_gradient_of_the_closed_form(cbow, output):
-    """Two words, one of which says the other; of noise each of one other word."""
+def test_binary_update_matches_autograd(cbow, output):
+    """Each of two words predicts the other; both negative samples are word 3."""
     rng = np.random.default_rng(5)
     inputs, outputs = (rng.normal(0, 0.4, (4, 6)).astype(np.float32) for _ in range(2))
     counts = np.array([5, 4, 3, 2])
     noise, tree = (np.array([0.0, 0.0, 0.0, 1.0]), None) if output == "noise" else (None, huffman(counts))
-    # At the first place word 0 stands, at the second word 1: windows of each other, learned one after the other.
     text = np.array([0, 1])
     before = [table.copy() for table in (inputs, outputs)]
-    rate, moved = 0.05, [torch.from_numpy(table).double() for table in before]
+    rate, expected = 0.05, [torch.from_numpy(table).double() for table in before]
     total = 0.0
     for middle, other in ((0, 1), (1, 0)):
-        hidden = moved[0][other].clone()
+        hidden = expected[0][other].clone()
         if output == "noise":
-            asked = [(middle, 1.0), (3, 0.0), (3, 0.0)]
+            labels = [(middle, 1.0), (3, 0.0), (3, 0.0)]
         else:
             points, codes = tree
-            asked = [(int(p), 1.0 - float(c)) for p, c in zip(points[middle], codes[middle], strict=True) if p >= 0]
-        # One after the other: each answer moves its row before the next is asked.
+            labels = [(int(p), 1.0 - float(c)) for p, c in zip(points[middle], codes[middle], strict=True) if p >= 0]
+        # Each prediction updates its row before the next one reads it.
         error = torch.zeros_like(hidden)
-        for row, label in asked:
+        for row, label in labels:
             loss_hidden = hidden.clone().requires_grad_()
-            loss_row = moved[1][row].clone().requires_grad_()
+            loss_row = expected[1][row].clone().requires_grad_()
             loss = -torch.nn.functional.logsigmoid((1 if label else -1) * (loss_hidden @ loss_row))
             loss.backward()
             total += loss.item()
             error -= rate * loss_hidden.grad
-            moved[1][row] -= rate * loss_row.grad
-        moved[0][other] += error
-    loss, answers = learn(
+            expected[1][row] -= rate * loss_row.grad
+        expected[0][other] += error
+    loss, predictions = train_text(
         text,
         inputs,
         outputs,
@@ -116,175 +122,174 @@ def test_an_update_is_the_gradient_of_the_closed_form(cbow, output):
         negatives=0 if noise is None else 2,
         exact=True,
     )
-    assert answers == 2
+    assert predictions == 2
     assert loss == pytest.approx(total, rel=1e-6)
-    for table, wanted, begun in zip((inputs, outputs), moved, before, strict=True):
-        assert np.abs(table - wanted.numpy()).max() < 1e-6
-        assert np.abs(table - begun).max() > 1e-3
+    for table, expected_table, initial in zip((inputs, outputs), expected, before, strict=True):
+        assert np.abs(table - expected_table.numpy()).max() < 1e-6
+        assert np.abs(table - initial).max() > 1e-3
 
 
 @pytest.mark.parametrize("cbow", [False, True])
-def test_an_update_of_the_softmax_is_the_gradient_of_the_closed_form(cbow):
-    """Two words, one of which says the other, told from two more; row 4 takes no part."""
+def test_softmax_update_matches_autograd(cbow):
+    """Each of two words predicts the other among four words; row 4 is not among them."""
     rng = np.random.default_rng(5)
     inputs, outputs = (rng.normal(0, 0.4, (5, 6)).astype(np.float32) for _ in range(2))
-    moved, total = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)], 0.0
+    expected, total = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)], 0.0
     for middle, other in ((0, 1), (1, 0)):
-        both = [table.clone().requires_grad_() for table in moved]
+        both = [table.clone().requires_grad_() for table in expected]
         loss = torch.nn.functional.cross_entropy(both[1][:4] @ both[0][other], torch.tensor(middle))
         loss.backward()
         total += loss.item()
-        moved = [table.detach() - 0.05 * table.grad for table in both]
-    loss, answers = learn(np.array([0, 1]), inputs, outputs, cbow=cbow, window=1, words=np.arange(4))
-    assert answers == 2
+        expected = [table.detach() - 0.05 * table.grad for table in both]
+    loss, predictions = train_text(np.array([0, 1]), inputs, outputs, cbow=cbow, window=1, softmax_words=np.arange(4))
+    assert predictions == 2
     assert loss == pytest.approx(total, rel=1e-6)
-    for table, wanted in zip((inputs, outputs), moved, strict=True):
-        assert np.abs(table - wanted.numpy()).max() < 1e-6
+    assert np.abs(inputs - expected[0].numpy()).max() < 1e-6
+    assert np.abs(outputs - expected[1].numpy()).max() < 1e-6
 
 
-@pytest.mark.parametrize("pieces", [False, True])
-def test_an_update_with_weights_of_places_is_the_gradient_of_the_closed_form(pieces):
-    """Three words, the middle one of which is asked about; rows 4 to 7 are of pieces, 8 to 11 of the four places.
+@pytest.mark.parametrize("with_subwords", [False, True])
+def test_position_weighted_update_matches_autograd(with_subwords):
+    """Rows 0 to 3 are words, 4 to 7 subwords, 8 to 11 the weights of four window positions.
 
-    Word vectors move by the whole error, as in all of CBOW, places by their own.
+    Word vectors are updated by the full error, as always in CBOW; position weights by their gradient.
     """
     rng = np.random.default_rng(5)
     inputs, outputs = (rng.normal(0, 0.4, (rows, 6)).astype(np.float32) for rows in (12, 4))
-    rows = {0: [0, 4, 5], 1: [1, 5], 2: [2, 6, 7]} if pieces else {0: [0], 1: [1], 2: [2]}
-    bags = NONE, NONE
-    if pieces:
+    rows = {0: [0, 4, 5], 1: [1, 5], 2: [2, 6, 7]} if with_subwords else {0: [0], 1: [1], 2: [2]}
+    subwords = EMPTY, EMPTY
+    if with_subwords:
         flat = np.concatenate([*rows.values(), [3]])
-        bags = np.cumsum([0, *map(len, rows.values()), 1]), flat.astype(np.int64)
+        subwords = np.cumsum([0, *map(len, rows.values()), 1]), flat.astype(np.int64)
     text, total = np.array([0, 1, 2]), 0.0
-    moved = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
+    expected = [torch.from_numpy(table.copy()).double() for table in (inputs, outputs)]
     for middle in range(3):
-        both = [table.clone().requires_grad_() for table in moved]
-        around = [
-            (8 + (away + 2 if away < 0 else away + 1), rows[other]) for other in range(3) if (away := other - middle)
+        both = [table.clone().requires_grad_() for table in expected]
+        context = [
+            (8 + (offset + 2 if offset < 0 else offset + 1), rows[other])
+            for other in range(3)
+            if (offset := other - middle)
         ]
-        read = sum(len(some) for _, some in around)
-        hidden = sum(both[0][place] * both[0][some].sum(0) for place, some in around) / read
+        num_rows = sum(len(word_rows) for _, word_rows in context)
+        hidden = sum(both[0][weight] * both[0][word_rows].sum(0) for weight, word_rows in context) / num_rows
         loss = torch.nn.functional.cross_entropy(both[1] @ hidden, torch.tensor(middle))
         loss.backward()
         total += loss.item()
         gradient = both[0].grad
-        gradient[:8] *= read
-        moved = [moved[0] - 0.05 * gradient, moved[1] - 0.05 * both[1].grad]
+        gradient[:8] *= num_rows
+        expected = [expected[0] - 0.05 * gradient, expected[1] - 0.05 * both[1].grad]
     before = inputs.copy()
-    loss, answers = learn(text, inputs, outputs, cbow=True, window=2, words=np.arange(4), bags=bags, positions=8)
-    assert answers == 3
+    loss, predictions = train_text(
+        text, inputs, outputs, cbow=True, window=2, softmax_words=np.arange(4), subwords=subwords, position_row=8
+    )
+    assert predictions == 3
     assert loss == pytest.approx(total, rel=1e-6)
-    for table, wanted in zip((inputs, outputs), moved, strict=True):
-        assert np.abs(table - wanted.numpy()).max() < 1e-6
+    assert np.abs(inputs - expected[0].numpy()).max() < 1e-6
+    assert np.abs(outputs - expected[1].numpy()).max() < 1e-6
     assert (np.abs(inputs - before).max(1)[8:] > 1e-4).all()
 
 
 @pytest.mark.parametrize("power", [0.75, 0.3])
-def test_noise_is_drawn_by_the_power_of_counts(power):
+def test_noise_follows_the_power_of_counts(power):
     counts = np.array([500, 900, 250, 80, 40, 11, 6, 4])
     tables = word_tables(counts, special=[0], task=SkipGram(noise_power=power))
-    drawn = draws(tables.accept, tables.alias, 400_000)
-    assert not drawn[[0, 7]].any(), "no special token, and none that comes too seldom"
+    sampled = count_samples(tables.accept, tables.alias, 400_000)
+    assert not sampled[[0, 7]].any(), "the special token and the word below min_count are never sampled"
     weights = counts[1:7] ** power
-    wanted = weights / weights.sum() * drawn.sum()
-    chi = ((drawn[1:7] - wanted) ** 2 / wanted).sum()
-    assert chi < 20.5  # of 5 degrees of freedom: one in a thousand is larger
+    expected = weights / weights.sum() * sampled.sum()
+    chi_square = ((sampled[1:7] - expected) ** 2 / expected).sum()
+    assert chi_square < 20.5  # with 5 degrees of freedom, one in a thousand is larger
 
 
-def test_each_width_of_a_window_comes_as_often():
-    borders, state, widths = np.ones(11, np.int64), np.uint64(3), np.zeros(6, np.int64)
+def test_window_widths_are_uniform():
+    documents, state, widths = np.ones(11, np.int64), np.uint64(3), np.zeros(6, np.int64)
     for _ in range(10_000):
-        first, last, state = kernels._window(borders, 11, 5, 5, True, np.uint64(state))
+        first, last, state = kernels._sample_window(documents, 5, 5, True, np.uint64(state))
         assert (5 - first) == (last - 6)
         widths[5 - first] += 1
     assert widths[0] == 0
-    assert ((widths[1:] - 2000) ** 2 / 2000).sum() < 18.5  # of 4 degrees of freedom: one in a thousand is larger
-    assert kernels._window(borders, 11, 5, 5, False, np.uint64(3))[:2] == (0, 11)
+    assert ((widths[1:] - 2000) ** 2 / 2000).sum() < 18.5  # with 4 degrees of freedom, one in a thousand is larger
+    assert kernels._sample_window(documents, 5, 5, False, np.uint64(3))[:2] == (0, 11)
 
 
-def draws(accept, alias, number):
-    """How often each word is drawn as noise for a word that is none of them."""
+def count_samples(accept, alias, number):
+    """Return how often each word is sampled as noise for another word."""
     counts, state = np.zeros(len(accept), np.int64), np.uint64(3)
     rows, labels = np.zeros(101, np.int64), np.zeros(101, np.float32)
     for _ in range(number // 100):
-        n, state = kernels._noise(99, 100, accept, alias, rows, labels, np.uint64(state))
+        n, state = kernels._sample_noise(99, 100, accept, alias, rows, labels, np.uint64(state))
         counts += np.bincount(rows[1:n], minlength=len(accept))
     return counts
 
 
-def test_the_released_codes_table_is_a_thousandth_off():
-    sigmoid, logarithm = kernels.tables()
+def test_sigmoid_table_matches_word2vec():
+    sigmoid, log_sigmoid = kernels.sigmoid_tables()
     assert len(sigmoid) == 1000
-    assert kernels.SCALE == 83
+    assert kernels.TABLE_SCALE == 83
     assert sigmoid[500] == 0.5
-    assert np.exp(logarithm) == pytest.approx(sigmoid, rel=1e-6)
+    assert np.exp(log_sigmoid) == pytest.approx(sigmoid, rel=1e-6)
 
 
-def test_frequent_words_are_passed_over_as_often_as_the_released_code_does():
+def test_subsampling_matches_word2vec():
     counts = np.array([0, 100_000, 10_000, 10])
-    chances = thresholds(counts, 1e-3) / 2**32
-    share = counts / counts.sum()
-    for word in (1, 2):
-        ratio = 1e-3 / share[word]
-        assert chances[word] == pytest.approx(min(1.0, np.sqrt(ratio) + ratio), rel=1e-6)
-    assert chances[0] == 0
-    assert chances[3] == 1
+    probabilities = thresholds(counts, 1e-3) / 2**32
+    ratios = 1e-3 / (counts[1:3] / counts.sum())
+    assert probabilities[1:3] == pytest.approx(np.minimum(1.0, np.sqrt(ratios) + ratios), rel=1e-6)
+    assert probabilities[0] == 0
+    assert probabilities[3] == 1
     text = np.full(20_000, 1)
-    kept, borders = np.empty_like(text), np.empty_like(text)
-    count, _ = kernels.keep(text, np.ones_like(text), thresholds(counts, 1e-3), 9, kept, borders)
-    assert count / len(text) == pytest.approx(chances[1], abs=0.005)
+    words, documents = np.empty_like(text), np.empty_like(text)
+    count, _ = kernels.subsample(text, np.ones_like(text), thresholds(counts, 1e-3), 9, words, documents)
+    assert count / len(text) == pytest.approx(probabilities[1], abs=0.005)
 
 
-def test_a_window_ends_where_its_document_does():
+def test_windows_stay_within_documents():
     inputs, outputs = np.full((4, 2), 0.5, np.float32), np.full((4, 2), 0.5, np.float32)
-    drawn = (3, False, 0, *alias_table(np.zeros(0)), *huffman(np.array([4, 3, 2, 1])), NONE, NONE, NONE, -1)
-    text, borders = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
-    _, answers = kernels.learn(
-        *(False, inputs, outputs, text, borders, np.uint64(1), *drawn, 0.1, *kernels.tables(), False, NOWHERE, NOWHERE)
-    )
-    assert answers == 4
+    tree = huffman(np.array([4, 3, 2, 1]))
+    task = kernels.WindowTask(False, 3, False, 0, *alias_table(np.zeros(0)), *tree, EMPTY, EMPTY, EMPTY, -1)
+    text, documents = np.array([0, 1, 2, 3]), np.array([1, 1, 2, 2])
+    _, predictions = train_task(task, inputs, outputs, text, documents, rate=0.1)
+    assert predictions == 4
 
 
-def test_what_is_walked_through_is_what_is_touched():
+@pytest.mark.parametrize(("cbow", "position_row"), [(False, -1), (True, -1), (True, 290)])
+def test_count_updates_matches_training(cbow, position_row):
     rng = np.random.default_rng(1)
-    text = rng.integers(0, 50, 40)
-    noise, borders, state = np.arange(1.0, 301.0), np.repeat([1, 2], 20), np.uint64(8)
-    for cbow, positions in ((False, -1), (True, -1), (True, 290)):
-        no_tree = (np.zeros((1, 0), np.int64), np.zeros((1, 0), np.float32))
-        drawn = (4, True, 5, *alias_table(noise), *no_tree, NONE, NONE, NONE, positions)
-        marks = np.zeros((2, 300), np.int64)
-        kernels.touch(cbow, text, borders, state, *drawn, *marks)
-        tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)
-        before = tables.copy()
-        kernels.learn(*(cbow, *tables, text, borders, state, *drawn, 0.1, *kernels.tables(), False, NOWHERE, NOWHERE))
-        assert ((tables != before).any(axis=2) == (marks > 0)).all()
+    text, noise, documents = rng.integers(0, 50, 40), np.arange(1.0, 301.0), np.repeat([1, 2], 20)
+    task = kernels.WindowTask(cbow, 4, True, 5, *alias_table(noise), *NO_TREE, EMPTY, EMPTY, EMPTY, position_row)
+    counts = np.zeros((2, 300), np.int64)
+    kernels.count_updates(task, text, documents, np.uint64(8), *counts)
+    tables = rng.normal(0, 0.2, (2, 300, 8)).astype(np.float32)
+    before = tables.copy()
+    train_task(task, *tables, text, documents, rate=0.1, state=8)
+    assert ((tables != before).any(axis=2) == (counts > 0)).all()
 
 
 @pytest.mark.parametrize("counts", [[3, 4], [3, -4, 5], [3.0, 4.0, 5.0]])
-def test_counts_that_are_none_are_refused(counts, tmp_path):
+def test_invalid_counts_are_rejected(counts, tmp_path):
     tensor = torch.tensor(counts)
     shape = tuple(tensor.shape)
     record = write_pieces(tmp_path / "rank.safetensors", [TensorPiece(COUNTS, shape, (0,), shape, tensor)])
-    with pytest.raises(UserError, match="counts is not how often each of 3 words comes: take another checkpoint"):
+    with pytest.raises(UserError, match="counts must hold 3 word counts, integers from 0: use another checkpoint"):
         read_counts(TensorReader(tmp_path, [record]), 3)
 
 
-def twice(number):
+def double(number):
     return 2 * number
 
 
-def test_where_nothing_can_be_kept_loops_are_compiled_all_the_same(monkeypatch):
-    """As in a container whose files, and whose home, are read-only."""
+def test_functions_compile_without_a_cache_folder(monkeypatch):
+    """A container may have a read-only home and read-only packages."""
     monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl._locator_classes", [])
-    assert compiled()(twice)(21) == 42
+    assert compiled()(double)(21) == 42
 
 
-def test_what_is_kept_of_a_loop_and_was_cut_short_is_made_again(monkeypatch, tmp_path):
+def test_truncated_compilation_cache_is_rebuilt(monkeypatch, tmp_path):
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(tmp_path))
-    assert compiled()(twice)(21) == 42
+    assert compiled()(double)(21) == 42
     for suffix, size in ((".nbc", 9), (".nbi", 9), (".nbi", 0)):
         [path] = tmp_path.rglob(f"*{suffix}")
-        whole = path.stat().st_size
+        size_before = path.stat().st_size
         os.truncate(path, size)
-        assert compiled()(twice)(21) == 42
-        assert path.stat().st_size == whole
+        assert compiled()(double)(21) == 42
+        assert path.stat().st_size == size_before

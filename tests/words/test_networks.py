@@ -1,10 +1,11 @@
-"""NNLM and C&W: what they compute, in closed form; that they learn; and that no layout shows."""
+"""NNLM and C&W match their papers' formulas, learn, and do not depend on the layout."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from megaptm.parallel.step_result import DivergedError
 from megaptm.run.corpora import RunCorpora
 from megaptm.train.batch_source import BatchSource
 from megaptm.words.network_engine import NetworkEngine
-from megaptm.words.network_windows import judged_windows, next_words, tagged_words
+from megaptm.words.network_windows import next_words, ranked_windows, tagged_words
 from megaptm.words.networks import NextWord, Ranking, build_network
 from megaptm.words.vectors import load_words
 from tests.data.corpora import tiny_special
@@ -39,21 +40,21 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 SIZES = {
     "direct": WordSpec(family=NNLM, size=WordSize(width=3, hidden=4, before=2, direct=True), vocabulary=11),
     "hidden": WordSpec(family=NNLM, size=WordSize(width=3, hidden=4, before=2), vocabulary=11),
-    "direct alone": WordSpec(family=NNLM, size=WordSize(width=3, before=2, direct=True), vocabulary=11),
+    "direct only": WordSpec(family=NNLM, size=WordSize(width=3, before=2, direct=True), vocabulary=11),
 }
 TAGGING = WordSpec(family=CW, size=WordSize(width=3, hidden=4, before=1, after=2), vocabulary=11, tags=2)
 RANKING = WordSpec(family=CW, size=WordSize(width=3, hidden=4, before=1, after=2), vocabulary=11)
 
 
-def filled(spec: WordSpec) -> NextWord | Ranking:
+def build_filled(spec: WordSpec) -> NextWord | Ranking:
     network = build_network(spec).double()
     network.fill(3, 2.0)
     return network
 
 
 @pytest.mark.parametrize(("size", "published"), [("ap-news", 11_904_264), ("brown", 2_365_384)])
-def test_parameters_are_the_papers(size, published):
-    """|V| (1 + n m + h) + h (1 + (n - 1) m), without direct maps |V| (1 + m + h) + ... (section 2)."""
+def test_parameter_count_matches_paper(size, published):
+    """|V| (1 + n m + h) + h (1 + (n - 1) m), without direct connections |V| (1 + m + h) + ... (section 2)."""
     spec = WordSpec(family=NNLM, size=NNLM.sizes[size], vocabulary=NNLM.vocabulary)
     words, m, h, n = spec.vocabulary, spec.size.width, spec.size.hidden, spec.size.before + 1
     formula = words * (1 + (n if spec.size.direct else 1) * m + h) + h * (1 + (n - 1) * m)
@@ -61,102 +62,107 @@ def test_parameters_are_the_papers(size, published):
 
 
 @pytest.mark.parametrize("spec", [*SIZES.values(), RANKING, TAGGING])
-def test_a_network_has_as_many(spec):
-    assert sum(one.numel() for one in build_network(spec).parameters()) == spec.parameters
+def test_module_has_the_counted_parameters(spec):
+    assert sum(weight.numel() for weight in build_network(spec).parameters()) == spec.parameters
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_the_next_word_is_said_as_the_equation_says(name):
-    network, windows = filled(SIZES[name]), torch.tensor([[1, 2], [7, 7], [10, 0]])
-    one = {key: value.detach().numpy() for key, value in network.named_parameters()}
-    x = one["vectors"][windows].reshape(3, -1)
-    wanted, at = one["bias"] + np.zeros((3, 11)), 0
-    if "inner.weight" in one:
-        at = 4
-        wanted = wanted + np.tanh(x @ one["inner.weight"].T + one["inner.bias"]) @ one["output"][:, :4].T
+def test_nnlm_logits_match_the_papers_equation(name):
+    network, windows = build_filled(SIZES[name]), torch.tensor([[1, 2], [7, 7], [10, 0]])
+    weights = {key: value.detach().numpy() for key, value in network.named_parameters()}
+    x = weights["vectors"][windows].reshape(3, -1)
+    logits, hidden_width = weights["bias"] + np.zeros((3, 11)), 0
+    if "inner.weight" in weights:
+        hidden_width = 4
+        hidden = np.tanh(x @ weights["inner.weight"].T + weights["inner.bias"])
+        logits = logits + hidden @ weights["output"][:, :4].T
     if network.direct:
-        wanted = wanted + x @ one["output"][:, at:].T
-    assert np.abs(network.logits(windows).detach().numpy() - wanted).max() < 1e-12
+        logits = logits + x @ weights["output"][:, hidden_width:].T
+    assert np.abs(network.logits(windows).detach().numpy() - logits).max() < 1e-12
     labels = torch.tensor([4, 0, 10])
-    said = -(wanted - np.log(np.exp(wanted).sum(1, keepdims=True)))[range(3), labels].sum()
-    assert network.loss(windows, labels).item() == pytest.approx(said, rel=1e-5)
+    loss = -(logits - np.log(np.exp(logits).sum(1, keepdims=True)))[range(3), labels].sum()
+    assert network.loss(windows, labels).item() == pytest.approx(loss, rel=1e-5)
 
 
-def test_its_gradient_is_that_of_finite_differences():
-    network, windows, labels = filled(SIZES["direct"]), torch.tensor([[1, 2], [7, 7]]), torch.tensor([4, 0])
+def test_nnlm_gradient_matches_finite_differences():
+    network, windows, labels = build_filled(SIZES["direct"]), torch.tensor([[1, 2], [7, 7]]), torch.tensor([4, 0])
 
-    def said() -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(network.logits(windows), labels, reduction="sum")
+    def loss() -> float:
+        return torch.nn.functional.cross_entropy(network.logits(windows), labels, reduction="sum").item()
 
     network.loss(windows, labels).backward()
     for parameter in network.parameters():
-        place = int(parameter.grad.abs().argmax())
+        index = int(parameter.grad.abs().argmax())
         flat = parameter.data.view(-1)
-        before = flat[place].item()
-        flat[place] = before + 1e-6
-        above = said().item()
-        flat[place] = before - 1e-6
-        below = said().item()
-        flat[place] = before
-        assert parameter.grad.view(-1)[place].item() == pytest.approx((above - below) / 2e-6, rel=1e-4)
+        before = flat[index].item()
+        flat[index] = before + 1e-6
+        above = loss()
+        flat[index] = before - 1e-6
+        below = loss()
+        flat[index] = before
+        assert parameter.grad.view(-1)[index].item() == pytest.approx((above - below) / 2e-6, rel=1e-4)
 
 
-def test_the_hinge_and_its_gradient_are_the_closed_form():
-    network, windows = filled(RANKING), torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 2]])
-    others, wrong = torch.tensor([9, 0, 1]), torch.tensor([[1, 9, 3, 4], [5, 0, 7, 8], [9, 1, 2, 2]])
-    one = {key: value.detach().clone().requires_grad_() for key, value in network.named_parameters()}
+def test_hinge_loss_and_gradient_match_autograd():
+    network, windows = build_filled(RANKING), torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 1, 2, 2]])
+    others, replaced = torch.tensor([9, 0, 1]), torch.tensor([[1, 9, 3, 4], [5, 0, 7, 8], [9, 1, 2, 2]])
+    weights = {key: value.detach().clone().requires_grad_() for key, value in network.named_parameters()}
 
-    def score(some):
-        hidden = (one["vectors"][some].reshape(3, -1) @ one["inner.weight"].T + one["inner.bias"]).clamp(-1, 1)
-        return hidden @ one["score.weight"][0] + one["score.bias"]
+    def score(windows):
+        x = weights["vectors"][windows].reshape(3, -1)
+        hidden = (x @ weights["inner.weight"].T + weights["inner.bias"]).clamp(-1, 1)
+        return hidden @ weights["score.weight"][0] + weights["score.bias"]
 
-    terms = (1 - score(windows) + score(wrong)).clamp(min=0)
+    terms = (1 - score(windows) + score(replaced)).clamp(min=0)
     terms.sum().backward()
-    assert terms[2].item() == 1  # the same word: nothing to tell apart
+    assert terms[2].item() == 1  # the middle word is replaced by itself
     loss = network.loss(windows, others)
     loss.backward()
     assert loss.item() == pytest.approx(terms.sum().item(), rel=1e-12)
     for name, parameter in network.named_parameters():
-        assert parameter.grad == pytest.approx(one[name].grad, abs=1e-12)
+        assert parameter.grad == pytest.approx(weights[name].grad, abs=1e-12)
     with torch.no_grad():
         network.score.weight *= 1e3
-        margins = network.scores(windows) - network.scores(wrong)
+        margins = network.scores(windows) - network.scores(replaced)
         assert network.loss(windows, others).item() == pytest.approx((1 - margins).clamp(min=0).sum().item())
 
 
-def test_a_tag_is_said_by_the_largest_of_each_filter_over_all_places():
-    """Written out word by word, with what distances add to filters."""
-    network, batch = filled(TAGGING), {"tokens": torch.tensor([[4, 5, 6, 7]]), "tags": torch.tensor([[0, 2, 1, 0]])}
+def test_tag_loss_matches_a_plain_loop():
+    """Each filter adds a vector per distance, and the largest value over all positions is used."""
+    network, batch = (
+        build_filled(TAGGING),
+        {"tokens": torch.tensor([[4, 5, 6, 7]]), "tags": torch.tensor([[0, 2, 1, 0]])},
+    )
     windows, tags = tagged_words(batch, 1, torch.arange(11), unknown=0)
-    one = {key: value.detach() for key, value in network.named_parameters()}
+    weights = {key: value.detach() for key, value in network.named_parameters()}
     total = 0.0
     for middle, tag in enumerate([0, 2, 1, 0]):
         text = dict(enumerate([4, 5, 6, 7]))
         largest = torch.full((4,), -torch.inf, dtype=torch.float64)
         for distance in range(-20, 21):
-            places = range(middle + distance - 2, middle + distance + 3)
-            read = torch.cat([one["vectors"][text.get(place, 1)] for place in places])
-            said = one["tagger.filters.weight"] @ read + one["tagger.filters.bias"]
-            largest = torch.maximum(largest, said + one["tagger.distances"][distance + 20])
-        hidden = (one["tagger.inner.weight"] @ largest + one["tagger.inner.bias"]).clamp(-1, 1)
-        scores = one["tagger.output.weight"] @ hidden + one["tagger.output.bias"]
+            positions = range(middle + distance - 2, middle + distance + 3)
+            x = torch.cat([weights["vectors"][text.get(position, 1)] for position in positions])
+            filtered = weights["tagger.filters.weight"] @ x + weights["tagger.filters.bias"]
+            largest = torch.maximum(largest, filtered + weights["tagger.distances"][distance + 20])
+        hidden = (weights["tagger.inner.weight"] @ largest + weights["tagger.inner.bias"]).clamp(-1, 1)
+        scores = weights["tagger.output.weight"] @ hidden + weights["tagger.output.bias"]
         total -= float(scores.log_softmax(0)[tag])
     assert network.losses["tags"](windows, tags).item() == pytest.approx(total, rel=1e-9)
 
 
-def test_both_questions_move_the_same_vectors():
-    network = filled(TAGGING)
-    tables = [name for name, one in network.named_parameters() if one.shape[0] == TAGGING.vocabulary]
+def test_both_losses_train_the_same_vectors():
+    network = build_filled(TAGGING)
+    tables = [name for name, weight in network.named_parameters() if weight.shape[0] == TAGGING.vocabulary]
     assert tables == ["vectors"]
     windows = torch.randint(11, (3, 45), generator=torch.Generator().manual_seed(0))
     network.losses["tags"](windows, torch.tensor([0, 1, 2])).backward()
-    moved = network.vectors.grad.abs().sum(1) > 0
-    assert moved.any()
-    assert not moved[~torch.isin(torch.arange(11), windows)].any()
+    has_gradient = network.vectors.grad.abs().sum(1) > 0
+    assert has_gradient.any()
+    assert not has_gradient[~torch.isin(torch.arange(11), windows)].any()
     assert network.score.weight.grad is None
 
 
-def test_tags_of_a_row_are_those_of_its_words():
+def test_tags_follow_their_words():
     part = DocumentSlice(np.arange(10, 16), slots=0, annotations={"tags": np.array([[1, 3, 0], [5, 6, 1]])})
     task = WindowRanking(tags=2)
     untagged = replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})
@@ -168,40 +174,40 @@ def test_tags_of_a_row_are_those_of_its_words():
         WindowRanking(tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
 
 
-def test_it_learns_tags_beside_its_windows(tmp_path):
+def test_tags_are_learned_with_the_ranking_loss(tmp_path):
     corpus = planted.build(tmp_path / "tagged", tags=True)
-    asked = "objective={window-ranking: {tags: 2}}"
-    told, often = run_ranks(1, tagged, str(corpus), asked)[0]
-    assert told["tags"] < often - 0.05
-    assert often < told["at first"]
-    assert told["ranking"] < 0.9
-    one, two = (run_ranks(ranks, learned, str(corpus), "cw", ranks, "", 0, 4, asked) for ranks in (1, 2))
+    objective = "objective={window-ranking: {tags: 2}}"
+    losses, initial_tag_loss, tag_entropy = run_ranks(1, train_tags, str(corpus), objective)[0]
+    assert losses["tags"] < tag_entropy - 0.05
+    assert tag_entropy < initial_tag_loss
+    assert losses["ranking"] < 0.9
+    one, two = (run_ranks(ranks, train_steps, str(corpus), "cw", ranks, "", 0, 4, objective) for ranks in (1, 2))
     assert two[0][0] == pytest.approx(one[0][0], rel=1e-5)
     assert np.abs(two[1][2]["tagger.distances"] - one[0][2]["tagger.distances"]).max() < 1e-6
 
 
-def tagged(corpus: str, asked: str) -> tuple[dict[str, float], float]:
-    """Held-out losses after some steps, and that of tags before the first; and of who knows how often each tag is."""
-    # A softmax is not for the rate of a hinge.
+def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, float]:
+    """Return the held-out losses after training, the tag loss before, and the entropy of the tags' frequencies."""
+    # The softmax needs a lower learning rate than the hinge loss.
     rate = ("data.sequence=512", "train.batch=1", "optimizer.lr=0.3")
-    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, asked))
+    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, objective))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.fill()
     source = BatchSource(config, engine.ranks, corpora)
 
     def held_out() -> dict[str, float]:
-        found = [engine.evaluate(batches).losses for batches in source.held_out()]
-        return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+        results = [engine.evaluate(batches).losses for batches in source.held_out()]
+        return {name: float(np.mean([losses[name] for losses in results])) for name in results[0]}
 
     tags = np.concatenate([batch["tags"].numpy().ravel() for batches in source.held_out() for batch in batches])
-    first, steps = held_out()["tags"], source.steps(0)
+    initial_tag_loss, steps = held_out()["tags"], source.steps(0)
     for step in range(400):
         engine.step(next(steps), step=step, lr=learning_rate_at(config, step))
-    return {**held_out(), "at first": first}, unigram_loss(np.bincount(tags))
+    return held_out(), initial_tag_loss, unigram_loss(np.bincount(tags))
 
 
-def test_windows_end_where_a_document_does():
+def test_windows_stay_within_documents():
     batch = {
         "tokens": torch.tensor([[4, 5, 6, 7, 8]]),
         "labels": torch.tensor([[5, 6, -100, 8, 9]]),
@@ -211,7 +217,7 @@ def test_windows_end_where_a_document_does():
     windows, labels = next_words(batch, SIZES["hidden"], outside=1)
     assert windows.tolist() == [[1, 4], [4, 5], [1, 7], [7, 8]]
     assert labels.tolist() == [5, 6, 8, 9]
-    windows, others = judged_windows(batch, RANKING, 1, torch.tensor([5, 4, 8]), unknown=0)
+    windows, others = ranked_windows(batch, RANKING, 1, torch.tensor([5, 4, 8]), unknown=0)
     assert windows.tolist() == [[1, 4, 5, 0], [4, 5, 0, 1], [0, 8, 1, 1]]
     assert others.tolist() == [5, 5, 8]
 
@@ -223,23 +229,23 @@ def settings(run: str | Path, corpus: str | Path, *more: str) -> list[str]:
     ]
 
 
-LONG_ROWS = ("data.sequence=512", "train.batch=1", "optimizer.lr=3")
-GROWING = "objective={window-ranking: {dictionary: [[0, 30], [3, 500]]}}"
+LONG_SEQUENCES = ("data.sequence=512", "train.batch=1", "optimizer.lr=3")
+GROWING_DICTIONARY = "objective={window-ranking: {dictionary: [[0, 30], [3, 500]]}}"
 
 
-def learned(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
-    """The losses of some steps, begun from the checkpoint of step `start`, the held-out loss, and the weights.
+def train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
+    """Return the losses of the steps from `start` to `stop`, the held-out loss, the weights and the word counts.
 
-    Of 64-bit numbers: of a hinge's two sides the order of a sum would now and then choose another.
+    In float64: in float32 the order of a sum can change the side of a hinge.
     """
     torch.set_default_dtype(torch.float64)
     try:
-        return _learned(corpus, name, ranks, folder, start, stop, *more)
+        return _train_steps(corpus, name, ranks, folder, start, stop, *more)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
-def _learned(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
+def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
     config = load(CONFIGS / name / "tiny.yaml", settings("unused", corpus, f"layout.data={ranks}", *more))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
@@ -267,93 +273,93 @@ def _learned(corpus: str, name: str, ranks: int, folder: str, start: int, stop: 
     return losses, np.mean(held_out), weights, engine.counts
 
 
-@pytest.mark.parametrize(("name", "more"), [("nnlm", ()), ("cw", (GROWING,))])
-def test_two_ranks_learn_what_one_learns_and_go_on_to_the_last_bit(name, more, corpus, tmp_path):
-    whole = run_ranks(1, learned, str(corpus), name, 1, str(tmp_path / "whole"), 0, 6, *more)[0]
-    halves = [
-        run_ranks(1, learned, str(corpus), name, 1, str(tmp_path / "half"), *at, *more)[0] for at in ((0, 3), (3, 6))
-    ]
-    assert halves[0][0] + halves[1][0] == whole[0]
-    assert all((halves[1][2][key] == value).all() for key, value in whole[2].items())
-    for rank in run_ranks(2, learned, str(corpus), name, 2, str(tmp_path / "two"), 0, 6, *more):
-        assert rank[0] == pytest.approx(whole[0], rel=1e-12)
-        assert rank[1] == pytest.approx(whole[1], rel=1e-12)
-        assert (rank[3] == whole[3]).all()
-        assert all(np.abs(rank[2][key] - value).max() < 1e-12 for key, value in whole[2].items())
-    # The same checkpoint on two ranks.
-    on_two = run_ranks(2, learned, str(corpus), name, 2, str(tmp_path / "half"), 3, 6, *more)
-    assert on_two[1][0] == pytest.approx(whole[0][3:], rel=1e-12)
+@pytest.mark.parametrize(("name", "more"), [("nnlm", ()), ("cw", (GROWING_DICTIONARY,))])
+def test_resume_is_bit_identical_and_two_ranks_match_one(name, more, corpus, tmp_path):
+    def run(ranks: int, folder: str, start: int, stop: int):
+        return run_ranks(ranks, train_steps, str(corpus), name, ranks, str(tmp_path / folder), start, stop, *more)
+
+    [(losses, held_out, weights, counts)] = run(1, "uninterrupted", 0, 6)
+    [(first_losses, *_)], [(last_losses, _, resumed_weights, _)] = run(1, "resumed", 0, 3), run(1, "resumed", 3, 6)
+    assert first_losses + last_losses == losses
+    assert all((resumed_weights[key] == value).all() for key, value in weights.items())
+    for rank_losses, rank_held_out, rank_weights, rank_counts in run(2, "two", 0, 6):
+        assert rank_losses == pytest.approx(losses, rel=1e-12)
+        assert rank_held_out == pytest.approx(held_out, rel=1e-12)
+        assert (rank_counts == counts).all()
+        assert all(np.abs(rank_weights[key] - value).max() < 1e-12 for key, value in weights.items())
+    _, (losses_on_two, *_) = run(2, "resumed", 3, 6)
+    assert losses_on_two == pytest.approx(losses[3:], rel=1e-12)
 
 
-def test_the_next_word_is_known_better_than_by_the_two_before_it(corpus):
-    losses, held_out, _, counts = run_ranks(1, learned, str(corpus), "nnlm", 1, "", 0, 300, *LONG_ROWS)[0]
+def test_nnlm_beats_a_trigram_model(corpus):
+    losses, held_out, _, counts = run_ranks(1, train_steps, str(corpus), "nnlm", 1, "", 0, 300, *LONG_SEQUENCES)[0]
     assert losses[0] == pytest.approx(np.log(len(counts)), rel=0.05)
     assert held_out < unigram_loss(counts) - 0.5
-    assert held_out < min(trigram_loss(corpus, len(counts), more) for more in (0.01, 0.03, 0.1)) - 0.3
+    assert held_out < min(trigram_loss(corpus, len(counts), smoothing) for smoothing in (0.01, 0.03, 0.1)) - 0.3
 
 
-def trigram_loss(corpus: Path, vocabulary: int, more: float) -> float:
-    """Of the held-out documents' words but the first, and of their ends, by those of the others: each count is so much
-    more than it is."""
+def trigram_loss(corpus: Path, vocabulary: int, smoothing: float) -> float:
+    """Return the held-out loss of a trigram model with additive smoothing, on all words but the first of a document."""
     opened, begin, end = Corpus.open(corpus), 1, 2
     after: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
 
     def grams(split: str) -> Iterator[tuple[tuple[int, int], int]]:
         for document in opened.documents(split):
             words = [begin, *document.tolist(), end]
-            yield from (((one, two), three) for one, two, three in zip(words, words[1:], words[2:], strict=False))
+            yield from zip(pairwise(words), words[2:], strict=False)
 
     for pair, word in grams("train"):
         after[pair][word] += 1
-    chances = [
-        (after[pair][word] + more) / (after[pair].total() + more * vocabulary) for pair, word in grams("validation")
+    probabilities = [
+        (after[pair][word] + smoothing) / (after[pair].total() + smoothing * vocabulary)
+        for pair, word in grams("validation")
     ]
-    return float(-np.log(chances).mean())
+    return float(-np.log(probabilities).mean())
 
 
-def test_windows_are_told_from_others(corpus):
-    accuracy = run_ranks(1, ranked, str(corpus))[0]
-    assert accuracy[0] < 0.7
-    assert accuracy[1] > 0.8
+def test_ranking_accuracy_increases(corpus):
+    before, after = run_ranks(1, ranking_accuracy, str(corpus))[0]
+    assert before < 0.7
+    assert after > 0.8
 
 
-def ranked(corpus: str) -> list[float]:
-    """The share of windows of training text that are above the same with another word, before training and after."""
-    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_ROWS))
+def ranking_accuracy(corpus: str) -> list[float]:
+    """Return the share of training windows that score above those with a replaced word, before and after training."""
+    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_SEQUENCES))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.fill()
-    steps, found = BatchSource(config, engine.ranks, corpora).steps(0), []
+    steps, accuracies = BatchSource(config, engine.ranks, corpora).steps(0), []
     for step in range(801):
         batches = next(steps)
         if step in (0, 800):
-            windows, others = engine._asked(batches[0])["ranking"]
-            wrong, changed = windows.clone(), others != windows[:, engine.spec.size.before]
-            wrong[:, engine.spec.size.before] = others
+            windows, others = engine._windows(batches[0])["ranking"]
+            replaced, changed = windows.clone(), others != windows[:, engine.spec.size.before]
+            replaced[:, engine.spec.size.before] = others
             with torch.no_grad():
-                right = engine.network.scores(windows) > engine.network.scores(wrong)
-            found.append(float(right[changed].float().mean()))
+                is_above = engine.network.scores(windows) > engine.network.scores(replaced)
+            accuracies.append(float(is_above[changed].float().mean()))
         engine.step(batches, step=step, lr=learning_rate_at(config, step))
-    return found
+    return accuracies
 
 
-def test_from_text_to_vectors(corpus, tmp_path):
-    """Half of it on one rank, half on two, with a dictionary that grows."""
-    usual = settings(tmp_path / "run", corpus, "train.steps=8", "train.validate_every=4", GROWING)
-    assert train(CONFIGS / "cw/tiny.yaml", [*usual, "train.stop_at=2"]) == 75
-    assert train(CONFIGS / "cw/tiny.yaml", [*usual, "layout.data=2"]) == 0
-    said = CliRunner().invoke(main, ["export", "words", str(tmp_path / "run"), str(tmp_path / "words.txt")])
-    assert said.exit_code == 0, said.output
+def test_stop_resume_and_export_words(corpus, tmp_path):
+    """The first half is on one rank, the second on two, with a growing dictionary."""
+    options = settings(tmp_path / "run", corpus, "train.steps=8", "train.validate_every=4", GROWING_DICTIONARY)
+    assert train(CONFIGS / "cw/tiny.yaml", [*options, "train.stop_at=2"]) == 75
+    assert train(CONFIGS / "cw/tiny.yaml", [*options, "layout.data=2"]) == 0
+    result = CliRunner().invoke(main, ["export", "words", str(tmp_path / "run"), str(tmp_path / "words.txt")])
+    assert result.exit_code == 0, result.output
     vectors = load_words(tmp_path / "run")
     assert (tmp_path / "words.txt").read_text().startswith(f"{len(vectors.words)} 12\n{vectors.words[0]} ")
     assert np.isfinite(vectors.vectors).all()
 
 
-def test_a_number_that_is_none_moves_nothing(corpus):
-    assert run_ranks(1, diverged, str(corpus)) == ["step 1 has a loss of nan"]
+def test_nan_loss_updates_nothing(corpus):
+    assert run_ranks(1, step_with_nan, str(corpus)) == ["step 1 has a loss of nan"]
 
 
-def diverged(corpus: str) -> str:
+def step_with_nan(corpus: str) -> str:
     config = load(CONFIGS / "nnlm/tiny.yaml", settings("unused", corpus))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
@@ -367,7 +373,7 @@ def diverged(corpus: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "told"),
+    ("name", "option", "message"),
     [
         ("nnlm", "layout.pipeline=2", r"layout.pipeline \(2\) is not used by nnlm, which each data rank holds in full"),
         ("cw", "layout.tensor=2", r"layout.tensor \(2\) is not used by cw"),
@@ -379,12 +385,12 @@ def diverged(corpus: str) -> str:
         ("cw", "objective={window-ranking: {dictionary: [[1, 50]]}}", "the first must be 0"),
     ],
 )
-def test_what_they_cannot_honor_is_refused(name, more, told):
-    with pytest.raises(UserError, match=told):
-        load(CONFIGS / name / "tiny.yaml", settings("unused", "corpus", more))
+def test_unsupported_config_is_rejected(name, option, message):
+    with pytest.raises(UserError, match=message):
+        load(CONFIGS / name / "tiny.yaml", settings("unused", "corpus", option))
 
 
-def test_the_rate_halves_after_as_many_steps():
+def test_learning_rate_halves_after_decay_steps():
     config = load(CONFIGS / "nnlm/ap-news.yaml")
     rates = [learning_rate_at(config, step) / config.optimizer.lr for step in (0, 781_250, 3 * 781_250)]
     assert rates == pytest.approx([1, 1 / 2, 1 / 4])

@@ -1,4 +1,4 @@
-"""From text to neighbors: trained, stopped, continued on more ranks, exported, read by gensim."""
+"""Word2vec from text to neighbors: trained, resumed on more ranks, exported, read by gensim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaptm.launch.local import train
 from megaptm.words.export import FORMATS
 from megaptm.words.vectors import WordVectors, load_words, read_questions
 from tests.words import planted
-from tests.words.gensims import gensims, neighbors, shared, text_of
+from tests.words.gensims import neighbors, read_text, shared_neighbors, train_gensim
 
 gensim = pytest.importorskip("gensim")
 
@@ -24,86 +24,84 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def settings(run: Path, corpus: Path, *more: str) -> tuple[Path, list[str]]:
-    usual = [
+    options = [
         *(f"run={run}", f"data.mix={{{corpus}: 1}}", "data.sequence=2000", "model.width=24", "track.enabled=false"),
         *("train.validate_batches=1", "data.workers=0", "objective={skip-gram: {subsample: 0, window: 6}}"),
     ]
-    return CONFIGS / "word2vec/tiny.yaml", [*usual, *more]
+    return CONFIGS / "word2vec/tiny.yaml", [*options, *more]
 
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """Half of it on one rank, half on two."""
+    """Run whose first half is on one rank and whose second half is on two."""
     folder = tmp_path_factory.mktemp("runs") / "planted"
-    config, usual = settings(folder, corpus, "train.batch=2", "train.steps=100")
-    assert train(config, [*usual, "train.stop_at=50"]) == 75
-    assert train(config, [*usual, "layout.data=2"]) == 0
+    config, options = settings(folder, corpus, "train.batch=2", "train.steps=100")
+    assert train(config, [*options, "train.stop_at=50"]) == 75
+    assert train(config, [*options, "layout.data=2"]) == 0
     return folder
 
 
-def test_planted_synonyms_are_each_others_nearest(run):
+def test_planted_synonyms_are_nearest_neighbors(run):
     vectors = load_words(run)
     for first, second in planted.SYNONYMS.items():
         assert vectors.nearest(first, 1)[0][0] == second
         assert vectors.nearest(second, 1)[0][0] == first
 
 
-def test_planted_analogies_are_answered(run):
-    right, known = load_words(run).accuracy(planted.questions())
+def test_planted_analogies_are_solved(run):
+    solved, known = load_words(run).count_solved(planted.questions())
     assert known == len(planted.questions())
-    assert right / known > 0.8
+    assert solved / known > 0.8
 
 
-def test_two_ranks_learn_what_one_learns(run, corpus, tmp_path):
-    config, usual = settings(tmp_path / "one", corpus, "train.batch=2", "train.steps=100")
-    assert train(config, usual) == 0
-    one, two = load_words(tmp_path / "one"), load_words(run)
-    assert [*one.words] == [*two.words]
-    assert (one.vectors == two.vectors).all()
+def test_run_on_two_ranks_is_bit_identical(run, corpus, tmp_path):
+    config, options = settings(tmp_path / "one", corpus, "train.batch=2", "train.steps=100")
+    assert train(config, options) == 0
+    one_rank, two_ranks = load_words(tmp_path / "one"), load_words(run)
+    assert [*one_rank.words] == [*two_ranks.words]
+    assert (one_rank.vectors == two_ranks.vectors).all()
 
 
-def test_words_have_the_neighbors_that_gensim_gives_them(run):
-    """Of the same text, as often and by the same settings: of five neighbors as many are common as of two of gensim's
-    own runs, but for one in ten."""
-    text, ours = text_of(run), load_words(run)
-    theirs = [gensims(text, seed, vector_size=24, window=6, alpha=0.05, epochs=7, sample=0) for seed in (1, 2)]
-    frequent = [*ours.words[:40]]
-    mine = {word: {near for near, _ in ours.nearest(word, 5)} for word in frequent}
-    common, at_best = shared(mine, theirs[0], 5), shared(neighbors(theirs[1], frequent, 5), theirs[0], 5)
-    assert common > at_best - 0.1
-    assert common > 0.5, "chance would have 5 of all 77 others"
+def test_neighbors_match_gensim(run):
+    """With the same text and settings, gensim shares as many neighbors with this run as with another of its seeds, up
+    to 0.1. Chance is 5 of 77."""
+    text, vectors = read_text(run), load_words(run)
+    settings = {"vector_size": 24, "window": 6, "alpha": 0.05, "epochs": 7, "sample": 0}
+    first, second = (train_gensim(text, seed, **settings) for seed in (1, 2))
+    frequent = [*vectors.words[:40]]
+    nearest = {word: {near for near, _ in vectors.nearest(word, 5)} for word in frequent}
+    share = shared_neighbors(nearest, first, 5)
+    assert share > shared_neighbors(neighbors(second, frequent, 5), first, 5) - 0.1
+    assert share > 0.5
 
 
 @pytest.mark.parametrize("word", ["", "a b", "a\nb", "a\0b", "a\u00a0b"])
-def test_a_word_that_no_line_can_say_is_refused(word):
+@pytest.mark.parametrize("format_", ["word2vec", "word2vec-binary", "glove"])
+def test_words_with_separators_are_rejected(word, format_):
     vectors = WordVectors([word], np.array([1]), np.ones((1, 2), np.float32))
-    for format_ in ("word2vec", "word2vec-binary", "glove"):
-        with pytest.raises(UserError, match="cannot be told from others in a file of this format"):
-            list(FORMATS[format_](vectors))
+    with pytest.raises(UserError, match="contains a separator of this file format"):
+        list(FORMATS[format_](vectors))
 
 
 @pytest.mark.parametrize("format_", ["word2vec", "word2vec-binary"])
-def test_gensim_reads_what_is_exported(run, tmp_path, format_):
+def test_gensim_reads_export(run, tmp_path, format_):
     file, vectors = tmp_path / "new/words", load_words(run)
-    said = CliRunner().invoke(main, ["export", "words", str(run), str(file), "--format", format_])
-    assert said.exit_code == 0, said.output
-    assert "load_word2vec_format" in said.output
-    theirs = gensim.models.KeyedVectors.load_word2vec_format(str(file), binary=format_.endswith("binary"))
-    assert theirs.index_to_key == [*vectors.words]
-    assert (theirs.vectors == vectors.vectors).all()
+    result = CliRunner().invoke(main, ["export", "words", str(run), str(file), "--format", format_])
+    assert result.exit_code == 0, result.output
+    assert "load_word2vec_format" in result.output
+    reference = gensim.models.KeyedVectors.load_word2vec_format(str(file), binary=format_.endswith("binary"))
+    assert reference.index_to_key == [*vectors.words]
+    assert (reference.vectors == vectors.vectors).all()
     for word in ("land2", "rapid"):
-        assert [name for name, _ in theirs.most_similar(word)] == [name for name, _ in vectors.nearest(word)]
-    ours = vectors.analogy("land0", "riverof0", "land3")[0]
-    assert theirs.most_similar(positive=["riverof0", "land3"], negative=["land0"])[0] == pytest.approx(ours, abs=1e-5)
+        assert [name for name, _ in reference.most_similar(word)] == [name for name, _ in vectors.nearest(word)]
+    solution = vectors.analogy("land0", "riverof0", "land3")[0]
+    expected = reference.most_similar(positive=["riverof0", "land3"], negative=["land0"])[0]
+    assert solution == pytest.approx(expected, abs=1e-5)
 
 
-def test_safetensors_have_vectors_counts_and_words(run, tmp_path):
-    assert (
-        CliRunner()
-        .invoke(main, ["export", "words", str(run), str(tmp_path / "w"), "--format", "safetensors"])
-        .exit_code
-        == 0
-    )
+def test_safetensors_export_has_vectors_counts_and_words(run, tmp_path):
+    result = CliRunner().invoke(main, ["export", "words", str(run), str(tmp_path / "w"), "--format", "safetensors"])
+    assert result.exit_code == 0, result.output
     vectors = load_words(run)
     with safetensors.safe_open(tmp_path / "w", "numpy") as file:
         assert json.loads(file.metadata()["words"]) == [*vectors.words]
@@ -114,14 +112,14 @@ def test_safetensors_have_vectors_counts_and_words(run, tmp_path):
     assert counts.min() >= 5
 
 
-def test_the_command_line_says_what_is_near_and_answers_analogies(run, tmp_path):
-    asked = tmp_path / "questions.txt"
-    asked.write_text(": rivers\nland0 riverof0 land3 riverof3\nland0 riverof0 land3 nowhere\n")
-    said = CliRunner().invoke(main, ["evaluate", str(run), "--word", "quick", "--analogies", str(asked), "--json"])
-    found = json.loads(said.output)
-    assert next(iter(found["nearest"]["quick"])) == "rapid"
-    assert found["analogies"] == {"right": 1, "known": 1, "asked": 2}
-    plain = CliRunner().invoke(main, ["evaluate", str(run), "--word", "quick", "--analogies", str(asked)])
+def test_evaluate_command_shows_neighbors_and_analogies(run, tmp_path):
+    questions = tmp_path / "questions.txt"
+    questions.write_text(": rivers\nland0 riverof0 land3 riverof3\nland0 riverof0 land3 nowhere\n")
+    command = ["evaluate", str(run), "--word", "quick", "--analogies", str(questions)]
+    report = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)
+    assert next(iter(report["nearest"]["quick"])) == "rapid"
+    assert report["analogies"] == {"right": 1, "known": 1, "asked": 2}
+    plain = CliRunner().invoke(main, command)
     assert plain.output.startswith("quick: rapid ")
     assert "1 of 1 analogies (100.0%); 1 more have words without a vector" in plain.output
     frequent = json.loads(CliRunner().invoke(main, ["evaluate", str(run), "--json"]).output)
@@ -129,18 +127,18 @@ def test_the_command_line_says_what_is_near_and_answers_analogies(run, tmp_path)
     assert frequent["analogies"] is None
 
 
-def test_what_cannot_be_asked_is_told(run, tmp_path):
-    with pytest.raises(UserError, match=r"lend2 is none of the .* words that have a vector; did you mean land2"):
+def test_unknown_words_and_unsupported_commands_are_errors(run, tmp_path):
+    with pytest.raises(UserError, match=r"lend2 is not one of the .* words with a vector: did you mean land2"):
         load_words(run).nearest("lend2")
     (tmp_path / "three").write_text("a b c\n")
     with pytest.raises(UserError, match="line 1: an analogy is four words, not 3"):
         read_questions(tmp_path / "three")
     for command in (["generate", str(run), "--prompt", "x"], ["export", "hf", str(run), str(tmp_path / "hf")]):
-        refused = CliRunner().invoke(main, command)
-        assert "word2vec is a word-vector family, which has no layers" in refused.output
+        result = CliRunner().invoke(main, command)
+        assert "word2vec is a word-vector family, which has no layers" in result.output
 
 
-def test_neighbors_are_by_direction():
+def test_neighbors_are_sorted_by_cosine():
     vectors = WordVectors(
         ["a", "b", "c", "d"], np.array([4, 3, 2, 1]), np.array([[1, 0], [9, 1], [0, 2], [-1, 0]], np.float32)
     )

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Counted:
+class WordAndPairCounts:
     """Counts of the text for one rank."""
 
     words: np.ndarray
@@ -45,7 +45,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class KeptPairs:
+class PairCache:
     """Cache `run/pairs`, in the format of checkpoints: it is complete if present, and damage is detected.
 
     Pairs are stored in the order of their words' lanes, so each rank's pairs are contiguous for any number of ranks.
@@ -54,14 +54,14 @@ class KeptPairs:
     """
 
     run: Path
-    of: Mapping[str, Any]
-    """Description of the counts and their text. A cache with another description is not read."""
+    description: Mapping[str, Any]
+    """Everything on which the counts depend. A cache with another description is not read."""
     vocabulary: int
     exchange: Exchange
-    room: int
+    reserved_bytes: int
     """Bytes to leave free for the run's checkpoints."""
 
-    def read(self) -> Counted | None:
+    def read(self) -> WordAndPairCounts | None:
         """Return the cached counts, or None on all ranks if they are missing or unusable."""
         store = Store(self.run / FOLDER)
         if any_rank(not store.steps()):
@@ -69,10 +69,10 @@ class KeptPairs:
         try:
             return together(partial(self._read, store))
         except UserError as error:
-            self._warn(f"what was counted before cannot be used, and is counted again: {error}")
+            self._warn(f"the cached pair counts cannot be used, and are computed again: {error}")
             return None
 
-    def write(self, counted: Counted) -> None:
+    def write(self, counted: WordAndPairCounts) -> None:
         """Replace the cache; log a warning if there is not enough space."""
         rank, ranks = self.exchange.rank, self.exchange.ranks
         pairs = self.exchange.all_gather(np.array([len(counted.pairs[split].keys) for split in SPLITS]))
@@ -83,66 +83,66 @@ class KeptPairs:
         try:
             together(lambda: self._prepare(store, size) if rank == 0 else None)
             together(partial(store.write, 0, rank, pieces))
-            together(lambda: store.commit(0, {"of": self.of}, ranks) if rank == 0 else None)
+            together(lambda: store.commit(0, {"description": self.description}, ranks) if rank == 0 else None)
         except UserError as error:
-            self._warn(f"what was counted is not kept, and whoever goes on counts again: {error}")
+            self._warn(f"the pair counts are not cached, and a resumed run computes them again: {error}")
 
     def _prepare(self, store: Store, size: int) -> None:
-        if (free := free_bytes(self.run)) < size + self.room:
+        if (free := free_bytes(self.run)) < size + self.reserved_bytes:
             raise UserError(
-                f"it takes {human_bytes(size)}, checkpoints {human_bytes(self.room)}, and {human_bytes(free)} are free."
+                f"the cache needs {human_bytes(size)} and checkpoints {human_bytes(self.reserved_bytes)}, but only "
+                f"{human_bytes(free)} are free."
             )
         store.prepare(0, size)
 
-    def _warn(self, what: str) -> None:
+    def _warn(self, message: str) -> None:
         if self.exchange.rank == 0:
-            log.warning("%s: %s", self.run / FOLDER, what)
+            log.warning("%s: %s", self.run / FOLDER, message)
 
-    def _pieces(self, counted: Counted, pairs: np.ndarray) -> Iterator[TensorPiece]:
+    def _pieces(self, counted: WordAndPairCounts, pairs: np.ndarray) -> Iterator[TensorPiece]:
         """Yield the checkpoint tensors. `pairs`: int64 [ranks, splits], number of pairs of each rank."""
         first, last = lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
-        for split, of_ranks in zip(SPLITS, pairs.T, strict=True):
+        for split, pairs_per_rank in zip(SPLITS, pairs.T, strict=True):
             held = counted.pairs[split]
             lanes = held.keys // self.vocabulary % LANES
             order = np.argsort(lanes, kind="stable")
-            at, whole = int(of_ranks[: self.exchange.rank].sum()), (int(of_ranks.sum()),)
-            for name, numbers in (("keys", held.keys[order]), ("counts", held.counts[order])):
-                yield TensorPiece(f"{split}/{name}", whole, (at,), numbers.shape, torch.from_numpy(numbers))
-            of_lanes = torch.from_numpy(np.bincount(lanes, minlength=LANES)[first:last])
-            yield TensorPiece(f"{split}/lanes", (LANES,), (int(first),), (len(of_lanes),), of_lanes)
+            start, full_shape = int(pairs_per_rank[: self.exchange.rank].sum()), (int(pairs_per_rank.sum()),)
+            for name, values in (("keys", held.keys[order]), ("counts", held.counts[order])):
+                yield TensorPiece(f"{split}/{name}", full_shape, (start,), values.shape, torch.from_numpy(values))
+            pairs_per_lane = torch.from_numpy(np.bincount(lanes, minlength=LANES)[first:last])
+            yield TensorPiece(f"{split}/lanes", (LANES,), (int(first),), (len(pairs_per_lane),), pairs_per_lane)
         if self.exchange.rank == 0:
             yield counts_piece(counted.words)
 
-    def _read(self, store: Store) -> Counted:
-        found = store.look(0, part=self.exchange.rank, parts=self.exchange.ranks)
-        if not isinstance(found, Checkpoint):
-            raise UserError(found)
-        if found.state.get("of") != self.of:
-            raise UserError("it is of other text, or was counted otherwise.")
-        return Counted(
-            read_counts(found.reader, self.vocabulary), {split: self._read_split(found, split) for split in SPLITS}
-        )
+    def _read(self, store: Store) -> WordAndPairCounts:
+        checkpoint = store.look(0, part=self.exchange.rank, parts=self.exchange.ranks)
+        if not isinstance(checkpoint, Checkpoint):
+            raise UserError(checkpoint)
+        if checkpoint.state.get("description") != self.description:
+            raise UserError("the cache is of other text, or of other settings of the objective.")
+        pairs = {split: self._read_split(checkpoint, split) for split in SPLITS}
+        return WordAndPairCounts(read_counts(checkpoint.reader, self.vocabulary), pairs)
 
-    def _read_split(self, found: Checkpoint, split: str) -> PairCounts:
+    def _read_split(self, checkpoint: Checkpoint, split: str) -> PairCounts:
         """Return the pairs of this rank's lanes. Raise UserError if they are invalid: compiled code uses them as
         unchecked indices."""
-        reader, (first, last) = found.reader, lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
-        strange = UserError(f"{found.folder}: its {split} pairs are none.")
+        reader, (first, last) = checkpoint.reader, lane_edges(self.exchange.ranks)[self.exchange.rank :][:2]
+        invalid = UserError(f"{checkpoint.folder}: its {split} pairs are invalid.")
         lanes = reader.read(f"{split}/lanes").numpy()
         if (
             lanes.shape != (LANES,)
             or (lanes < 0).any()
             or sum(lanes.tolist()) != math.prod(reader.shape(f"{split}/keys"))
         ):
-            raise strange
-        at, number = int(lanes[:first].sum()), int(lanes[first:last].sum())
-        keys, counts = (reader.read(f"{split}/{name}", (at,), (number,)).numpy() for name in ("keys", "counts"))
+            raise invalid
+        start, number = int(lanes[:first].sum()), int(lanes[first:last].sum())
+        keys, counts = (reader.read(f"{split}/{name}", (start,), (number,)).numpy() for name in ("keys", "counts"))
         if {lanes.dtype, keys.dtype, counts.dtype} != {np.dtype(np.int64)} or (counts <= 0).any():
-            raise strange
+            raise invalid
         if (keys // self.vocabulary % LANES != np.repeat(np.arange(first, last), lanes[first:last])).any():
-            raise strange
+            raise invalid
         order = np.argsort(keys)
         held = PairCounts(keys[order], counts[order])
         if (np.diff(held.keys, prepend=-1) <= 0).any() or (keys >= self.vocabulary**2).any():
-            raise strange
+            raise invalid
         return held
