@@ -11,7 +11,7 @@ from megaptm.commands.imports import imports
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.errors import UserError
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.models import initial_value
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import read_config
@@ -36,7 +36,7 @@ def exported(request, tmp_path_factory):
 
 def test_an_exported_model_gives_the_same_logits_in_transformers(exported):
     family, _, run, folder = exported
-    trained = open_run(run)
+    trained = load_model(run)
     theirs = getattr(transformers, CLASSES[family]).from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer("The cat saw the hat.", return_tensors="pt")["input_ids"]
@@ -75,7 +75,7 @@ def test_training_goes_on_from_an_imported_model(tmp_path):
     run_command(export, "hf", first, folder)
     run_command(imports, "hf", folder, again, f"data.mix={{{corpus}: 1}}", "data.sequence=32", "train.seed=5")
 
-    trained = open_run(again)
+    trained = load_model(again)
     config = trained.config
     special = trained.tokenizer.special
     mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
@@ -87,7 +87,7 @@ def test_training_goes_on_from_an_imported_model(tmp_path):
     assert resumed["step"] == 0
     losses = {record["step"]: record["loss"] for record in read_metrics(again) if "loss" in record}
     assert losses[1] == pytest.approx(float(total / asked), rel=1e-5)
-    assert open_run(again).step == 2
+    assert load_model(again).step == 2
 
 
 def test_unilm_goes_on_from_a_bert_by_its_own_config(tmp_path):
@@ -98,10 +98,10 @@ def test_unilm_goes_on_from_a_bert_by_its_own_config(tmp_path):
     again = tmp_path / "unilm"
     told = run_command(imports, "hf", tmp_path / "exported", again, "model.family=unilm")
     assert "unilm/custom" in told
-    begun = open_run(again).model.embed.segment.weight
+    begun = load_model(again).model.embed.segment.weight
     megaptm("train", *settings("unilm", again, corpus, "train.steps=1", "train.log_every=1"))
     assert next(event for event in read_events(again) if event["kind"] == "resume")["step"] == 0
-    moved = open_run(again)
+    moved = load_model(again)
     assert (moved.step, moved.config.objective) == (1, "unilm")
     assert not moved.model.embed.segment.weight.equal(begun)
 
@@ -142,10 +142,10 @@ def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_pat
     assert f"out={again}/corpus tokenizer={again}/tokenizer" in told
     [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
     assert event["fresh"] == absent.split(", ")
-    ours, before = (dict(open_run(place).model.named_parameters()) for place in (tmp_path / "again", run))
+    ours, before = (dict(load_model(place).model.named_parameters()) for place in (tmp_path / "again", run))
     for name, value in ours.items():
         fresh = name.startswith("head.next-sentence")
-        expected = initial_value(open_run(run).spec, name, tuple(value.shape), 5) if fresh else before[name]
+        expected = initial_value(load_model(run).spec, name, tuple(value.shape), 5) if fresh else before[name]
         assert value.equal(expected), name
 
 

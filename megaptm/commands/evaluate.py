@@ -112,7 +112,7 @@ def evaluate(
     result = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
     image_results = _evaluate_image_text(loaded, corpora, options.rows, zero_shot, templates)
     if as_json:
-        print_json({key: value for part in (result, *image_results) for key, value in part.plain().items()})
+        print_json({key: value for part in (result, *image_results) for key, value in part.to_json().items()})
     else:
         evaluation.show(result, Console())
         for image_result in image_results:
@@ -128,8 +128,7 @@ def _evaluate_image_text(
 ) -> list[Retrieval | ZeroShot]:
     """Return the results of retrieval for image-text models, and of zero-shot classification on the corpus `labeled`;
     empty for other models."""
-    from megaptm.inference.image_text import retrieval
-    from megaptm.inference.loaded_model import TEMPLATES
+    from megaptm.inference.image_text import TEMPLATES, retrieval
     from megaptm.inference.region_retrieval import region_retrieval
     from megaptm.objectives.images import ImageText
 

@@ -72,15 +72,15 @@ def generate(
     tell("loading PyTorch")
     from megaptm.inference import generate as generation
     from megaptm.inference.loaded_model import load_model
-    from megaptm.inference.prompt import read_prompt, use_of
+    from megaptm.inference.prompt import read_prompt, select_use
 
     tell("reading the checkpoint")
     sampling = generation.Sampling(temperature=0.0 if greedy else temperature, top_k=top_k, seed=seed)
     loaded = load_model(model, step=step)
-    way = use_of(loaded, prompt)
-    if way == "guess":
-        _print_predictions(prompt, generation.guess_masks(loaded, prompt, guesses=guesses))
-    elif way == "generate":
+    use = select_use(loaded, prompt)
+    if use == "guess":
+        _print_predictions(prompt, generation.predict_masks(loaded, prompt, guesses=guesses))
+    elif use == "generate":
         pieces = generation.continue_text(loaded, prompt, tokens=tokens, sampling=sampling)
         first = next(pieces, "")
         click.echo(click.style(printable(prompt), bold=True) + printable(first), nl=False)
@@ -90,7 +90,7 @@ def generate(
     elif beams or read_prompt(loaded, prompt)[0] == "text":
         echo(loaded.answer(prompt, tokens=tokens, beams=beams or (1 if greedy else 4), length_penalty=length_penalty))
     else:
-        filled = generation.fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling)
+        filled = generation.fill_parts(loaded, prompt, tokens=tokens, sampling=sampling)
         click.echo(
             "".join(click.style(printable(text), bold=True) if is_new else printable(text) for text, is_new in filled)
         )
@@ -107,5 +107,5 @@ def _print_predictions(prompt: str, predictions: list) -> None:
     for column in range(len(predictions[0])):
         table.add_column(f"guess {column + 1}")
     for number, row in enumerate(predictions, 1):
-        table.add_row(str(number), *(Text(f"{guess.shown} {guess.chance:.1%}") for guess in row))
+        table.add_row(str(number), *(Text(f"{guess.shown} {guess.probability:.1%}") for guess in row))
     Console().print(table)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from megaptm.errors import UserError
-from megaptm.inference.loaded_model import LoadedModel
+from megaptm.inference.trained_model import TrainedModel
 
 _FUNCTION_WORDS = """
 a an and are as at be been but by can could did do does for from had has have he her his i if in into is it its may me
@@ -25,7 +25,7 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 """English function words, which are not replaced, as in the released code."""
 PARTS = re.compile(r"\w+|\W+")
 """Words, and the characters between them."""
-AT_ONCE = 64
+BATCH = 64
 """Sequences per forward pass."""
 
 
@@ -39,7 +39,7 @@ class Augmentation:
     """Candidates from which the replacement of a word is sampled."""
     probability: float = 0.4
     """Probability of replacing a word."""
-    kept: frozenset[str] = FUNCTION_WORDS
+    retained: frozenset[str] = FUNCTION_WORDS
     """Words in lower case that are not replaced."""
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ PAPER = Augmentation()
 
 
 def augment(
-    loaded: LoadedModel,
+    loaded: TrainedModel,
     text: str,
     nearest: Callable[[str, int], Sequence[str]] | None = None,
     *,
@@ -69,60 +69,66 @@ def augment(
     """
     parts = PARTS.findall(text)
     pieces = [loaded.tokenizer.encode(part).tolist() for part in parts]
-    changed = [
-        at for at, part in enumerate(parts) if part[0].isalnum() and pieces[at] and part.lower() not in settings.kept
+    replaceable = [
+        index
+        for index, part in enumerate(parts)
+        if part[0].isalnum() and pieces[index] and part.lower() not in settings.retained
     ]
     unknown = loaded.tokenizer.unknown
-    whole = [at for at in changed if len(pieces[at]) == 1 and pieces[at] != [unknown]]
-    likely = _likely(loaded, pieces, whole, settings.candidates)
+    single_token = [index for index in replaceable if len(pieces[index]) == 1 and pieces[index] != [unknown]]
+    likely = _predict_words(loaded, pieces, single_token, settings.candidates)
     if nearest is not None:
-        likely |= {at: [*nearest(parts[at], settings.candidates)] for at in changed if at not in likely}
-    candidates = {at: likely[at] for at in changed if at in likely}
+        likely |= {index: [*nearest(parts[index], settings.candidates)] for index in replaceable if index not in likely}
+    candidates = {index: likely[index] for index in replaceable if index in likely}
     digest = hashlib.sha256(f"{seed}:{text}".encode()).digest()
     rng = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
-    made = dict.fromkeys(_copy(parts, candidates, settings.probability, rng) for _ in range(settings.copies))
-    return [sentence for sentence in made if sentence != text]
+    copies = dict.fromkeys(_replace(parts, candidates, settings.probability, rng) for _ in range(settings.copies))
+    return [sentence for sentence in copies if sentence != text]
 
 
-def _copy(parts: Sequence[str], candidates: dict[int, list[str]], probability: float, rng: np.random.Generator) -> str:
-    found = [*parts]
-    for at, likely in candidates.items():
-        if likely and rng.random() <= probability:
-            found[at] = likely[rng.integers(len(likely))]
-    return "".join(found)
+def _replace(
+    parts: Sequence[str], candidates: dict[int, list[str]], probability: float, rng: np.random.Generator
+) -> str:
+    replaced = [*parts]
+    for index, words in candidates.items():
+        if words and rng.random() <= probability:
+            replaced[index] = words[rng.integers(len(words))]
+    return "".join(replaced)
 
 
-def _likely(loaded: LoadedModel, pieces: list[list[int]], places: list[int], number: int) -> dict[int, list[str]]:
+def _predict_words(
+    loaded: TrainedModel, pieces: list[list[int]], indices: list[int], number: int
+) -> dict[int, list[str]]:
     """Return index of a single-token word -> most likely whole words there."""
     special, tokenizer, family = loaded.tokenizer.special, loaded.tokenizer, loaded.spec.family
     if tokenizer.kind != "wordpiece" or "mlm" not in family.heads or special.mask is None:
         raise UserError(
-            f"{loaded.folder} is no masked language model on WordPiece, which tells whole words from parts: take a "
-            "run of bert, or of one of its kind."
+            f"{loaded.folder} is not a masked language model with a WordPiece tokenizer, which marks parts of words: "
+            "use a run of bert or a similar family."
         )
     ids = [id_ for word in pieces for id_ in word]
-    begins = np.cumsum([0, *map(len, pieces)])
+    starts = np.cumsum([0, *map(len, pieces)])
     length = 2 * len(ids) + 3
     if loaded.spec.longest is not None and length > loaded.spec.longest:
         raise UserError(
-            f"the text has {len(ids)} tokens, and is read twice: {length} are more than the {loaded.spec.longest} that "
-            "the model reads; cut it up."
+            f"the text has {len(ids)} tokens and is read twice: {length} tokens are more than the "
+            f"{loaded.spec.longest} that the model reads. Split the text."
         )
     # No punctuation, no special tokens, and no continuation subwords, which start with ##.
-    whole = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]
-    rows = torch.tensor([special.cls, *ids, special.sep, *ids, special.sep]).repeat(len(places), 1)
-    at = torch.tensor([1 + int(begins[place]) for place in places], dtype=torch.long)
-    rows.scatter_(1, at[:, None], special.mask)
+    is_word = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]
+    rows = torch.tensor([special.cls, *ids, special.sep, *ids, special.sep]).repeat(len(indices), 1)
+    masked = torch.tensor([1 + int(starts[index]) for index in indices], dtype=torch.long)
+    rows.scatter_(1, masked[:, None], special.mask)
     segments = (torch.arange(length) > len(ids) + 1).long().clamp(max=max(0, family.segments - 1))
-    found: dict[int, list[str]] = {}
-    for start in range(0, len(places), AT_ONCE):
-        tokens, asked = rows[start : start + AT_ONCE], at[start : start + AT_ONCE]
+    predictions: dict[int, list[str]] = {}
+    for start in range(0, len(indices), BATCH):
+        tokens, masked_W = rows[start : start + BATCH], masked[start : start + BATCH]
         batch = {"tokens": tokens, "segments": segments.expand_as(tokens)}
         with torch.inference_mode():
             logits = loaded.model.logits({name: field.to(loaded.device) for name, field in batch.items()})["mlm"]
-        logits_WV = logits[torch.arange(len(tokens)), asked, : tokenizer.vocabulary].float().cpu()
-        logits_WV[:, ~torch.tensor(whole)] = -torch.inf
-        best_WK = logits_WV.topk(min(number, sum(whole))).indices
-        for place, best in zip(places[start : start + AT_ONCE], best_WK.tolist(), strict=True):
-            found[place] = [tokenizer.name(id_) for id_ in best]
-    return found
+        logits_WV = logits[torch.arange(len(tokens)), masked_W, : tokenizer.vocabulary].float().cpu()
+        logits_WV[:, ~torch.tensor(is_word)] = -torch.inf
+        best_WK = logits_WV.topk(min(number, sum(is_word))).indices
+        for index, best in zip(indices[start : start + BATCH], best_WK.tolist(), strict=True):
+            predictions[index] = [tokenizer.name(id_) for id_ in best]
+    return predictions

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -16,14 +17,14 @@ from torch import Tensor
 from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
-from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.prompt import fields_of_texts, prepare_prompt, require, stack_of_words, text_ids
+from megaptm.inference.prompt import generating_stack, prepare_prompt, require_use, text_batch, text_ids
+from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.layer import Stack
 
 # Every beam is one sequence of a batch.
-MOST_BEAMS = 1024
+MAX_BEAMS = 1024
 # Bounded so that the penalty of any length is finite.
-MOST_PENALTY = 10
+MAX_PENALTY = 10
 Step = Callable[[list[list[int]], list[int]], Tensor]
 """Function from the output of each beam, and the index of its parent in the previous step, to the logits [B, V] of the
 next token."""
@@ -37,18 +38,18 @@ class Beam:
     length_penalty: float = 0.6
 
     def __post_init__(self) -> None:
-        if not 1 <= self.width <= MOST_BEAMS:
-            raise UserError(f"beams ({self.width}) must be from 1 to {MOST_BEAMS:,}.")
-        if not 0 <= self.length_penalty <= MOST_PENALTY:
+        if not 1 <= self.width <= MAX_BEAMS:
+            raise UserError(f"beams ({self.width}) must be from 1 to {MAX_BEAMS:,}.")
+        if not 0 <= self.length_penalty <= MAX_PENALTY:
             raise UserError(
-                f"length-penalty ({self.length_penalty}) must be from 0 to {MOST_PENALTY}: the higher, the more longer "
-                "answers count."
+                f"length-penalty ({self.length_penalty}) must be from 0 to {MAX_PENALTY}; higher values favor longer "
+                "outputs."
             )
 
-    def score(self, logarithm: float, length: int) -> float:
+    def score(self, log_prob: float, length: int) -> float:
         """Return the score of an output of `length` tokens with its end token, from its log-probability
         (arXiv:1609.08144, equation 14, without coverage)."""
-        return logarithm / ((5 + length) / 6) ** self.length_penalty
+        return log_prob / ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,15 @@ class Hypothesis:
     score: float
 
 
-def answer(loaded: LoadedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
+def generate_by_beam(loaded: TrainedModel, prompt: str, *, tokens: int, beam: Beam) -> str:
     """Return the best output for a text, with at most `tokens` tokens."""
-    require(loaded, "fill")
-    if loaded.spec.family.stacks[stack_of_words(loaded)].cross is None:
-        raise UserError(f"{loaded.spec.name} has no encoder, whose text a beam answers: let it fill without beams.")
+    require_use(loaded, "fill")
+    if loaded.spec.family.stacks[generating_stack(loaded)].cross is None:
+        raise UserError(f"{loaded.spec.name} has no encoder, which beam search needs: use fill, without beams.")
     return loaded.tokenizer.decode(search(loaded, text_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
 
 
-def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
+def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
     """Return at most `beam.width` outputs for a text, best first; truncated ones if too few end within `tokens`."""
     special = loaded.tokenizer.special
     text, decoder_start, tokens = prepare_prompt(loaded, "text", ids, tokens)
@@ -76,42 +77,47 @@ def search(loaded: LoadedModel, ids: list[int], *, tokens: int, beam: Beam) -> l
     totals = [0.0] + [-math.inf] * (beam.width - 1)
     parents = list(range(beam.width))
     ended: list[Hypothesis] = []
-    with _reading(loaded, text, decoder_start, beam.width) as step:
+    with _decoding(loaded, text, decoder_start, beam.width) as step:
         for length in range(1, tokens + 1):
             logits_BV = finite_logits(step(generated, parents), loaded.tokenizer)
-            chances_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
-            chances_BV[:, never_generated(special)] = -math.inf
+            log_probs_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
+            log_probs_BV[:, never_generated(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
-            best = chances_BV.flatten().topk(min(2 * beam.width, chances_BV.numel()))
+            best = log_probs_BV.flatten().topk(min(2 * beam.width, log_probs_BV.numel()))
             # Twice as many as beams: enough remain even if the better half all end.
-            for place, (chance, at) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-                parent, id_ = divmod(at, chances_BV.shape[1])
+            for index, (log_prob, flat_index) in enumerate(
+                zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ):
+                parent, id_ = divmod(flat_index, log_probs_BV.shape[1])
                 if id_ != special.end:
-                    live.append((chance, parent, id_))
-                elif place < beam.width and chance > -math.inf:
-                    ended.append(Hypothesis(generated[parent], beam.score(chance, length)))
+                    live.append((log_prob, parent, id_))
+                elif index < beam.width and log_prob > -math.inf:
+                    ended.append(Hypothesis(generated[parent], beam.score(log_prob, length)))
             live = live[: beam.width]
-            totals, parents = [chance for chance, _, _ in live], [parent for _, parent, _ in live]
+            totals, parents = [log_prob for log_prob, _, _ in live], [parent for _, parent, _ in live]
             generated = [[*generated[parent], id_] for _, parent, id_ in live]
-            ended = sorted(ended, key=lambda one: one.score, reverse=True)[: beam.width]
+            ended = sorted(ended, key=attrgetter("score"), reverse=True)[: beam.width]
             # Log-probabilities only decrease, and the length penalty improves a score at most to that of the full
             # length.
             if len(ended) == beam.width and ended[-1].score >= beam.score(totals[0], tokens):
                 return ended
-    cut = [Hypothesis(ids, beam.score(total, tokens)) for ids, total in zip(generated, totals, strict=True)]
-    found = ended + [one for one in cut if one.score > -math.inf]
-    return sorted(found, key=lambda one: one.score, reverse=True)[: beam.width]
+    truncated = [
+        Hypothesis(ids, beam.score(total, tokens))
+        for ids, total in zip(generated, totals, strict=True)
+        if total > -math.inf
+    ]
+    return sorted(ended + truncated, key=attrgetter("score"), reverse=True)[: beam.width]
 
 
 @contextmanager
-def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
+def _decoding(loaded: TrainedModel, text: list[int], decoder_start: list[int], beams: int) -> Iterator[Step]:
     """Yield the step function of a model that has read a text. It uses a key-value cache if positions allow it.
     `decoder_start`: first tokens of the decoder."""
     model = loaded.model
     (encoder, _), (decoder, decoder_prefix) = loaded.spec.family.prefixes.items()
     stack = model.stack(decoder)
     assert stack is not None
-    batch = fields_of_texts(loaded, [text])
+    batch = text_batch(loaded, [text])
     with torch.inference_mode():
         memory_SBD = model.encode(batch).transpose(0, 1).expand(-1, beams, -1)
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
@@ -123,10 +129,10 @@ def _reading(loaded: LoadedModel, text: list[int], decoder_start: list[int], bea
         def step(generated: list[list[int]], parents: list[int]) -> Tensor:
             decoder_ids = torch.tensor([[*decoder_start, *ids] for ids in generated], device=loaded.device)
             if cache is not None:
-                cache.follow(torch.tensor(parents, device=loaded.device))
+                cache.select(torch.tensor(parents, device=loaded.device))
                 new = decoder_ids.shape[1] if not generated[0] else 1
-                places = torch.arange(decoder_ids.shape[1], device=loaded.device)
-                batch[f"{decoder_prefix}positions"] = places[-new:].expand(beams, -1)
+                positions = torch.arange(decoder_ids.shape[1], device=loaded.device)
+                batch[f"{decoder_prefix}positions"] = positions[-new:].expand(beams, -1)
                 decoder_ids = decoder_ids[:, -new:]
             batch[f"{decoder_prefix}tokens"] = decoder_ids
             with torch.inference_mode():

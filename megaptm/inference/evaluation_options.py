@@ -8,13 +8,13 @@ from typing import Any
 from megaptm.errors import UserError
 
 
-def _at_least(least: int, says: str) -> Any:
+def _integer(minimum: int, help_: str) -> Any:
     """Return a field for an integer or None."""
-    return field(default=None, metadata={"least": least, "help": says})
+    return field(default=None, metadata={"minimum": minimum, "help": help_})
 
 
-def _flag(says: str) -> Any:
-    return field(default=False, metadata={"help": says})
+def _flag(help_: str) -> Any:
+    return field(default=False, metadata={"help": help_})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,17 @@ class EvaluationOptions:
     released code.
     """
 
-    rows: int | None = _at_least(1, "Held-out rows to measure on; all by default.")
-    sequence: int | None = _at_least(4, "Tokens of a row; as in training by default, or 512.")
-    memory: int | None = _at_least(0, "Places that are remembered before a row; as in training.")
-    farthest: int | None = _at_least(1, "Distance that farther ones are taken for; none by default.")
-    same_length: bool = _flag("Each place sees as many places before it as are remembered.")
+    rows: int | None = _integer(1, "Held-out samples to evaluate; all by default.")
+    sequence: int | None = _integer(4, "Tokens per sample; as in training by default, or 512.")
+    memory: int | None = _integer(0, "Length of the recurrence cache; as in training by default.")
+    farthest: int | None = _integer(1, "Largest relative distance, to which greater ones are clamped; none by default.")
+    same_length: bool = _flag("Each position attends to as many previous positions as the cache is long.")
 
     def __post_init__(self) -> None:
         for option in fields(self):
-            said, least = getattr(self, option.name), option.metadata.get("least")
-            if said is not None and least is not None and said < least:
-                raise UserError(f"{option.name} ({said}) must be {least} or more.")
+            value, minimum = getattr(self, option.name), option.metadata.get("minimum")
+            if value is not None and minimum is not None and value < minimum:
+                raise UserError(f"{option.name} ({value}) must be {minimum} or more.")
 
     @property
     def as_trained(self) -> bool:

@@ -16,8 +16,8 @@ def is_run(folder: Path, step: int | None = None) -> bool:
         return True
     if not (folder / EXPORTED).is_file():
         raise UserError(
-            f"{folder} holds neither the {CONFIG} of a run nor the {EXPORTED} of an exported model: correct the path."
+            f"{folder} has neither the {CONFIG} of a run nor the {EXPORTED} of an exported model: correct the path."
         )
     if step is not None:
-        raise UserError(f"step ({step}): {folder} is an exported model, which has no steps; leave it out.")
+        raise UserError(f"step ({step}): {folder} is an exported model, which has no steps: remove the option.")
     return False

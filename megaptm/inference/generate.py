@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
-from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import (
-    fields_of_texts,
-    ids_with,
+    encode_with_special,
+    generating_stack,
     prepare_prompt,
     read_prompt,
-    require,
-    stack_of_words,
+    require_use,
+    text_batch,
     text_ids,
 )
+from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.attention import Attend, PatternAttend
 from megaptm.layers.layer import Layer, Stack
 from megaptm.objectives.objective import Prompt
@@ -49,10 +49,10 @@ class Sampling:
         if self.temperature and not 1e-3 <= self.temperature <= 1e3:
             raise UserError(f"temperature ({self.temperature}) must be 0, or from 0.001 to 1000.")
         if not -(1 << 63) <= self.seed < 1 << 63:
-            raise UserError(f"seed ({self.seed}) must be a number of 64 bits.")
+            raise UserError(f"seed ({self.seed}) must be a 64-bit integer.")
 
 
-class Draw:
+class Sampler:
     """Sampler of tokens. It runs on the CPU, so that a seed gives the same result on any device."""
 
     def __init__(self, sampling: Sampling, tokenizer: Tokenizer) -> None:
@@ -67,8 +67,8 @@ class Draw:
             return int(logits_V.argmax())
         if 0 < self.sampling.top_k < len(logits_V):
             logits_V[logits_V < logits_V.topk(self.sampling.top_k).values[-1]] = float("-inf")
-        chances = (logits_V / self.sampling.temperature).softmax(0)
-        return int(torch.multinomial(chances, 1, generator=self.generator))
+        probabilities = (logits_V / self.sampling.temperature).softmax(0)
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
 
 def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
@@ -76,7 +76,7 @@ def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
     Raise UserError if they are not finite."""
     logits_V = logits_V[..., : tokenizer.vocabulary].float().cpu()
     if not logits_V.isfinite().all():
-        raise UserError("the model answers with numbers that are not finite: take another checkpoint (--step).")
+        raise UserError("the model's logits are NaN or infinite: use another checkpoint (--step).")
     return logits_V
 
 
@@ -85,72 +85,73 @@ def never_generated(special: SpecialTokens) -> list[int]:
     return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
 
 
-def continue_text(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
+def continue_text(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """Yield the text by which a decoder continues a prompt, up to a document end or `tokens` tokens."""
-    require(loaded, "generate")
-    said = text_ids(loaded, prompt)
-    told = loaded.tokenizer.decode(said)
-    ids = loaded.config.built_objective.of_prompt("text").with_special_tokens(said, loaded.tokenizer.special)
-    for id_ in continue_ids(loaded, ids, tokens=tokens, draw=Draw(sampling, loaded.tokenizer)):
-        said.append(id_)
-        text = loaded.tokenizer.decode(said)
+    require_use(loaded, "generate")
+    text_so_far = text_ids(loaded, prompt)
+    shown = loaded.tokenizer.decode(text_so_far)
+    ids = loaded.config.built_objective.of_prompt("text").with_special_tokens(text_so_far, loaded.tokenizer.special)
+    for id_ in continue_ids(loaded, ids, tokens=tokens, sampler=Sampler(sampling, loaded.tokenizer)):
+        text_so_far.append(id_)
+        text = loaded.tokenizer.decode(text_so_far)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):  # incomplete bytes of a character
-            yield text[len(told) :]
-            told = text
+            yield text[len(shown) :]
+            shown = text
 
 
-def continue_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
     """Yield the ids by which a decoder continues, up to a document end or `tokens` tokens. Beyond the model's context
     it continues from the second half of the context."""
     ids, end = list(ids), loaded.tokenizer.special.end
     limit = loaded.spec.longest
-    decoder = loaded.model.stack(stack_of_words(loaded))
+    decoder = loaded.model.stack(generating_stack(loaded))
     assert isinstance(decoder, Stack)
     if decoder.block.relative:
-        yield from _remembered_ids(loaded, ids, tokens=tokens, draw=draw)
+        yield from _continue_with_recurrence(loaded, ids, tokens=tokens, sampler=sampler)
         return
     block = decoder.block
     if {"local", "lsh"} & {*block.words} or has_custom_pattern(block) or block.reversible:
-        yield from _read_again_ids(loaded, ids, tokens=tokens, draw=draw)
+        yield from _continue_without_cache(loaded, ids, tokens=tokens, sampler=sampler)
         return
-    with with_cache(decoder) as memory:
-        seen: list[int] = []
+    with with_cache(decoder) as cache:
+        cached_ids: list[int] = []
         for _ in range(tokens):
-            if limit is not None and len(seen) + len(ids) > limit:
-                ids = [*seen, *ids][-(limit // 2) :]
-                seen.clear()
-                memory.clear()
+            if limit is not None and len(cached_ids) + len(ids) > limit:
+                ids = [*cached_ids, *ids][-(limit // 2) :]
+                cached_ids.clear()
+                cache.clear()
+            start = len(cached_ids)
             batch = {
                 "tokens": torch.tensor([ids], device=loaded.device),
-                "positions": torch.arange(len(seen), len(seen) + len(ids), device=loaded.device)[None],
+                "positions": torch.arange(start, start + len(ids), device=loaded.device)[None],
             }
             with torch.inference_mode():
-                id_ = draw(loaded.model.logits(batch)["lm"][0, -1])
+                id_ = sampler(loaded.model.logits(batch)["lm"][0, -1])
             if id_ == end:
                 return
             yield id_
-            seen += ids
+            cached_ids += ids
             ids = [id_]
 
 
-def _remembered_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
     """Continue a decoder with a recurrence cache: each token is a sequence that follows the one before. The cache is as
     long as a training sequence plus its cache."""
     spec, end = loaded.spec, loaded.tokenizer.special.end
-    places = spec.context + spec.size_of(stack_of_words(loaded)).remembered
+    places = spec.context + spec.size_of(generating_stack(loaded)).remembered
     pasts = loaded.model.empty_pasts(1, places=places)
     for _ in range(tokens):
         with torch.inference_mode():
             logits = loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)}, pasts=pasts)
             pasts = {stack: past.moved_on() for stack, past in pasts.items()}
-            id_ = draw(logits["lm"][0, -1])
+            id_ = sampler(logits["lm"][0, -1])
         if id_ == end:
             return
         yield id_
         ids = [id_]
 
 
-def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: Draw) -> Iterator[int]:
+def _continue_without_cache(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
     """Continue a decoder with LSH or local attention, a custom pattern, or reversible layers, where a new token may
     change all positions: all tokens are processed again for each."""
     limit, end = loaded.spec.longest, loaded.tokenizer.special.end
@@ -158,7 +159,7 @@ def _read_again_ids(loaded: LoadedModel, ids: list[int], *, tokens: int, draw: D
         if limit is not None and len(ids) > limit:
             ids = ids[-(limit // 2) :]
         with torch.inference_mode():
-            id_ = draw(loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)})["lm"][0, -1])
+            id_ = sampler(loaded.model.logits({"tokens": torch.tensor([ids], device=loaded.device)})["lm"][0, -1])
         if id_ == end:
             return
         yield id_
@@ -172,38 +173,40 @@ class CachedAttend(nn.Module):
         super().__init__()
         self.attend = attend
         pattern = attend.pattern if isinstance(attend, PatternAttend) else None
-        assert pattern is None or isinstance(pattern, SlidingWindow), "blocks see what comes after"
+        assert pattern is None or isinstance(pattern, SlidingWindow), "blocks attend to later positions"
         self.window = pattern
         self.past: tuple[Tensor, Tensor] | None = None
 
     def forward(self, q_SBHK: Tensor, k_SBHK: Tensor, v_SBHK: Tensor, mask: Tensor | None) -> Tensor:
         assert mask is None, "only a causal stack without a bias table can be continued token by token"
         if self.past is None:
-            self._keep(k_SBHK, v_SBHK)
+            self._store(k_SBHK, v_SBHK)
             return self.attend(q_SBHK, k_SBHK, v_SBHK, mask)
-        assert len(q_SBHK) == 1, "one new token sees all that came before; of several, each would see the later ones"
-        self._keep(torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
-        back = torch.arange(len(self.past[0]), device=q_SBHK.device).flip(0)
-        seen = torch.ones_like(back, dtype=torch.bool) if self.window is None else back % self.window.dilation == 0
-        return self.attend.weigh(q_SBHK, *self.past, seen[None, None, None]).flatten(2)
+        assert len(q_SBHK) == 1, "one new token attends to all before it; several would attend to later ones"
+        self._store(torch.cat([self.past[0], k_SBHK]), torch.cat([self.past[1], v_SBHK]))
+        distance = torch.arange(len(self.past[0]), device=q_SBHK.device).flip(0)
+        attends = torch.ones_like(distance, dtype=torch.bool)
+        if self.window is not None:
+            attends = distance % self.window.dilation == 0
+        return self.attend.weigh(q_SBHK, *self.past, attends[None, None, None]).flatten(2)
 
-    def _keep(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
-        kept = 0 if self.window is None else self.window.before * self.window.dilation + 1
-        self.past = k_SBHK[-kept:], v_SBHK[-kept:]
+    def _store(self, k_SBHK: Tensor, v_SBHK: Tensor) -> None:
+        length = 0 if self.window is None else self.window.before * self.window.dilation + 1
+        self.past = k_SBHK[-length:], v_SBHK[-length:]
 
 
-class OnceMapped(nn.Module):
+class CachedLinear(nn.Module):
     """Linear layer whose input does not change, such as an encoder's output: computed once."""
 
-    def __init__(self, whole: nn.Module) -> None:
+    def __init__(self, linear: nn.Module) -> None:
         super().__init__()
-        self.whole = whole
-        self.found: Tensor | None = None
+        self.linear = linear
+        self.output: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.found is None:
-            self.found = self.whole(x)
-        return self.found
+        if self.output is None:
+            self.output = self.linear(x)
+        return self.output
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class KeyValueCache:
         for layer in self.layers:
             layer.past = None
 
-    def follow(self, rows_B: Tensor) -> None:
+    def select(self, rows_B: Tensor) -> None:
         """Select these sequences of the cache."""
         for layer in self.layers:
             if layer.past is not None:
@@ -229,77 +232,78 @@ def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Enable the key-value cache of the stack's self-attention in this context; cross-attention keys and values are
     computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]
-    memory = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
+    cache = KeyValueCache([CachedAttend(layer.attention.attend) for layer in layers])
     try:
-        for layer, remember in zip(layers, memory.layers, strict=True):
-            layer.attention.attend = remember  # type: ignore[assignment]  # takes and gives the same tensors
+        for layer, cached in zip(layers, cache.layers, strict=True):
+            layer.attention.attend = cached  # type: ignore[assignment]  # same inputs and outputs
             if stack.block.cross is not None:
-                layer.cross.kv = OnceMapped(layer.cross.kv)  # type: ignore[assignment]  # so does this
-        yield memory
+                layer.cross.kv = CachedLinear(layer.cross.kv)  # type: ignore[assignment]  # same inputs and outputs
+        yield cache
     finally:
-        for layer, remember in zip(layers, memory.layers, strict=True):
-            layer.attention.attend = remember.attend
-            if stack.block.cross is not None and isinstance(mapped := layer.cross.kv, OnceMapped):
-                layer.cross.kv = mapped.whole  # type: ignore[assignment]
+        for layer, cached in zip(layers, cache.layers, strict=True):
+            layer.attention.attend = cached.attend
+            if stack.block.cross is not None and isinstance(cached_kv := layer.cross.kv, CachedLinear):
+                layer.cross.kv = cached_kv.linear  # type: ignore[assignment]
 
 
-def fill_holes(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
+def fill_holes(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
     """Return the prompt with its sentinels (T5's `<extra_id_0>` ...) replaced by generated text, or the output for a
     text with masks (BART) or without."""
-    return "".join(text for text, _ in fill_pieces(loaded, prompt, tokens=tokens, sampling=sampling))
+    return "".join(text for text, _ in fill_parts(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
-def fill_pieces(loaded: LoadedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
-    """Return the same in pieces, each with a flag whether the model generated it."""
-    require(loaded, "fill")
+def fill_parts(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> list[tuple[str, bool]]:
+    """Return the result of `fill_holes` in parts, each with a flag whether the model generated it."""
+    require_use(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     kind, ids = read_prompt(loaded, prompt)
-    answer = answer_ids(loaded, ids, kind=kind, tokens=tokens, draw=Draw(sampling, tokenizer))
+    output = output_ids(loaded, ids, kind=kind, tokens=tokens, sampler=Sampler(sampling, tokenizer))
     if kind != "sentinels":
-        return [(tokenizer.decode([*answer]), True)]
+        return [(tokenizer.decode([*output]), True)]
     holes = [id_ for id_ in ids if id_ in special.sentinels]
-    said: list[int] = []
-    for id_ in answer:
+    fillings: list[int] = []
+    for id_ in output:
         if id_ in special.sentinels and id_ not in holes:
-            break  # a hole that is not in the prompt: ignore what follows
-        said.append(id_)
-    pieces, before, shown = filled(ids, said, holes), [], ""
-    found = []
-    for part, is_said in pieces:  # decoded with the preceding text, which determines spaces
+            break  # a hole that is not in the prompt: ignore the rest of the output
+        fillings.append(id_)
+    parts, before, shown = [], [], ""
+    for part, is_generated in insert_fillings(ids, fillings, holes):
         before += part
-        text = tokenizer.decode(before)
-        found.append((text[len(shown) :], is_said))
+        text = tokenizer.decode(before)  # decoded with the preceding text, which determines spaces
+        parts.append((text[len(shown) :], is_generated))
         shown = text
-    return found
+    return parts
 
 
-def answer_ids(loaded: LoadedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, draw: Draw) -> Iterator[int]:
+def output_ids(
+    loaded: TrainedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, sampler: Sampler
+) -> Iterator[int]:
     """Yield the output ids of a model for a prompt, up to the end or `tokens` tokens."""
     special = loaded.tokenizer.special
     text, decoder_ids, tokens = prepare_prompt(loaded, kind, ids, tokens)
-    if decoder_ids is text:  # a decoder alone
-        yield from continue_ids(loaded, text, tokens=tokens, draw=draw)
+    if decoder_ids is text:  # decoder-only model
+        yield from continue_ids(loaded, text, tokens=tokens, sampler=sampler)
         return
     (encoder, _), (_, prefix) = loaded.spec.family.prefixes.items()
-    batch = fields_of_texts(loaded, [text])
+    batch = text_batch(loaded, [text])
     with torch.inference_mode():
         ended = {encoder: loaded.model.encode(batch).transpose(0, 1)}
     for _ in range(tokens):
         batch[f"{prefix}tokens"] = torch.tensor([decoder_ids], device=loaded.device)
         with torch.inference_mode():
-            id_ = draw(loaded.model.logits(batch, ended=ended)["lm"][0, -1])
+            id_ = sampler(loaded.model.logits(batch, ended=ended)["lm"][0, -1])
         if id_ == special.end:
             return
         yield id_
         decoder_ids.append(id_)
 
 
-def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
-    """Return `ids` in pieces, each with a flag whether it was generated. Each hole is replaced by the output after its
+def insert_fillings(ids: list[int], output: list[int], holes: list[int]) -> list[tuple[list[int], bool]]:
+    """Return `ids` in parts, each with a flag whether it was generated. Each hole is replaced by the output after its
     sentinel (empty if the output lacks it)."""
     fillings: dict[int, list[int]] = {hole: [] for hole in holes}
-    said = said[next((at for at, id_ in enumerate(said) if id_ in fillings), len(said)) :]
-    for id_ in said:
+    first = next((index for index, id_ in enumerate(output) if id_ in fillings), len(output))
+    for id_ in output[first:]:
         if id_ in fillings:
             hole = id_
         else:
@@ -309,34 +313,38 @@ def filled(ids: list[int], said: list[int], holes: list[int]) -> list[tuple[list
 
 
 @dataclass(frozen=True)
-class Guess:
+class TokenPrediction:
+    """Predicted token of a mask."""
+
     token: str
     """Name in the vocabulary."""
-    chance: float
+    probability: float
     shown: str
     """Readable form (`Tokenizer.shown`)."""
 
 
-def guess_masks(loaded: LoadedModel, prompt: str, *, guesses: int) -> list[list[Guess]]:
+def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[list[TokenPrediction]]:
     """Return the most likely tokens of an encoder or generator for each mask in the prompt."""
-    require(loaded, "guess")
+    require_use(loaded, "guess")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None:
-        raise UserError(f"{loaded.tokenizer_folder} has no mask token, so there is nothing to guess.")
+        raise UserError(f"the tokenizer {loaded.tokenizer_folder} has no mask token, which guess needs.")
     mask, task = tokenizer.name(special.mask), loaded.config.built_objective.of_prompt("masks")
-    ids = task.with_special_tokens(ids_with(tokenizer, prompt, (special.mask,)), special)
+    ids = task.with_special_tokens(encode_with_special(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
-        raise UserError(f"the prompt needs a {mask} for the model to guess: 'The {mask} sat on the mat.'")
+        raise UserError(f"the prompt needs a {mask} for the model to predict: 'The {mask} sat on the mat.'")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
-        raise UserError(f"the prompt has {len(ids)} tokens, the model reads {loaded.spec.longest}: shorten it.")
-    batch = fields_of_texts(loaded, [ids])
+        raise UserError(
+            f"the prompt has {len(ids)} tokens, more than the {loaded.spec.longest} that the model reads: shorten it."
+        )
+    batch = text_batch(loaded, [ids])
     with torch.inference_mode():
         logits_SV = loaded.model.logits(batch)["mlm"][0]
-    chances_AV = finite_logits(logits_SV[batch["tokens"][0] == special.mask], tokenizer).softmax(-1)
+    probabilities_AV = finite_logits(logits_SV[batch["tokens"][0] == special.mask], tokenizer).softmax(-1)
     return [
         [
-            Guess(tokenizer.name(id_), chance, tokenizer.shown(id_))
-            for chance, id_ in zip(*map(Tensor.tolist, best), strict=True)
+            TokenPrediction(tokenizer.name(id_), probability, tokenizer.shown(id_))
+            for probability, id_ in zip(*map(Tensor.tolist, best), strict=True)
         ]
-        for best in (row.topk(min(guesses, len(row))) for row in chances_AV)
+        for best in (row.topk(min(guesses, len(row))) for row in probabilities_AV)
     ]

@@ -32,7 +32,7 @@ from megaptm.data.teacher_logits import (
     write_file,
 )
 from megaptm.errors import UserError
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.trained_model import open_run
 from megaptm.models import Model
 from megaptm.models.distill import Projected, compared_places, head_projection
 from megaptm.run.corpora import RunCorpora
@@ -76,14 +76,14 @@ def cache_logits(
     which may run at the same time, each writes every `parts`-th file; the last to end completes the folder. `tell` is
     called with the number of finished samples and of all.
     """
-    folder, teacher, corpora = _folder(config), teacher_run(config), RunCorpora(config)
+    folder, teacher, corpora = _configured_folder(config), teacher_run(config), RunCorpora(config)
     teacher.check()
     teacher.check_tokenizer(corpora.tokenizer)
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
-    manifest = _manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
-    _refuse_other(folder, manifest)
+    manifest = _build_manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
+    _check_folder(folder, manifest)
     with writing_in(folder):
-        _begin(folder, manifest, teacher)
+        _write_description(folder, manifest, teacher)
         model = open_run(teacher.folder, step=teacher.chosen, device=device).model
         return _write(folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell)
 
@@ -105,38 +105,38 @@ def _write(
         for split, samples in manifest.samples.items()
         for number, numbers in enumerate(file_ranges(samples, manifest.per_file))
     ]
-    done, asked, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
+    done, computed, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
     for path, mix, numbers in files[part::parts]:
-        if not _is_there(path, mix, numbers, manifest):
-            kept = [*_of_samples(model, mix, numbers, manifest, rows=rows)]
-            write_file(path, [digest for digest, _ in kept], [logits for _, logits in kept])
-            asked += len(numbers)
+        if not _is_written(path, mix, numbers, manifest):
+            samples = [*_teacher_logits(model, mix, numbers, manifest, rows=rows)]
+            write_file(path, [digest for digest, _ in samples], [logits for _, logits in samples])
+            computed += len(numbers)
         done += len(numbers)
         tell(done, total)
-    missing = sum(not _is_there(*file, manifest) for file in files) if parts > 1 else 0
+    missing = sum(not _is_written(*file, manifest) for file in files) if parts > 1 else 0
     if not missing:
         manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
         write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
         (folder / UNFINISHED).unlink(missing_ok=True)
-    return CachedLogits(manifest, asked, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
+    return CachedLogits(manifest, computed, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
 
 
-def _is_there(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
+def _is_written(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
     """Whether a file holds the logits of these samples."""
     return holds(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
-def _folder(config: Config) -> Path:
+def _configured_folder(config: Config) -> Path:
     """Return the folder in which the config expects logits. Raise UserError if it has none."""
     if config.distill is None or config.distill.cached_logits is None:
         raise UserError(
-            "distill.cached_logits is missing: give it the folder that the logits are to be written to, which "
-            "the run then reads (docs/distillation.md)."
+            "distill.cached_logits is missing: set it to the folder for the logits, which the run then reads "
+            "(docs/distillation.md)."
         )
     return Path(config.distill.cached_logits)
 
 
-def _manifest(
+def _build_manifest(
     config: Config, teacher: OtherRun, held_out: Mix, *, top: int, dtype: str, per_file: int
 ) -> TeacherLogitsManifest:
     """Return the manifest to write, without files."""
@@ -144,9 +144,9 @@ def _manifest(
     assert distillation is not None
     head = distillation.head_of(resolve_model(config))
     if head is None or not distillation.asks("logits"):
-        raise UserError("distill.logits is 0: give it a weight, for logits of words are all that is kept of a teacher.")
+        raise UserError("distill.logits is 0, but only token logits can be cached: set its weight.")
     if teacher.differs(distillation.teacher):
-        raise UserError(f"distill.model is not the model of {teacher.folder}: leave it out.")
+        raise UserError(f"distill.model is not the model of {teacher.folder}: remove it.")
     steps = validation_steps(held_out, batch=train.batch, most=train.validate_batches)
     return TeacherLogitsManifest(
         format=FORMAT,
@@ -164,22 +164,22 @@ def _manifest(
     )
 
 
-def _refuse_other(folder: Path, manifest: TeacherLogitsManifest) -> None:
+def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
     """Raise UserError if the folder exists with other content."""
-    there = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
-    if there is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
-        raise UserError(f"distill.cached_logits ({folder}) is there and no folder of logits: choose another.")
-    if there is not None:
-        found = read_manifest(there)
+    existing = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
+    if existing is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
+        raise UserError(f"distill.cached_logits ({folder}) exists and is not a folder of logits: choose another.")
+    if existing is not None:
+        written = read_manifest(existing)
         for name in ("teacher", "head", "positions", "top", "dtype", "sequence", "vocabulary", "per_file"):
-            if getattr(found, name) != getattr(manifest, name):
+            if getattr(written, name) != getattr(manifest, name):
                 raise UserError(
-                    f"distill.cached_logits ({folder}) was begun with {name} {getattr(found, name)}, and this is "
-                    f"{getattr(manifest, name)}: choose another folder, or remove that one."
+                    f"distill.cached_logits ({folder}) was written with {name} {getattr(written, name)}, not "
+                    f"{getattr(manifest, name)}: choose another folder, or remove this one."
                 )
 
 
-def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
+def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
     """Write the description of the folder's teacher."""
     write_whole(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
     # From here on the folder does not need the teacher's run.
@@ -188,7 +188,7 @@ def _begin(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> 
     (folder / MANIFEST).unlink(missing_ok=True)
 
 
-def _of_samples(
+def _teacher_logits(
     model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
 ) -> Iterator[tuple[np.ndarray, KeptLogits]]:
     """Yield the hash and the saved logits of each sample; `rows`: samples per forward pass."""
@@ -197,29 +197,29 @@ def _of_samples(
         batch = stacked(mix, range(start, min(start + rows, numbers.stop)))
         tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
         with torch.inference_mode():
-            said = head_projection(model, manifest.head, model.states(tensors))
-            asked_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.positions)
+            projected = head_projection(model, manifest.head, model.states(tensors))
+            target_BS = compared_places(tensors, prefix_of(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
-            at = torch.arange(asked_BS.numel(), device=device).view(*reversed(asked_BS.shape)).t()[asked_BS]
-            best = [_largest(said.of(chunk), model.spec, manifest.top) for chunk in at.split(ROWS_PROJECTED)]
-        ids, logits = (torch.cat(found).cpu().numpy() for found in zip(*best, strict=True))
-        places = asked_BS.cpu().numpy()
-        ends = np.cumsum(places.sum(axis=1))
+            indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
+            best = [_largest(projected.of(chunk), model.spec, manifest.top) for chunk in indices.split(ROWS_PROJECTED)]
+        ids, logits = (torch.cat(parts).cpu().numpy() for parts in zip(*best, strict=True))
+        targets_BS = target_BS.cpu().numpy()
+        ends = np.cumsum(targets_BS.sum(axis=1))
         for row, end in enumerate(ends.tolist()):
-            own = slice(end - int(places[row].sum()), end)
+            own = slice(end - int(targets_BS[row].sum()), end)
             sample = {name: field[row] for name, field in batch.items()}
             yield (
                 sample_digest(sample),
                 KeptLogits(
-                    np.flatnonzero(places[row]).astype(np.int32),
+                    np.flatnonzero(targets_BS[row]).astype(np.int32),
                     ids[own].astype(np.int32),
                     logits[own].astype(DTYPES[manifest.dtype]),
                 ),
             )
 
 
-def _largest(said: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(projected: Projected, spec: ModelSpec, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids [N, K] of the largest logits, and their differences to the largest."""
-    logits_NV = said.logits()[:, : spec.vocabulary].float()
+    logits_NV = projected.logits()[:, : spec.vocabulary].float()
     best = logits_NV.topk(top)
     return best.indices, best.values - best.values[:, :1]

@@ -130,11 +130,13 @@ def test_several_sentences_have_a_line_each():
 def test_a_model_that_answers_without_numbers_says_nothing():
     from types import SimpleNamespace
 
-    from megaptm.inference.generate import Draw, Sampling
+    from megaptm.inference.generate import Sampler, Sampling
 
-    draw = Draw(Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3))
+    sampler = Sampler(
+        Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3)
+    )
     with pytest.raises(UserError, match="not finite"):
-        draw(torch.tensor([0.0, float("nan"), 1.0]))
+        sampler(torch.tensor([0.0, float("nan"), 1.0]))
 
 
 def test_notes_of_a_shard_that_cannot_be_read_do_not_end_a_look_at_it(tmp_path):
@@ -164,7 +166,7 @@ def test_parts_of_a_tokenizer_without_a_type_are_none_that_we_know():
 
 
 def test_a_model_whose_perplexity_is_beyond_all_numbers_is_shown():
-    losses = {"mlm": EvaluatedLoss(asked=1, model=800.0, unigram=2.0, uniform=3.0)}
+    losses = {"mlm": EvaluatedLoss(num_labels=1, model=800.0, unigram=2.0, uniform=3.0)}
     found = Evaluation("run", 1, "masked-lm", {}, 1, losses, {"mlm": 1.0}, None)
     show(found, Console(file=(said := io.StringIO())))
     assert "800.0000         inf" in said.getvalue()

@@ -257,8 +257,8 @@ def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
     assert torch.allclose(run.encode_images(images[1]), seen[1:2], atol=1e-6)
     said = run.zero_shot(["red", "blue"], images)
     assert said.cosines.allclose(seen @ class_vectors(run, ["red", "blue"]).t(), atol=1e-6)
-    assert {*said.said} <= {"red", "blue"}
-    assert run.zero_shot("red", images[0]).said == ["red"]
+    assert {*said.predictions} <= {"red", "blue"}
+    assert run.zero_shot("red", images[0]).predictions == ["red"]
 
 
 @pytest.mark.parametrize(

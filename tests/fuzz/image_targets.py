@@ -252,9 +252,9 @@ def spoil_run(folder: Path, draw: Random) -> bool:
 
 
 def read_image_run(folder: Path) -> Any:
-    from megaptm.inference.loaded_model import open_run
+    from megaptm.inference.loaded_model import load_model
 
-    return [read_run(folder), asked(open_run(folder))]
+    return [read_run(folder), asked(load_model(folder))]
 
 
 def spoil_config(folder: Path, draw: Random) -> bool:

@@ -37,11 +37,11 @@ def spoil_tensors(folder: Path, draw: Random) -> bool:
 
 
 def read_run(folder: Path) -> Any:
-    from megaptm.inference.loaded_model import open_run
+    from megaptm.inference.loaded_model import load_model
     from megaptm.run.checkpoint import open_checkpoint
     from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
 
-    trained = open_run(folder)
+    trained = load_model(folder)
     for check, wanted in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
         try:
             check(open_checkpoint(folder).checkpoint, wanted)  # type: ignore[operator]

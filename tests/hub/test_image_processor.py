@@ -18,7 +18,7 @@ from megaptm.errors import UserError
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.image_processor import ALWAYS, DEFAULTS, OF_ALL, PROCESSOR, read_processor
 from megaptm.hub.import_run import import_run
-from megaptm.inference.loaded_model import load_model, open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.models import Model, build_model
 from megaptm.objectives import objective_of
 from megaptm.spec import PixelStatistics
@@ -110,7 +110,7 @@ def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: st
     objective = {task: {"size": PIXELS, **found.shown}}
     if family == "vit":  # whose names of labels are in the config: CLIP's tokenizer is not here
         import_run(str(tmp_path / "theirs"), tmp_path / "run")
-        run = open_run(tmp_path / "run")
+        run = load_model(tmp_path / "run")
         assert (run.config.objective, run.spec.own_pixels) == (objective, found.spec.own_pixels)
         model = run.model
         assert load_model(tmp_path / "theirs").config.objective == objective

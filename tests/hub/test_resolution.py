@@ -9,7 +9,7 @@ from megaptm.errors import UserError
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.resolution import at_context, interpolated
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.models import build_model
 from tests.families.vision import pixel_values, theirs_in, weights_of
 from tests.models.vision import GRID, SIDE, clip_batch, clip_model, vit_model
@@ -63,7 +63,7 @@ def test_a_run_begins_from_a_model_of_smaller_images(tmp_path):
     done = import_run(str(tmp_path / "out"), tmp_path / "run", [f"model.context={LARGER**2 + 1}"])
     assert done.config.objective == {"image-labels": {"size": LARGER * SIDE}}
     assert (done.config.model.context, done.config.data.sequence) == (26, 26)
-    begun = open_run(tmp_path / "run").model.embed.position.weight
+    begun = load_model(tmp_path / "run").model.embed.position.weight
     rows = model.embed.position.weight.detach()
     assert torch.allclose(begun, interpolated(rows, before=GRID, after=LARGER))
     for said, wrong in (("many", "is no whole number"), ("27", "must be one more than a square.*26 or 37")):

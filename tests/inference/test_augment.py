@@ -1,4 +1,4 @@
-"""Sentences made of one: who gives way to whom, how often, and the same each time."""
+"""Augmentation replaces the expected words at the expected rate, deterministically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.inference.test_families import TEXTS, tiny
 
 
 def near(word: str, number: int) -> Sequence[str]:
-    return [f"{word}-{one}" for one in range(number)]
+    return [f"{word}-{index}" for index in range(number)]
 
 
 @pytest.fixture(scope="module")
@@ -21,46 +21,46 @@ def bert() -> LoadedModel:
     return tiny("bert")
 
 
-def test_words_give_way_as_often_as_is_said(bert: LoadedModel) -> None:
-    """Twelve words that no piece is of, so that none of 200 copies is likely to be another, or the text."""
+def test_replacement_rate_matches_probability(bert: LoadedModel) -> None:
+    """Twelve replaceable words, so that 200 copies are likely to differ from each other and from the text."""
     words = [f"omega{chr(0x3B1 + number)}" for number in range(12)]  # Greek letters
-    made = [one.split() for one in augment(bert, " ".join(words), near, settings=Augmentation(copies=200))]
-    assert len(made) > 190
-    share = sum(one != word for row in made for one, word in zip(row, words, strict=True)) / (len(made) * len(words))
-    assert share == pytest.approx(0.4, abs=0.05)
-    for at, word in enumerate(words):
-        assert {row[at] for row in made} <= {word, *near(word, 15)}
+    copies = [copy.split() for copy in augment(bert, " ".join(words), near, settings=Augmentation(copies=200))]
+    assert len(copies) > 190
+    replaced = [new != word for copy in copies for new, word in zip(copy, words, strict=True)]
+    assert sum(replaced) / len(replaced) == pytest.approx(0.4, abs=0.05)
+    for word, versions in zip(words, zip(*copies, strict=True), strict=True):
+        assert {*versions} <= {word, *near(word, 15)}
 
 
-def test_a_word_of_one_piece_gives_way_to_whole_words_that_the_model_holds_likely(bert: LoadedModel) -> None:
-    made = [one.split() for one in augment(bert, "cat xylophonist", settings=Augmentation(copies=300, candidates=3))]
-    likely = {row[0] for row in made}
+def test_single_token_words_get_model_predictions(bert: LoadedModel) -> None:
+    copies = augment(bert, "cat xylophonist", settings=Augmentation(copies=300, candidates=3))
+    likely = {copy.split()[0] for copy in copies}
     assert 2 <= len(likely) <= 3
     assert all(word.isalnum() and len(bert.tokenizer.encode(word)) == 1 for word in likely)
 
 
-def test_none_is_made_twice_and_each_call_makes_the_same(bert: LoadedModel) -> None:
+def test_augmentation_is_deterministic_without_duplicates(bert: LoadedModel) -> None:
     text = "The cat saw the dog, by the river."
     first = augment(bert, text, near)
     assert first == augment(bert, text, near)
     assert first != augment(bert, text, near, seed=1)
     assert 1 < len({*first}) == len(first) <= 20
     assert text not in first
-    assert all(one.startswith("The ") and " the " in one and one.endswith(".") for one in first)
+    assert all(copy.startswith("The ") and " the " in copy and copy.endswith(".") for copy in first)
 
 
-def test_without_vectors_words_of_several_pieces_stay(bert: LoadedModel) -> None:
-    assert all(one.startswith("xylophonist ") for one in augment(bert, "xylophonist cat"))
+def test_words_of_several_subwords_need_vectors(bert: LoadedModel) -> None:
+    assert all(copy.startswith("xylophonist ") for copy in augment(bert, "xylophonist cat"))
     assert augment(bert, "xylophonist cat", settings=Augmentation(probability=0.0)) == []
 
 
-def test_a_decoder_is_refused() -> None:
-    with pytest.raises(UserError, match="is no masked language model on WordPiece"):
+def test_decoder_is_rejected() -> None:
+    with pytest.raises(UserError, match="is not a masked language model with a WordPiece tokenizer"):
         augment(tiny("gpt2"), TEXTS[0])
 
 
-@pytest.mark.parametrize("wrong", [{"copies": 0}, {"candidates": -1}, {"probability": 1.5}])
-def test_a_setting_that_means_nothing_is_one_sentence(wrong: dict[str, float]) -> None:
-    [(name, value)] = wrong.items()
+@pytest.mark.parametrize("option", [{"copies": 0}, {"candidates": -1}, {"probability": 1.5}])
+def test_invalid_setting_is_an_error(option: dict[str, float]) -> None:
+    [(name, value)] = option.items()
     with pytest.raises(UserError, match=rf"{name} \({value}\) must be"):
-        Augmentation(**wrong)  # type: ignore[arg-type]
+        Augmentation(**option)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Beam search says what Hugging Face's says, and what trying everything finds."""
+"""Beam search matches Hugging Face and exhaustive search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import transformers
 
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.inference.beam import Beam, answer, search
+from megaptm.inference.beam import Beam, generate_by_beam, search
 from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
@@ -31,7 +31,7 @@ TOKENIZERS = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Family -> an exported model that has opinions."""
+    """Return family -> folder of an exported model with sharp predictions."""
     root = tmp_path_factory.mktemp("beams")
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     for family, (kind, vocabulary, specials) in TOKENIZERS.items():
@@ -48,62 +48,62 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("family", TOKENIZERS)
-def test_it_is_that_of_hugging_face_where_lengths_do_not_count(
-    folders: dict[str, Path], family: str, width: int
-) -> None:
-    ours, theirs = load_model(folders[family]), transformers.AutoModelForSeq2SeqLM.from_pretrained(folders[family])
-    special = ours.tokenizer.special
-    theirs.generation_config.forced_eos_token_id = None  # whose end BART's is made to say, likely or not
+def test_beam_search_matches_hugging_face(folders: dict[str, Path], family: str, width: int) -> None:
+    loaded, reference = load_model(folders[family]), transformers.AutoModelForSeq2SeqLM.from_pretrained(folders[family])
+    special = loaded.tokenizer.special
+    reference.generation_config.forced_eos_token_id = None  # BART's would be forced at the maximum length
     for prompt in ("def wrap(text):", "return the lines", "width"):
-        ids = ours.tokenizer.encode(prompt).tolist()
-        text, decoder_start, _ = prepare_prompt(ours, "text", ids, 9)
-        said = theirs.generate(
+        ids = loaded.tokenizer.encode(prompt).tolist()
+        text, decoder_start, _ = prepare_prompt(loaded, "text", ids, 9)
+        output = reference.generate(
             torch.tensor([text]),
             num_beams=width,
             length_penalty=0.0,
-            max_new_tokens=len(decoder_start) - 1 + 9,  # all but the first, which it is made to say, are new to it
+            max_new_tokens=len(decoder_start) - 1 + 9,  # Hugging Face counts all but the first
             do_sample=False,
             bad_words_ids=[[id_] for id_ in never_generated(special)],
         )[0].tolist()
-        assert said[: len(decoder_start)] == decoder_start
-        best = search(ours, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
-        assert best.ids == [id_ for id_ in said[len(decoder_start) :] if id_ not in (special.end, special.pad)]
+        assert output[: len(decoder_start)] == decoder_start
+        best = search(loaded, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
+        assert best.ids == [id_ for id_ in output[len(decoder_start) :] if id_ not in (special.end, special.pad)]
 
 
-def scored(loaded: LoadedModel, ids: list[int], answer_ids: list[int]) -> float:
-    """Logarithm of the probability of an answer with its end, by one whole pass."""
+def log_probability(loaded: LoadedModel, ids: list[int], output_ids: list[int]) -> float:
+    """Return the log-probability of an output with its end token, by one forward pass."""
     special = loaded.tokenizer.special
     batch = {
         "tokens": torch.tensor([[*ids, special.end]]),
-        "decoder_tokens": torch.tensor([[special.pad, *answer_ids]]),
+        "decoder_tokens": torch.tensor([[special.pad, *output_ids]]),
     }
     logits = loaded.model.logits(batch)["lm"][0, :, : loaded.tokenizer.vocabulary].log_softmax(-1)
-    return sum(logits[at, id_].item() for at, id_ in enumerate([*answer_ids, special.end]))
+    return sum(logits[index, id_].item() for index, id_ in enumerate([*output_ids, special.end]))
 
 
-def test_a_beam_as_wide_as_the_vocabulary_finds_the_best_of_all(folders: dict[str, Path]) -> None:
+def test_beam_as_wide_as_the_vocabulary_is_exhaustive(folders: dict[str, Path]) -> None:
     loaded = load_model(folders["transformer"])
     special, vocabulary = loaded.tokenizer.special, loaded.tokenizer.vocabulary
     ids, beam = loaded.tokenizer.encode("width").tolist(), Beam(width=vocabulary, length_penalty=0.6)
     words = [id_ for id_ in range(vocabulary) if id_ not in (special.pad, special.end)]
-    answers = [[], *([id_] for id_ in words)]
-    expected = max(answers, key=lambda one: beam.score(scored(loaded, ids, one), len(one) + 1))
-    ended = [one for one in search(loaded, ids, tokens=2, beam=beam) if len(one.ids) < 2]
+    outputs = [[], *([id_] for id_ in words)]
+    expected = max(outputs, key=lambda output: beam.score(log_probability(loaded, ids, output), len(output) + 1))
+    ended = [found for found in search(loaded, ids, tokens=2, beam=beam) if len(found.ids) < 2]
     assert ended[0].ids == expected
-    assert ended[0].score == pytest.approx(beam.score(scored(loaded, ids, expected), len(expected) + 1), abs=1e-4)
+    assert ended[0].score == pytest.approx(
+        beam.score(log_probability(loaded, ids, expected), len(expected) + 1), abs=1e-4
+    )
 
 
-def test_a_penalty_of_length_prefers_longer_answers() -> None:
+def test_length_penalty_favors_longer_outputs() -> None:
     short, long = (-3.0, 4), (-3.6, 9)
     assert Beam(length_penalty=0.0).score(*short) > Beam(length_penalty=0.0).score(*long)
     assert Beam(length_penalty=1.0).score(*short) < Beam(length_penalty=1.0).score(*long)
     assert Beam(length_penalty=0.6).score(-6.0, 7) == pytest.approx(-6.0 / 2**0.6)
 
 
-def test_what_cannot_be_searched_is_told(folders: dict[str, Path]) -> None:
+def test_invalid_beam_and_empty_prompt_are_errors(folders: dict[str, Path]) -> None:
     loaded = load_model(folders["transformer"])
     with pytest.raises(UserError, match="prompt is empty"):
-        answer(loaded, "", tokens=3, beam=Beam())
+        generate_by_beam(loaded, "", tokens=3, beam=Beam())
     for width in (0, 10**12):
         with pytest.raises(UserError, match=r"beams \(\d+\) must be from 1 to 1,024"):
             Beam(width=width)
@@ -112,9 +112,9 @@ def test_what_cannot_be_searched_is_told(folders: dict[str, Path]) -> None:
             Beam(length_penalty=penalty)
 
 
-def test_it_leaves_the_model_as_it_was(folders: dict[str, Path]) -> None:
+def test_beam_search_leaves_the_model_unchanged(folders: dict[str, Path]) -> None:
     loaded = load_model(folders["transformer"])
     before = [type(module) for module in loaded.model.modules()]
-    first, second = (answer(loaded, "return the lines", tokens=5, beam=Beam()) for _ in range(2))
+    first, second = (generate_by_beam(loaded, "return the lines", tokens=5, beam=Beam()) for _ in range(2))
     assert first == second
     assert [type(module) for module in loaded.model.modules()] == before

@@ -1,4 +1,4 @@
-"""A model as the mean of its run's last checkpoints."""
+"""Mean of the last checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaptm.run.checkpoint import open_checkpoint
 from tests.train.runs import build, save_untrained, write_text
 
 
-def test_weights_of_the_last_checkpoints_are_averaged(tmp_path: Path) -> None:
+def test_last_checkpoints_are_averaged(tmp_path: Path) -> None:
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "gpt2")
     run, model = save_untrained("gpt2", tmp_path / "run", corpus, step=7)
     store = Store(run, keep=9, fence=lambda: True)
@@ -35,9 +35,9 @@ def test_weights_of_the_last_checkpoints_are_averaged(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has 2 checkpoints up to step 8, not 3: average fewer"):
         open_checkpoint(run, step=8).mean_weights(3)
 
-    words = [str(run), str(tmp_path / "out"), "--average", "2"]
-    said = CliRunner().invoke(hugging_face, words, catch_exceptions=False).output
-    assert said.startswith("the mean of 2 checkpoints up to step 9 of ")
+    arguments = [str(run), str(tmp_path / "out"), "--average", "2"]
+    output = CliRunner().invoke(hugging_face, arguments, catch_exceptions=False).output
+    assert output.startswith("the mean of 2 checkpoints up to step 9 of ")
     written = dict(load_model(tmp_path / "out").model.named_parameters())
     for name, value in model.named_parameters():
         assert (written[name] - 5.5 * value).abs().max() <= 1e-5 * (1 + value.abs().max())

@@ -1,4 +1,4 @@
-"""Which held-out texts and images find each other, by whether a model says that they match, and by their vectors."""
+"""Retrieval of held-out texts and images, by matching scores and by vectors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from megaptm.config import load, resolve_model
 from megaptm.data.loader import as_tensors, stacked
-from megaptm.inference.image_text import recalls
+from megaptm.inference.image_text import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.inference.region_retrieval import _by_match, _by_vectors, _pairs, region_retrieval
+from megaptm.inference.region_retrieval import _compare_vectors, _match_pairs, _open_pairs, region_retrieval
 from megaptm.models import build_model, fill
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.contrast import CrossModalContrast
@@ -31,69 +31,71 @@ FIRST = 5
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """The tiny model of a family, as noise made it."""
+    """Return the tiny model of a family with random weights."""
     root = tmp_path_factory.mktemp(request.param)
     region_corpus(root / "corpus", images=40, tokenizer=TOKENIZERS[request.param], validation=0.5)
     tokenizer = load_tokenizer(root / "corpus/tokenizer")
-    told = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
-    config = load(CONFIGS / request.param / "tiny.yaml", told)
+    options = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
+    config = load(CONFIGS / request.param / "tiny.yaml", options)
     fill(model := build_model(resolve_model(config)), seed=0)
     return LoadedModel(root, config, 0, moved(model, 0.1).eval(), tokenizer, root / "corpus/tokenizer")
 
 
-def test_each_text_is_scored_with_each_image(loaded: LoadedModel) -> None:
+def test_scores_match_single_samples(loaded: LoadedModel) -> None:
     tasks = tasks_of(loaded.config.built_objective)
-    task = next(one for one in tasks if one.label in ("matching", "contrast"))
-    mix = _pairs(loaded, task, None)
+    task = next(task for task in tasks if task.label in ("matching", "contrast"))
+    mix = _open_pairs(loaded, task, None)
     order, objective = mix.orders[0], mix.sources[0].task.objective
     spots = [mix.locate(number) for number in range(FIRST)]
     pieces = [order.piece(spot.epoch, spot.position)[0] for spot in spots]
     if isinstance(objective, ImageTextMatching):
-        # A row of the text of one and the image of another, made as training makes such.
+        # Samples with the text of one pair and the image of another, made as in training.
         context = SampleContext(mix.special, np.random.default_rng(0), mix.sequence, True)
         rows = [
             [objective.make([text, replace(image, elsewhere=True)], context) for text in pieces] for image in pieces
         ]
-        flat = [row for of_image in rows for row in of_image]
+        flat = [row for image_rows in rows for row in image_rows]
         batch = {name: torch.from_numpy(np.stack([row[name] for row in flat])) for name in flat[0] if name != "matched"}
         with torch.inference_mode():
-            said = loaded.model.logits(batch)["itm"]
-        wanted, found = (said[:, 1] - said[:, 0]).reshape(FIRST, FIRST), _by_match(loaded, mix, FIRST)
+            logits = loaded.model.logits(batch)["itm"]
+        expected, scores = (logits[:, 1] - logits[:, 0]).reshape(FIRST, FIRST), _match_pairs(loaded, mix, FIRST)
     else:
         batch = as_tensors(stacked(mix, range(FIRST)))
         with torch.inference_mode():
             x_BSD = loaded.model.encode(batch)
-        places = mix.sequence - batch["region_boxes"].shape[1]
-        images, texts = (F.normalize(x_BSD[:, place], dim=-1) for place in (places, 0))
-        wanted, found = images @ texts.t(), _by_vectors(loaded, mix, FIRST)
-    assert torch.allclose(found, wanted, atol=1e-5)
-    assert wanted.std() > 1e-3
+        first_region = mix.sequence - batch["region_boxes"].shape[1]
+        images, texts = (F.normalize(x_BSD[:, position], dim=-1) for position in (first_region, 0))
+        expected, scores = images @ texts.t(), _compare_vectors(loaded, mix, FIRST)
+    assert torch.allclose(scores, expected, atol=1e-5)
+    assert expected.std() > 1e-3
 
 
-def test_an_image_has_as_many_places_as_beside_the_retrieved_ones_of_training(loaded: LoadedModel) -> None:
-    task = next(one for one in tasks_of(loaded.config.built_objective) if one.label in ("matching", "contrast"))
-    asked: Any = task.objective
-    beside = replace(task, objective=replace(asked, retrieved="a file that is not read"))
-    mix = _pairs(loaded, beside, None)
-    places = mix.sample(0)["region_boxes"].shape[0]
-    assert places == (asked.regions - asked.regions // 2 if isinstance(asked, CrossModalContrast) else asked.regions)
-    assert mix.sequence - places == loaded.config.data.sequence - asked.regions
+def test_image_has_as_many_regions_as_in_training(loaded: LoadedModel) -> None:
+    task = next(task for task in tasks_of(loaded.config.built_objective) if task.label in ("matching", "contrast"))
+    """A contrast objective shares its regions between an image and retrieved images."""
+    objective: Any = task.objective
+    with_retrieved = replace(task, objective=replace(objective, retrieved="a file that is not read"))
+    mix = _open_pairs(loaded, with_retrieved, None)
+    regions = mix.sample(0)["region_boxes"].shape[0]
+    shared = objective.regions // 2 if isinstance(objective, CrossModalContrast) else 0
+    assert regions == objective.regions - shared
+    assert mix.sequence - regions == loaded.config.data.sequence - objective.regions
 
 
-def test_held_out_pairs_are_counted(loaded: LoadedModel) -> None:
-    found = region_retrieval(loaded, rows=FIRST)
-    assert found is not None
-    assert found.pairs == FIRST
-    assert found.texts_of_images[5] == found.images_of_texts[5] == 1.0
-    whole = region_retrieval(loaded)
-    assert whole is not None
-    assert 10 < whole.pairs < 40
+def test_retrieval_uses_the_first_pairs(loaded: LoadedModel) -> None:
+    retrieval = region_retrieval(loaded, rows=FIRST)
+    assert retrieval is not None
+    assert retrieval.pairs == FIRST
+    assert retrieval.texts_of_images[5] == retrieval.images_of_texts[5] == 1.0
+    all_pairs = region_retrieval(loaded)
+    assert all_pairs is not None
+    assert 10 < all_pairs.pairs < 40
 
 
-def test_recall_counts_those_whose_own_is_among_the_first() -> None:
+def test_recall_of_known_scores() -> None:
     scores = torch.eye(12)
-    scores[0] = torch.arange(12.0)  # of the first image all other texts are nearer
-    scores[1, 2] = 1.0  # as near as its own, which does not count against that
-    found = recalls(scores)
-    assert found.texts_of_images == pytest.approx({1: 11 / 12, 5: 11 / 12, 10: 11 / 12})
-    assert found.images_of_texts[1] == pytest.approx(2 / 12)
+    scores[0] = torch.arange(12.0)  # all other texts are nearer to the first image
+    scores[1, 2] = 1.0  # ties with the correct text, and is no error
+    retrieval = measure_recall(scores)
+    assert retrieval.texts_of_images == pytest.approx({1: 11 / 12, 5: 11 / 12, 10: 11 / 12})
+    assert retrieval.images_of_texts[1] == pytest.approx(2 / 12)

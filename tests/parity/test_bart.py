@@ -12,8 +12,8 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
-from megaptm.inference.generate import Draw, Sampling, answer_ids
-from megaptm.inference.loaded_model import open_exported
+from megaptm.inference.generate import Sampler, Sampling, output_ids
+from megaptm.inference.loaded_model import load_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.hub.exported import export_tiny
 from tests.models.tiny import tiny_batch, tiny_spec
@@ -89,8 +89,8 @@ def test_it_begins_to_write_as_it_was_trained(tmp_path: Path) -> None:
     written = theirs.generate(torch.tensor([ids]), do_sample=False)[0].tolist()
     assert written[:2] == [special.end, special.begin]
     assert (len(written), written[-1]) == (model.spec.context, special.end)
-    ours, draw = open_exported(folder), Draw(Sampling(temperature=0), tokenizer)
-    said = [*answer_ids(ours, ids[1:-1], tokens=100, draw=draw)]
+    ours, sampler = load_model(folder), Sampler(Sampling(temperature=0), tokenizer)
+    said = [*output_ids(ours, ids[1:-1], tokens=100, sampler=sampler)]
     assert said[: len(written) - 3] == written[2:-1]
     assert ours.fill("def<mask>(text)", tokens=3, temperature=0)
     with pytest.raises(UserError, match="26 tokens, the model reads 24"):

@@ -12,7 +12,7 @@ import torch
 
 from megaptm.data.teacher_logits import IDS, LOGITS, TeacherLogits
 from megaptm.errors import UserError
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.inference.teacher_logits import cache_logits
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import read_config
@@ -90,7 +90,11 @@ def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
     first, second = (cache_logits(config, top=3, per_file=5, part=part, parts=2) for part in (0, 1))
     assert (first.samples, first.missing, second.samples, second.missing) == (5 + 2 + 5, 3, 5 + 5 + 2, 0)
     assert not half.exists()
-    kept, corpora, model = TeacherLogits.open(tmp_path / "logits"), RunCorpora(config), open_run(teachers[family]).model
+    kept, corpora, model = (
+        TeacherLogits.open(tmp_path / "logits"),
+        RunCorpora(config),
+        load_model(teachers[family]).model,
+    )
     assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
     for split in ("train", "validation"):
         mix, logits = corpora.mix(split), kept.of(split)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from megaptm.inference import evaluate as evaluation
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, losses, resumed_at
@@ -77,7 +77,7 @@ def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout
 
 def test_it_is_evaluated_and_its_head_is_counted(whole, monkeypatch):
     monkeypatch.setattr(evaluation, "COUNTED_ROWS", 20)
-    found = open_run(whole).evaluate(rows=8)
+    found = load_model(whole).evaluate(rows=8)
     assert {*found.losses} == {"mlm", "sentence-order"}
     assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
     assert found.total("model") == pytest.approx(

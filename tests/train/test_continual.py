@@ -10,7 +10,7 @@ from pathlib import Path
 
 from data_pipeline.annotate import Annotations
 from megaptm.inference.evaluate import EvaluatedLoss
-from megaptm.inference.loaded_model import open_run
+from megaptm.inference.loaded_model import load_model
 from megaptm.track import read_metrics
 from tests.forked import SAVED, megaptm
 from tests.train.runs import NOUNS, build, settings
@@ -39,7 +39,7 @@ def objective(*, masks_later: float) -> str:
 
 def held_out(run: Path, task: dict[str, object], step: int) -> EvaluatedLoss:
     """How a checkpoint answers what one task asks."""
-    loaded = open_run(run, step=step, device="cpu")
+    loaded = load_model(run, step=step, device="cpu")
     asked = loaded.config.model_copy(update={"objective": {"it": task}})
     (loss,) = replace(loaded, config=asked).evaluate().losses.values()
     return loss
@@ -78,7 +78,7 @@ def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> Non
         steps = [record["step"] for record in read_metrics(run) if "loss/capitalization" in record]
         assert steps == [*range(STAGE + 10, STEPS + 1, 10)]
     # Of what is asked no longer nothing is measured.
-    assert {*open_run(capitals_alone, device="cpu").evaluate().losses} == {"capitalization"}
+    assert {*load_model(capitals_alone, device="cpu").evaluate().losses} == {"capitalization"}
     measured = [record for record in read_metrics(capitals_alone) if "validation/loss" in record][-1]
     assert "validation/mlm" not in measured
     assert measured["validation/capitalization"] == measured["validation/loss"]

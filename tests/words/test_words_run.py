@@ -118,7 +118,7 @@ def test_evaluate_command_shows_neighbors_and_analogies(run, tmp_path):
     command = ["evaluate", str(run), "--word", "quick", "--analogies", str(questions)]
     report = json.loads(CliRunner().invoke(main, [*command, "--json"]).output)
     assert next(iter(report["nearest"]["quick"])) == "rapid"
-    assert report["analogies"] == {"right": 1, "known": 1, "asked": 2}
+    assert report["analogies"] == {"correct": 1, "known": 1, "total": 2}
     plain = CliRunner().invoke(main, command)
     assert plain.output.startswith("quick: rapid ")
     assert "1 of 1 analogies (100.0%); 1 more have words without a vector" in plain.output
