@@ -26,7 +26,7 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
     """Add an option to the command for each field of `EvaluationOptions`."""
     for option in reversed(fields(EvaluationOptions)):
         kind: dict[str, Any] = (
-            {"is_flag": True} if option.default is False else {"type": click.IntRange(option.metadata["least"])}
+            {"is_flag": True} if option.default is False else {"type": click.IntRange(option.metadata["minimum"])}
         )
         command = click.option(f"--{option.name.replace('_', '-')}", help=option.metadata["help"], **kind)(command)
     return command
