@@ -42,7 +42,7 @@ def test_demo_completes_and_repeats_nothing(small, tmp_path):
     first.run_all()
     output = printed.getvalue()
     assert f"corpus build {tmp_path}/demo/corpus.yaml out={tmp_path}/demo/corpus" in output
-    assert "trains 8 steps of a model with 4 layers of width 32" in output.replace("\n", " ")
+    assert "trains 8 steps of a model with 4 layers of width 32" in " ".join(output.split())
     assert "Exit code 75" in output
     for line in ("bits per byte", "unigram", "uniform", "● training", "mlflow ui", "export hf"):
         assert line in output

@@ -1,4 +1,4 @@
-"""The files in cluster/: read by Ray's own validation, and the same where they say the same."""
+"""Files in cluster/: valid for Ray, with equal clusters and valid commands."""
 
 import re
 import shlex
@@ -17,11 +17,11 @@ def content(name):
 
 
 @pytest.mark.parametrize("name", ["aws.yaml", "gcp.yaml"])
-def test_ray_accepts_the_files_of_its_launcher(name):
+def test_ray_validates_launcher_files(name):
     pytest.importorskip("ray")
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    ready = prepare_config(content(name))  # with Ray's defaults, as `ray up` completes it
+    ready = prepare_config(content(name))  # with Ray's defaults, as `ray up` adds them
     validate_config(ready)
     with pytest.raises(Exception, match="bogus"):
         validate_config({**ready, "bogus": 1})
@@ -29,17 +29,17 @@ def test_ray_accepts_the_files_of_its_launcher(name):
     assert max(kind["max_workers"] for kind in ready["available_node_types"].values()) == ready["max_workers"]
 
 
-def test_a_run_on_kubernetes_has_the_cluster_that_many_runs_have():
+def test_rayjob_has_the_cluster_of_raycluster():
     job, cluster = content("rayjob.yaml")["spec"], content("raycluster.yaml")["spec"]
     assert job["rayClusterSpec"] == cluster
 
 
 @pytest.mark.parametrize("name", ["cluster/aws.yaml", "cluster/raycluster.yaml", "cluster/rayjob.yaml", "docs/ray.md"])
-def test_the_commands_in_them_are_commands(name):
+def test_commands_in_files_are_valid(name):
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
-    found = re.findall(r"megaptm launch ray (configs/[^`\n]+)", text)
-    assert found
-    for line in found:
+    commands = re.findall(r"megaptm launch ray (configs/[^`\n]+)", text)
+    assert commands
+    for line in commands:
         words = [word for word in shlex.split(line) if word != "#"]
         parsed = command.make_context("ray", words)
         assert (ROOT / parsed.params["config"]).is_file()

@@ -1,4 +1,4 @@
-"""What a job says of its end, and whether it goes back to the queue; small programs take the place of Slurm's."""
+"""Report of a job's end, and its requeue; small scripts replace Slurm's commands."""
 
 import os
 import subprocess
@@ -14,8 +14,8 @@ COMMON = Path(__file__).parents[2] / "slurm/common.sh"
 LAUNCH = LaunchEvent(command=[], version="1", host="node1", pid=1)
 HANG = HangEvent(rank=1, phase="data", step=3, seconds=300.0, problem="rank 1 hangs", stack="")
 SAVED = CheckpointEvent(step=4, bytes=1, seconds=0.1)
-WARN = "trap 'heard=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $heard ]]; do sleep 0.05; done; "
-"""The job's script, which started it, is warned, and passes that on."""
+WARN = "trap 'signaled=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $signaled ]]; do sleep 0.05; done; "
+"""srun that signals its parent, the job script, and waits until the signal is passed on."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ WARN = "trap 'heard=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $heard ]]; 
         ([LAUNCH, HANG, LAUNCH, HANG, LAUNCH, SAVED], 0),
     ],
 )
-def test_whether_a_job_goes_on_is_said_by_what_it_hung_at_and_saved(tmp_path, events, code):
+def test_exit_code_after_hangs_and_checkpoints(tmp_path, events, code):
     logs = tmp_path / "logs/7.0"
     logs.mkdir(parents=True)
     (logs / "srun.log").write_text("")
@@ -38,10 +38,11 @@ def test_whether_a_job_goes_on_is_said_by_what_it_hung_at_and_saved(tmp_path, ev
         for event in events:
             journal.write(event)
     done = CliRunner().invoke(main, [str(logs)])
-    assert (done.exit_code, "hung twice" in done.output) == (code, code == EXIT_HUNG_AGAIN)
+    assert done.exit_code == code
+    assert ("hung twice" in done.output) == (code == EXIT_HUNG_AGAIN)
 
 
-def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
+def test_failed_rank_is_reported_without_checkpoint(tmp_path):
     logs = tmp_path / "logs/7.0"
     logs.mkdir(parents=True)
     (logs / "srun.log").write_text("srun: error: node2: task 1: Exited with exit code 2\n")
@@ -54,7 +55,7 @@ def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("warned", "ended", "account", "code", "may_restart"),
+    ("warned", "srun_code", "report_code", "code", "is_requeued"),
     [
         (False, 75, 0, 75, True),
         (False, 75, 70, 1, False),
@@ -67,14 +68,14 @@ def test_what_failed_is_told_whether_or_not_anything_was_saved(tmp_path):
         (True, 138, 0, 1, False),
     ],
 )
-def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, account, code, may_restart):
-    """All of them leave with 75 when one hangs that can still leave, or when the warning before the time limit comes
-    before the first step: the job must not go round for ever."""
+def test_job_exit_code_and_requeue(tmp_path, warned, srun_code, report_code, code, is_requeued):
+    """All processes exit with 75 after a hang, or after a warning before the first step: the job must not be requeued
+    forever."""
     logs, requeued = tmp_path / "logs", tmp_path / "requeued"
     logs.mkdir()
     programs = {
-        "python": f'case $2 in *.preflight) echo "{logs}" ;; *.failure_report) exit {account} ;; esac',
-        "srun": f"{WARN if warned else ''}exit {ended}",
+        "python": f'case $2 in *.preflight) echo "{logs}" ;; *.failure_report) exit {report_code} ;; esac',
+        "srun": f"{WARN if warned else ''}exit {srun_code}",
         "scontrol": f'[[ $1 == show ]] && echo " JobState=RUNNING Reason=None Restarts=0 " || ! touch "{requeued}"',
     }
     (tmp_path / "bin").mkdir()
@@ -96,5 +97,6 @@ def test_what_is_made_of_the_end_of_its_processes(tmp_path, warned, ended, accou
     environment.pop("SLURM_RESTART_COUNT", None)
     command = ["bash", "-c", f"source '{COMMON}'; train config.yaml"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, requeued.exists()) == (code, may_restart), done.stderr
+    assert done.returncode == code, done.stderr
+    assert requeued.exists() == is_requeued
     assert ("came before the first step" in done.stdout) == (warned and code == 1)

@@ -1,4 +1,4 @@
-"""`megaptm launch ray`, before anything runs on any cluster."""
+"""`megaptm launch ray` before a cluster is used."""
 
 import http.server
 import socket
@@ -13,7 +13,7 @@ from tests.drills.program import arguments
 
 @pytest.fixture
 def launch(real_corpus, tmp_path):
-    """Runs it on a small config."""
+    """Run the command on a small config."""
 
     def run(*words):
         config = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
@@ -24,7 +24,7 @@ def launch(real_corpus, tmp_path):
 
 @pytest.fixture
 def closed():
-    """An address where nobody listens."""
+    """Address without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{probe.getsockname()[1]}"
@@ -32,7 +32,7 @@ def closed():
 
 @pytest.fixture
 def web():
-    """The address of something that is no Ray."""
+    """Address of a server that is not Ray."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"127.0.0.1:{server.server_port}"
@@ -40,17 +40,17 @@ def web():
 
 
 @pytest.mark.parametrize("where", ["closed", "web"])
-def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_path, request, monkeypatch, where):
+def test_unreachable_address_fails_in_bounded_time(launch, tmp_path, request, monkeypatch, where):
     monkeypatch.setattr("megaptm.schedulers.ray.connection.ANSWER_SECONDS", 2.0)
     address = request.getfixturevalue(where)
-    refused = launch("--address", address)
-    assert refused.exit_code == 2
-    assert f"no Ray cluster answers at {address} (" in refused.output
+    result = launch("--address", address)
+    assert result.exit_code == 2
+    assert f"no Ray cluster answers at {address} (" in result.output
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--address", "ray://head:10001"], "--address ray://head:10001 is for Ray Client"),
         (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would be in a copy of the working directory"),
@@ -62,8 +62,8 @@ def test_an_address_where_no_ray_answers_is_told_in_bounded_time(launch, tmp_pat
         (["layout.tensor=3"], "layout.tensor (3) must divide"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, told):
-    refused = launch(*words)
-    assert refused.exit_code == 2
-    assert told in refused.output
+def test_user_error_leaves_no_run_folder(launch, tmp_path, words, message):
+    result = launch(*words)
+    assert result.exit_code == 2
+    assert message in result.output
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""`megaptm launch slurm`, before Slurm is asked for anything."""
+"""`megaptm launch slurm` before Slurm is used."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ HUGE = ("model.width=4096", "model.ffn=16384", "model.layers=24", "model.heads=3
 
 @pytest.fixture
 def launch(real_corpus, tmp_path):
-    """Runs it on a small config, without Slurm's programs."""
+    """Run the command on a small config, without Slurm's programs."""
 
     def run(*words):
         config = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "layout.data=4")
@@ -31,7 +31,7 @@ def launch(real_corpus, tmp_path):
     return run
 
 
-def test_the_script_that_would_be_submitted_is_shown_and_nothing_made(launch, tmp_path):
+def test_dry_run_prints_the_script_and_creates_nothing(launch, tmp_path):
     shown = launch("--dry-run", "--per-node", "2", "--time", "01:00:00", "--sbatch=--partition=large")
     assert shown.exit_code == 0
     for line in ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--time=01:00:00", "--partition=large"):
@@ -40,13 +40,13 @@ def test_the_script_that_would_be_submitted_is_shown_and_nothing_made(launch, tm
     assert not (tmp_path / "run").exists()
 
 
-def test_the_nodes_follow_from_the_layout(launch):
+def test_nodes_follow_from_the_layout(launch):
     assert "#SBATCH --nodes=1\n" in launch("--dry-run").output
     assert "#SBATCH --ntasks-per-node=1\n" in launch("--dry-run", "--nodes", "4").output
 
 
-def test_the_number_of_jobs_follows_from_the_plan():
-    """Not exactly one a day: starting and saving take their part of each."""
+def test_num_jobs_follows_from_the_plan():
+    """More than one job a day, because each job also starts and saves."""
     made = make_plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
     days = made.days_with_failures
     assert days < jobs_needed(made, 24 * 3600.0, warning=900.0) < 1.1 * days
@@ -54,13 +54,13 @@ def test_the_number_of_jobs_follows_from_the_plan():
     assert jobs_needed(made, 60 * 86400.0, warning=900.0) == 1
 
 
-def test_how_many_jobs_there_will_be_is_said(launch):
+def test_dry_run_prints_the_number_of_jobs(launch):
     assert "1 job." in launch("--dry-run", "--machine", "this-cpu").stderr
     assert "3 consecutive jobs." in launch("--dry-run", "--machine", "this-cpu", "--jobs", "3").stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--per-node", "3"], "2 nodes x 3 processes are 6, but the layout needs 4 (data 4 x tensor 1 x pipeline 1)"),
         (["--nodes", "3"], "3 nodes x 2 processes are 6, but the layout needs 4"),
@@ -87,14 +87,14 @@ def test_how_many_jobs_there_will_be_is_said(launch):
         ([], "sbatch is not installed on this machine"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_leaves_nothing(launch, tmp_path, words, said):
-    refused = launch(*words)
-    assert refused.exit_code == 2
-    assert said in refused.output
+def test_user_error_leaves_no_run_folder(launch, tmp_path, words, message):
+    result = launch(*words)
+    assert result.exit_code == 2
+    assert message in result.output
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_shows_the_script_where_corpora_and_slurm_are_not_and_the_faults_after_it(launch, tmp_path):
+def test_dry_run_prints_script_and_faults_without_slurm(launch, tmp_path):
     shown = launch("--dry-run", "--time", "10", "data.mix={/nowhere: 1}")
     assert shown.exit_code == 2
     assert re.search(r'^train .*/submitted/[0-9a-f]{16}\.yaml "\$@"$', shown.stdout, re.MULTILINE)
@@ -103,24 +103,24 @@ def test_a_dry_run_shows_the_script_where_corpora_and_slurm_are_not_and_the_faul
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_shows_the_script_of_a_run_of_too_many_jobs(launch):
+def test_dry_run_prints_script_with_too_many_jobs(launch):
     shown = launch("--dry-run", "--jobs", "501")
     assert shown.exit_code == 2
     assert shown.stdout.startswith("#!/usr/bin/env bash\n")
     assert "501 consecutive jobs are more than the 500" in shown.stderr
 
 
-def test_an_address_of_mlflow_that_was_typed_is_typed_again_in_the_job(launch):
+def test_typed_mlflow_url_is_repeated_in_the_job(launch):
     assert re.search(
         r"^train \S+ track.uri=http://mine:5000 ", launch("--dry-run", "track.uri=http://mine:5000").stdout, re.M
     )
 
 
-def test_a_kind_of_gpu_may_be_named(launch):
+def test_gpu_type_in_sbatch_options(launch):
     assert "#SBATCH --gpus-per-node=a100:4\n" in launch("--dry-run", "--sbatch=--gpus-per-node=a100:4").output
 
 
-def test_a_name_with_spaces_is_written_in_quotes(launch):
+def test_run_folder_with_spaces_is_quoted(launch):
     shown = launch("--dry-run", "run=\"/a/lr 3e-4; 'x' #1\"").stdout
     assert "#SBATCH --job-name=lr_3e-4___x___1\n" in shown
     assert "#SBATCH \"--output=/a/lr 3e-4; 'x' #1/logs/job-%j.log\"\n" in shown
@@ -128,7 +128,7 @@ def test_a_name_with_spaces_is_written_in_quotes(launch):
     assert shlex.split(words)[0].startswith("/a/lr 3e-4; 'x' #1/submitted/")
 
 
-def test_the_config_that_a_job_carries_is_compared(tmp_path, real_corpus):
+def test_changed_submitted_config_is_refused(tmp_path, real_corpus):
     config = read_config(
         ROOT / "configs/gpt2/tiny.yaml", [f"run={tmp_path}", f"data.mix={{{real_corpus('byte-bpe')}: 1}}"]
     )

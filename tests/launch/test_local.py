@@ -1,4 +1,4 @@
-"""The launcher, with small real programs in the place of the trainer."""
+"""The local launcher, with small programs instead of the trainer."""
 
 import io
 import os
@@ -19,17 +19,17 @@ from tests.train.ranks import pids, start_launcher, write_program
 
 @pytest.fixture
 def program(tmp_path):
-    """Writes a worker's program and returns the command that runs it."""
+    """Write a worker program and return the command that runs it."""
 
     return lambda body: write_program(tmp_path, body)
 
 
 def gone(numbers: list[int]) -> bool:
-    """Whether none of the processes is alive, waiting a little for the kernel."""
+    """Whether all processes have ended, with some time for the kernel."""
     return not survivors(numbers, seconds=5)
 
 
-def test_each_rank_knows_its_place_and_has_a_log(program, tmp_path, capfd):
+def test_each_rank_has_its_environment_and_log(program, tmp_path, capfd):
     body = """
     print(rank, world, os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"], os.environ["OMP_NUM_THREADS"])
     """
@@ -39,15 +39,15 @@ def test_each_rank_knows_its_place_and_has_a_log(program, tmp_path, capfd):
     assert logs == [f"{rank} 3 {rank} 127.0.0.1 5\n" for rank in range(3)]
 
 
-def test_it_runs_where_standard_output_takes_only_text(program, tmp_path, monkeypatch):
-    """As in a notebook."""
+def test_runs_with_text_only_stdout(program, tmp_path, monkeypatch):
+    """Notebooks replace stdout by such a stream."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert launch(program("print(rank)"), processes=1, run=tmp_path / "run") == 0
     assert (tmp_path / "run/logs/rank-0.log").read_text() == "0\n"
 
 
-def test_rank_0_reaches_the_terminal_byte_for_byte(program, tmp_path, capfd):
+def test_output_of_rank_0_is_copied_unchanged(program, tmp_path, capfd):
     body = r"""
     if rank == 0:
         for number in range(3):
@@ -58,7 +58,7 @@ def test_rank_0_reaches_the_terminal_byte_for_byte(program, tmp_path, capfd):
     assert capfd.readouterr().err == "".join(f"\r\x1b[2K{number}% ━" for number in range(3))
 
 
-def test_the_workers_share_the_cores(program, tmp_path, capfd, monkeypatch):
+def test_workers_share_the_cores(program, tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch(program("print(os.environ['OMP_NUM_THREADS'])"), processes=2, run=tmp_path / "run") == 0
     assert int(capfd.readouterr().out) == max(1, len(os.sched_getaffinity(0)) // 2)
@@ -67,11 +67,11 @@ def test_the_workers_share_the_cores(program, tmp_path, capfd, monkeypatch):
 @pytest.mark.parametrize(
     ("codes", "expected"), [("0, 0", 0), ("75, 75", 75), ("0, 75", 75), ("3, 0", 1), ("0, 3", 1), ("75, 3", 1)]
 )
-def test_the_exit_code_is_that_of_the_whole(program, tmp_path, codes, expected):
+def test_exit_code_of_the_run(program, tmp_path, codes, expected):
     assert launch(program(f"sys.exit([{codes}][rank])"), processes=2, run=tmp_path, grace_seconds=0.5) == expected
 
 
-def test_a_killed_worker_is_named_and_nobody_survives(program, tmp_path):
+def test_killed_worker_is_reported_and_all_processes_end(program, tmp_path):
     body = """
     import subprocess
     helper = subprocess.Popen(["sleep", "600"])
@@ -82,13 +82,13 @@ def test_a_killed_worker_is_named_and_nobody_survives(program, tmp_path):
     launcher = start_launcher(program(body), tmp_path / "run")
     everyone = pids(tmp_path, 4, launcher)
     os.kill(int((tmp_path / "pid-1").read_text()), signal.SIGKILL)
-    _, said = launcher.communicate(timeout=30)
+    _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 1
-    assert said.startswith("rank 1 was killed by signal 9 (SIGKILL)")
+    assert errors.startswith("rank 1 was killed by signal 9 (SIGKILL)")
     assert gone(everyone)
 
 
-def test_a_worker_that_ignores_sigterm_is_killed(program, tmp_path):
+def test_worker_that_ignores_sigterm_is_killed(program, tmp_path):
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     everybody_is_here()
@@ -96,13 +96,13 @@ def test_a_worker_that_ignores_sigterm_is_killed(program, tmp_path):
         raise ValueError("my own mistake")
     time.sleep(600)
     """
-    begun = time.monotonic()
+    started = time.monotonic()
     assert launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     assert gone(pids(tmp_path, 2))
 
 
-def test_the_failing_ranks_own_error_comes_first_and_echoes_do_not_come(program, tmp_path, capfd):
+def test_root_cause_is_printed_without_echoes(program, tmp_path, capfd):
     body = """
     everybody_is_here()
     if rank == 2:
@@ -111,40 +111,40 @@ def test_the_failing_ranks_own_error_comes_first_and_echoes_do_not_come(program,
     raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
     """
     assert launch(program(body), processes=3, run=tmp_path / "run", grace_seconds=2.0) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("rank 2 failed:\nTraceback")
-    assert said.count("Traceback") == 1
-    assert "ValueError: my own mistake" in said
-    assert "Then failed: rank 0, 1." in said
+    errors = capfd.readouterr().err
+    assert errors.startswith("rank 2 failed:\nTraceback")
+    assert errors.count("Traceback") == 1
+    assert "ValueError: my own mistake" in errors
+    assert "Then failed: rank 0, 1." in errors
     assert "Connection closed" in (tmp_path / "run/logs/rank-0.log").read_text()
 
 
-def test_a_lost_peer_without_a_culprit_is_still_told(program, tmp_path, capfd):
+def test_lost_peer_without_root_cause_is_printed(program, tmp_path, capfd):
     body = "raise RuntimeError('Connection reset by peer')"
     assert launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
     assert "RuntimeError: Connection reset by peer" in capfd.readouterr().err
 
 
-def test_the_error_of_an_earlier_launch_is_not_repeated(program, tmp_path, capfd):
+def test_error_of_an_earlier_launch_is_not_repeated(program, tmp_path, capfd):
     launch(program("raise ValueError('the first time')"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
     launch(program("sys.exit(9)"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
     assert capfd.readouterr().err.count("ValueError: the first time") == 1
 
 
-def test_a_users_mistake_is_raised_once_in_its_own_words(program, tmp_path, capfd):
+def test_user_error_of_workers_is_raised_once(program, tmp_path, capfd):
     body = "print('error: data.mix: no such folder.', file=sys.stderr); sys.exit(2)"
     with pytest.raises(UserError, match=r"^data\.mix: no such folder\.$"):
         launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=2.0)
     assert capfd.readouterr().err == ""
 
 
-def test_a_users_mistake_is_found_after_a_line_that_a_full_disk_tore(program, tmp_path):
+def test_user_error_after_a_truncated_line_is_found(program, tmp_path):
     body = "print('step 7  lo', end='', file=sys.stderr); print('error: no space left.', file=sys.stderr); sys.exit(2)"
     with pytest.raises(UserError, match=r"^no space left\.$"):
         launch(program(body), processes=1, run=tmp_path / "run", grace_seconds=0.2)
 
 
-def test_a_users_mistake_is_told_though_its_log_has_no_room(program, tmp_path):
+def test_user_error_is_printed_if_the_log_is_full(program, tmp_path):
     log = tmp_path / "run/logs/rank-0.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"x" * 5000)
@@ -162,7 +162,7 @@ def test_a_users_mistake_is_told_though_its_log_has_no_room(program, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_log_without_room_does_not_keep_anything_from_the_terminal():
+def test_full_log_does_not_block_the_terminal():
     reading, writing = os.pipe()
     terminal = io.BytesIO()
     tee = LogTee(os.fdopen(reading, "rb", buffering=0), terminal=terminal, log=Path("/dev/full"))
@@ -174,14 +174,14 @@ def test_a_log_without_room_does_not_keep_anything_from_the_terminal():
     assert terminal.getvalue() == b"step 0\nstep 1\nstep 2\n"
 
 
-def test_a_traceback_of_a_worker_that_lives_on_is_shown(program, tmp_path, capfd):
+def test_traceback_of_a_living_worker_is_printed(program, tmp_path, capfd):
     body = "print('Traceback (most recent call last): only a warning', file=sys.stderr)"
     assert launch(program(body), processes=1, run=tmp_path / "run") == 0
     assert "only a warning" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, number):
+def test_signal_reaches_each_worker_once(program, tmp_path, number):
     body = """
     got = []
     for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
@@ -202,18 +202,18 @@ def test_a_signal_to_the_launcher_reaches_every_worker_once(program, tmp_path, n
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_stop_before_the_workers_can_save_means_continue_me(program, tmp_path, number):
+def test_stop_before_the_first_save_exits_with_75(program, tmp_path, number):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
     everyone = pids(tmp_path, 2, launcher)
     launcher.send_signal(number)
-    _, said = launcher.communicate(timeout=30)
+    _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 75
-    assert f"Stopped by {number.name} before a step was done" in said
+    assert f"Stopped by {number.name} before a step was done" in errors
     assert gone(everyone)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a child that its parent died")
-def test_no_worker_outlives_a_launcher_that_is_killed(program, tmp_path):
+def test_workers_end_with_a_killed_launcher(program, tmp_path):
     launcher = start_launcher(program("everybody_is_here(); time.sleep(600)"), tmp_path / "run")
     everyone = pids(tmp_path, 2, launcher)
     launcher.kill()
@@ -221,6 +221,6 @@ def test_no_worker_outlives_a_launcher_that_is_killed(program, tmp_path):
     assert gone(everyone)
 
 
-def test_starting_needs_no_torch():
+def test_launcher_imports_no_torch():
     source = "import sys, megaptm.launch.local; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Which ranks run on which node."""
+"""Placement of ranks on nodes."""
 
 import pytest
 from hypothesis import given
@@ -9,19 +9,19 @@ from megaptm.launch.ray.placement import Node, count_ranks, no_room_error, place
 
 
 def nodes(*free, devices=None):
-    return [Node(f"id{n}", f"10.0.0.{n}", devices if devices is not None else one, one) for n, one in enumerate(free)]
+    return [Node(f"id{n}", f"10.0.0.{n}", devices or num_free, num_free) for n, num_free in enumerate(free)]
 
 
 def placed(free, **layout):
     return [(assignment.node.id, *assignment.ranks) for assignment in place_ranks(nodes(*free), Layout(**layout)) or []]
 
 
-def test_ranks_fill_the_roomiest_nodes_first():
+def test_ranks_fill_the_largest_nodes_first():
     assert placed([2, 4], tensor=2, data=3) == [("id1", 0, 1, 2, 3), ("id0", 4, 5)]
     assert placed([8, 8], data=8) == [("id0", 0, 1, 2, 3, 4, 5, 6, 7)]
 
 
-def test_a_device_that_is_no_whole_group_is_left_over():
+def test_incomplete_tensor_groups_are_not_placed():
     assert placed([3, 3, 3], tensor=2, pipeline=3) == [("id0", 0, 1), ("id1", 2, 3), ("id2", 4, 5)]
     assert placed([3, 3, 3], tensor=4) == []
 
@@ -31,7 +31,7 @@ def test_a_device_that_is_no_whole_group_is_left_over():
     tensor=st.integers(1, 4),
     copies=st.integers(1, 8),
 )
-def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tensor, copies):
+def test_tensor_groups_are_placed_on_one_node(free, tensor, copies):
     layout = Layout(tensor=tensor, data=copies)
     assignments = place_ranks(nodes(*free), layout)
     assert (assignments is not None) == (count_ranks(free, tensor) >= layout.processes)
@@ -42,7 +42,7 @@ def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tenso
 
 
 @pytest.mark.parametrize(
-    ("there", "layout", "told"),
+    ("available", "layout", "message"),
     [
         (
             [],
@@ -63,5 +63,5 @@ def test_every_rank_has_a_device_and_no_tensor_group_is_on_two_nodes(free, tenso
         ),
     ],
 )
-def test_where_there_is_no_room_it_is_told_what_there_is(there, layout, told):
-    assert told in str(no_room_error(there, layout, "GPU"))
+def test_error_lists_the_available_devices(available, layout, message):
+    assert message in str(no_room_error(available, layout, "GPU"))

@@ -1,4 +1,4 @@
-"""When a run is started again by itself."""
+"""Automatic restarts of a run."""
 
 import pytest
 
@@ -19,11 +19,11 @@ HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="
         ("hung", False, True),
     ],
 )
-def test_what_would_end_at_the_same_place_is_not_repeated(tmp_path, ending, progress, may_restart):
+def test_restart_requires_progress_after_failures(tmp_path, ending, progress, may_restart):
     assert RestartPolicy(tmp_path).may_restart(ending, progress=progress) == may_restart
 
 
-def test_two_hangs_with_nothing_saved_between_are_enough(tmp_path):
+def test_second_hang_without_checkpoint_ends_the_run(tmp_path):
     with Events(tmp_path) as events:
         events.write(HANG)
         assert RestartPolicy(tmp_path).may_restart("hung")
@@ -34,7 +34,7 @@ def test_two_hangs_with_nothing_saved_between_are_enough(tmp_path):
         assert RestartPolicy(tmp_path).may_restart("hung")
 
 
-def test_hangs_and_failures_are_counted_and_lost_nodes_are_not(tmp_path):
+def test_lost_nodes_do_not_count_as_retries(tmp_path):
     policy = RestartPolicy(tmp_path, retries=1)
     assert policy.may_restart("node-lost")
     assert policy.may_restart("failed")

@@ -1,4 +1,4 @@
-"""A terminal that goes away under a run: a laptop that is closed, a connection that drops."""
+"""Loss of the terminal of a run, such as a closed laptop or a dropped connection."""
 
 import fcntl
 import os
@@ -17,38 +17,38 @@ from tests.processes import survivors
 
 
 class Terminal:
-    """A terminal, whose session is that of the one program that was started on it."""
+    """Terminal with one program in its session."""
 
     def __init__(self, *words, hangup=signal.SIG_DFL):
-        self._ours, theirs = pty.openpty()
-        termios.tcsetwinsize(theirs, (24, 80))
+        self._controller, terminal = pty.openpty()
+        termios.tcsetwinsize(terminal, (24, 80))
 
         def begin():
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             signal.signal(signal.SIGHUP, hangup)
 
         command = [sys.executable, "-m", "megaptm", *words]
-        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
         self.job = subprocess.Popen(command, **streams, start_new_session=True, preexec_fn=begin)
-        os.close(theirs)
+        os.close(terminal)
 
-    def until(self, what):
-        """Show what is written, until something is so."""
+    def until(self, is_done):
+        """Read the output until a condition holds."""
 
-        def shown():
-            while select.select([self._ours], [], [], 0)[0] and self.job.poll() is None:
-                os.read(self._ours, 1 << 16)
-            return what()
+        def read_and_check():
+            while select.select([self._controller], [], [], 0)[0] and self.job.poll() is None:
+                os.read(self._controller, 1 << 16)
+            return is_done()
 
-        wait_for(shown, self.job)
+        wait_for(read_and_check, self.job)
 
     def lose(self):
-        os.close(self._ours)
+        os.close(self._controller)
 
 
 @pytest.fixture
 def lost(tmp_path, real_corpus):
-    """A run on two ranks whose terminal is lost in the midst of its steps: the run, the job and its processes."""
+    """Start a run on two ranks, lose its terminal between steps, and return the run, the job and its processes."""
 
     def lose(hangup):
         run = tmp_path / "run"
@@ -66,7 +66,7 @@ def saved_at_its_end(run):
     return checkpoints(run)[-1] == last_step(run)
 
 
-def test_a_run_whose_terminal_is_lost_saves_and_ends(lost):
+def test_run_saves_and_ends_when_its_terminal_is_lost(lost):
     run, job, everybody = lost(signal.SIG_DFL)
     assert job.wait(timeout=240) == 75
     assert saved_at_its_end(run)
@@ -75,8 +75,8 @@ def test_a_run_whose_terminal_is_lost_saves_and_ends(lost):
     assert survivors(everybody) == []
 
 
-def test_a_run_that_is_to_outlive_its_terminal_does(lost):
-    """As under nohup, but with the terminal still in its hands."""
+def test_run_with_ignored_hangup_outlives_its_terminal(lost):
+    """SIGHUP is ignored, as under nohup, but the output still goes to the terminal."""
     run, job, everybody = lost(signal.SIG_IGN)
     before = last_step(run)
     wait_for(lambda: last_step(run) > before + 20, job)

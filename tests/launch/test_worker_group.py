@@ -1,4 +1,4 @@
-"""Ranks of one run on several machines: a group on each, here all on this one."""
+"""Ranks of one run in several groups, as on several machines."""
 
 import io
 import socket
@@ -9,8 +9,8 @@ import pytest
 
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, listen, rank_environments
 
-MEETING = Rendezvous(world=5, address="10.0.0.7", port=4711)
-SAY = """
+RENDEZVOUS = Rendezvous(world=5, address="10.0.0.7", port=4711)
+PRINT_ENVIRONMENT = """
 import os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 sys.stdout.write(" ".join(os.environ[name] for name in names) + "\\n")  # in one piece: its errors go to the same log
@@ -19,34 +19,34 @@ sys.exit(int(os.environ["RANK"]))
 """
 
 
-def crew_of(ranks, folder):
+def run_group(ranks, folder):
     out, err = io.BytesIO(), io.BytesIO()
-    workers = LocalWorkerGroup([sys.executable, "-c", SAY], logs=folder, out=out, err=err)
-    workers.start(rank_environments(ranks, MEETING, {}, threads=1))
-    while workers.look():
+    workers = LocalWorkerGroup([sys.executable, "-c", PRINT_ENVIRONMENT], logs=folder, out=out, err=err)
+    workers.start(rank_environments(ranks, RENDEZVOUS, {}, threads=1))
+    while workers.poll():
         time.sleep(0.01)
     workers.kill_all()
     return workers, out, err
 
 
-def test_each_has_its_part_of_the_ranks(tmp_path):
+def test_each_group_runs_its_ranks(tmp_path):
     for ranks in (range(2), range(2, 5)):
-        workers, _, _ = crew_of(ranks, tmp_path)
+        workers, _, _ = run_group(ranks, tmp_path)
         assert {(end.rank, end.code) for end in workers.ends} == {(rank, rank) for rank in ranks}
     for rank, local in enumerate((0, 1, 0, 1, 2)):
         assert f"{rank} {local} 5 10.0.0.7 4711\n" in (tmp_path / f"rank-{rank}.log").read_text()
 
 
-def test_only_rank_0_is_heard_and_its_error_when_it_is_released(tmp_path):
-    _, out, err = crew_of(range(2, 4), tmp_path)
+def test_only_output_of_rank_0_is_copied(tmp_path):
+    _, out, err = run_group(range(2, 4), tmp_path)
     assert (out.getvalue(), err.getvalue()) == (b"", b"")
-    workers, out, err = crew_of(range(2), tmp_path)
+    workers, out, err = run_group(range(2), tmp_path)
     assert (out.getvalue(), err.getvalue()) == (b"0 0 5 10.0.0.7 4711\n", b"")
     workers.release()
     assert err.getvalue() == b"Traceback (most recent call last)"
 
 
-MEET = """
+JOIN = """
 import os, time
 import torch.distributed as dist
 from megaptm.parallel.groups import join
@@ -61,10 +61,10 @@ dist.destroy_process_group()
 """
 
 
-def test_the_port_at_which_all_meet_is_nobody_elses_from_the_start(tmp_path):
+def test_rendezvous_port_is_reserved_before_start(tmp_path):
     listener = listen()
     port = listener.getsockname()[1]
-    workers = LocalWorkerGroup([sys.executable, "-c", MEET], logs=tmp_path, out=io.BytesIO(), err=io.BytesIO())
+    workers = LocalWorkerGroup([sys.executable, "-c", JOIN], logs=tmp_path, out=io.BytesIO(), err=io.BytesIO())
     workers.start(rank_environments(range(3), Rendezvous(3, "127.0.0.1", port), {}, threads=1), listener)
     assert listener.fileno() == -1
     with pytest.raises(OSError, match="in use"):
@@ -74,7 +74,7 @@ def test_the_port_at_which_all_meet_is_nobody_elses_from_the_start(tmp_path):
     assert [end.code for end in workers.ends] == [0, 0, 0], (tmp_path / "rank-0.log").read_text()
 
 
-def test_a_port_of_all_addresses_takes_both_kinds():
+def test_listen_accepts_ipv4_and_ipv6():
     with listen(None) as listener:
         port = listener.getsockname()[1]
         for address in ("127.0.0.1", "::1") if socket.has_dualstack_ipv6() else ("127.0.0.1",):
