@@ -102,7 +102,7 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
         known = _known("family", exported=True)
         raise UserError(
             f"{spec.name} has no counterpart at Hugging Face; those that have: {known}. Use "
-            "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 4)."
+            "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 5)."
         )
     check_sharing(counterpart, spec)
     _check_patterns(counterpart, spec)
