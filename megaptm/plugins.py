@@ -48,9 +48,8 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
         raise UserError(f"{setting} ({name}) must be written `package.module:{kind}`.")
     if module in NAMED_BY_RUNS and module not in NAMED_BY_USER and not is_allowed(module):
         raise UserError(
-            f"{setting}: {NAMED_BY_RUNS[module]} names code in module `{module}`, and a run's folder may be "
-            f"untrusted: if you trust that module, add `--allow-code {module}` (in Python "
-            f"`megaptm.allow_code({module!r})`)."
+            f"{setting}: {NAMED_BY_RUNS[module]} names code in module `{module}`, and a run's folder may be untrusted: "
+            f"if you trust that module, add `--allow-code {module}` (in Python `megaptm.allow_code({module!r})`)."
         )
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -28,8 +28,8 @@ def sharded_memory(work: Workload) -> Iterator[Memory]:
         *layers, outside = _units(work, stage.chunks)
         largest = max(layers, default=0.0)
         # Weights of two layers and of the unit outside layers; gradients of one layer and of that unit.
-        gathered_weights = (2 * largest + outside) * work.element
-        gathered_gradients = (largest + outside) * work.element
+        gathered_weights = (2 * largest + outside) * work.element_bytes
+        gathered_gradients = (largest + outside) * work.element_bytes
         workspace = activations.workspace_bytes(work, stage.parameters.largest) + gathered_gradients
         yield replace(
             planned,
@@ -54,11 +54,11 @@ def _with_divided_moments(work: Workload) -> Workload:
 
 def _seconds(machine: Machine, work: Workload, chunks: list[ModelChunk], passes: Passes) -> float:
     """Return the seconds of communication over data ranks that do not overlap with computation."""
-    sizes, beside = _units(work, chunks), machine.efficiency.beside
-    gather = sum(_over_data_ranks(machine, work, size * work.element) for size in sizes)
+    sizes, slowdown = _units(work, chunks), machine.efficiency.overlap_slowdown
+    gather = sum(_over_data_ranks(machine, work, size * work.element_bytes) for size in sizes)
     scatter = sum(_over_data_ranks(machine, work, size * work.software.gradient_bytes) for size in sizes)
-    forward = exposed_seconds(gather, passes.forward.total, beside)
-    backward = exposed_seconds(gather + scatter, passes.backward.total + passes.again.total, beside)
+    forward = exposed_seconds(gather, passes.forward.total, slowdown)
+    backward = exposed_seconds(gather + scatter, passes.backward.total + passes.recompute.total, slowdown)
     return (forward + backward) * work.microbatches
 
 

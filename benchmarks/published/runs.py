@@ -74,7 +74,7 @@ class Source(Section):
 
     source: str
     machine: str
-    between: dict[str, float] = Field(default_factory=dict)
+    inter_node: dict[str, float] = Field(default_factory=dict)
     """How the network between nodes differs from the machine's."""
     confirmed: str
     """What of the rows was compared with the page that is named, and what is from memory."""
@@ -180,7 +180,7 @@ def _rounded(value: float) -> str:
 def compare(source: Source) -> Iterator[Compared]:
     """The rows of one table."""
     machine = load_machine(source.machine)
-    machine = machine.model_copy(update={"between": machine.between.model_copy(update=source.between)})
+    machine = machine.model_copy(update={"inter_node": machine.inter_node.model_copy(update=source.inter_node)})
     for printed in source.printed():
         candidates = [
             row for row in _choices(printed, source.open) if not source.open or _is_possible(source, machine, row)

@@ -74,7 +74,7 @@ def node_rates(replies: NodeReplies, case: Case) -> Iterator[Measurement]:
 
 def link_rates(replies: NodeReplies, machine: Machine | None) -> Iterator[Measurement]:
     """Yield the rates of links: a node's own links are as fast as its best pair."""
-    planned = machine.between.gigabytes_per_second * machine.between.efficiency * 1e9 if machine else None
+    planned = machine.inter_node.gigabytes_per_second * machine.inter_node.efficiency * 1e9 if machine else None
     best = {node: max(facts["pairs"].values()) for node, facts in replies.by_node.items() if facts.get("pairs")}
     if len(best) == 2:  # it is unknown whose link is slow
         best = {"both nodes": min(best.values())}

@@ -81,9 +81,9 @@ def plan(
     if as_json:
         print_json(
             {
-                **made.numbers(),
+                **made.to_json(),
                 **({"overrides": layout_overrides} if search else {}),
-                **({"dry_run": dry.numbers()} if dry else {}),
+                **({"dry_run": dry.to_json()} if dry else {}),
             }
         )
     else:

@@ -109,8 +109,8 @@ def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]
     """Yield an error if segments or task ids exceed the family's tables."""
     if "segment" in family.inputs and task.segments > family.segments:
         yield (
-            f"objective ({task.name}) needs {task.segments} segments, and {family.name} has "
-            f"{family.segments}: use another objective."
+            f"objective ({task.name}) needs {task.segments} segments, and {family.name} has {family.segments}: use "
+            "another objective."
         )
     ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
     for label, number in ids.items():
@@ -118,8 +118,8 @@ def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]
             yield f"objective.{label}.task_id ({number}) is not used by {family.name}: remove it, or use ernie-2."
         elif number >= family.tasks:
             yield (
-                f"objective.{label}.task_id ({number}) must be less than the {family.tasks} task ids of "
-                f"{family.name}; or set model.tasks={number + 1}."
+                f"objective.{label}.task_id ({number}) must be less than the {family.tasks} task ids of {family.name}; "
+                f"or set model.tasks={number + 1}."
             )
 
 
@@ -177,14 +177,13 @@ def _recurrence(config: Config, spec: ModelSpec) -> Iterator[str]:
     continues = task.unit == "lane"
     if spec.remembers and not continues:
         yield (
-            "model.memory caches hidden states of the previous sequence, but sequences of objective "
-            f"({task.name}) do not continue from step to step: set model.memory=0, or use "
-            f"{spec.family.objectives[0]}."
+            f"model.memory caches hidden states of the previous sequence, but sequences of objective ({task.name}) do "
+            f"not continue from step to step: set model.memory=0, or use {spec.family.objectives[0]}."
         )
     if continues and train.ramp is not None:
         yield (
-            f"train.ramp changes the number of sequences in a batch, but those of objective ({task.name}) "
-            "continue from step to step: remove it."
+            f"train.ramp changes the number of sequences in a batch, but those of objective ({task.name}) continue "
+            "from step to step: remove it."
         )
     if continues and train.phase_start:
         yield (
@@ -205,8 +204,8 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
             key = "model.context" if own is None else f"model.stacks.{stack}.context"
             yield (
                 f"objective ({task.name}) makes sequences of {positions} {prefix}tokens from data.sequence "
-                f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): "
-                f"lower data.sequence, or raise {key}."
+                f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): lower "
+                f"data.sequence, or raise {key}."
             )
 
 
@@ -224,16 +223,10 @@ def _init(config: Config) -> Iterator[str]:
     """Yield errors of the initial weights from another run."""
     if config.train.init_from is None:
         if config.train.init_step is not None:
-            yield (
-                "train.init_step is a step of the run in train.init_from, which is missing: set "
-                "train.init_from, or remove both."
-            )
+            yield "train.init_step needs train.init_from: set train.init_from, or remove both."
         return
     if isinstance(_family(config.model), WordFamily):
-        yield (
-            f"train.init_from: {config.model.family} is a word-vector family, which cannot be initialized "
-            "from a run; remove it."
-        )
+        yield f"train.init_from is not supported by the word-vector family {config.model.family}; remove it."
     if config.distill is not None and config.distill.initial_layers:
         yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
     if config.model.word_vectors is not None:
@@ -243,8 +236,7 @@ def _init(config: Config) -> Iterator[str]:
 def _data(config: Config) -> Iterator[str]:
     if config.data.size_limits and config.data.size_exponent is None:
         yield (
-            "data.size_limits limits the sizes that data.size_exponent uses: set data.size_exponent=1, as "
-            "T5, or remove data.size_limits."
+            "data.size_limits needs data.size_exponent: set data.size_exponent=1, as T5, or remove data.size_limits."
         )
     for name in config.data.size_limits:
         if name not in config.data.mix:
@@ -288,17 +280,13 @@ def _communication(config: Config) -> Iterator[str]:
     layout, talk = config.layout, config.communication
     if talk.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
         yield (
-            "communication.batch_p2p_comm cannot be used with layout.pipeline=2 and layout.virtual above 1: "
-            "the next stage is also the previous one, so a batch would mix up their messages; set it to "
-            "false."
+            "communication.batch_p2p_comm cannot be used with layout.pipeline=2 and layout.virtual above 1: the next "
+            "stage is also the previous one, so a batch would mix up their messages; set it to false."
         )
     if talk.batch_p2p_comm and talk.overlap_p2p_comm:
         yield "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other; set one to false."
     if talk.overlap_p2p_comm and layout.pipeline > 1 and layout.virtual == 1:
-        yield (
-            "communication.overlap_p2p_comm needs layout.virtual of at least 2: only the interleaved "
-            "schedule supports it."
-        )
+        yield "communication.overlap_p2p_comm needs an interleaved schedule: set layout.virtual to 2 or more."
 
 
 def _stack_lengths(config: Config, spec: ModelSpec) -> Iterator[tuple[str, int]]:
@@ -312,8 +300,8 @@ def _batch(config: Config) -> Iterator[str]:
     yield from _ramp(config)
     if batch % (layout.data * layout.microbatch):
         yield (
-            f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch "
-            f"({layout.data} x {layout.microbatch}); {_batch_advice(batch, layout.data)}."
+            f"train.batch ({batch}) must be a multiple of layout.data x layout.microbatch ({layout.data} x "
+            f"{layout.microbatch}); {_batch_advice(batch, layout.data)}."
         )
     if layout.virtual > 1 and config.microbatches % layout.pipeline:
         yield (
@@ -327,10 +315,7 @@ def _batch_advice(batch: int, data: int) -> str:
     if data > batch:
         return f"{batch:,} sequences are enough for at most {batch:,} data ranks: use fewer devices, or a larger batch"
     if batch % data:
-        return (
-            f"{batch:,} sequences cannot be divided among {data:,} data ranks: change the number of devices, "
-            "or train.batch"
-        )
+        return f"{batch:,} sequences cannot be divided among {data:,} data ranks: change devices, or train.batch"
     return f"each data rank has {batch // data:,} sequences: layout.microbatch must divide them"
 
 
@@ -368,15 +353,15 @@ def _schedule(config: Config) -> Iterator[str]:
     optimizer, train = config.optimizer, config.train
     if train.phase_start >= train.steps:
         yield (
-            f"train.phase_start ({train.phase_start}) must be less than train.steps ({train.steps}): both count "
-            "from the start."
+            f"train.phase_start ({train.phase_start}) must be less than train.steps ({train.steps}): both count from "
+            "the start."
         )
     yield from _decay(optimizer)
     yield from _restarts(config)
     if optimizer.decay == "halving" and train.validate_every is None:
         yield (
-            "optimizer.decay halving needs train.validate_every: the rate is halved when a validation loss "
-            "exceeds the one before it."
+            "optimizer.decay halving needs train.validate_every: the rate is halved when a validation loss exceeds "
+            "the one before it."
         )
     yield from _update_rule(optimizer)
     yield from _skip(config)
@@ -405,17 +390,15 @@ def _restarts(config: Config) -> Iterator[str]:
     if not optimizer.restarts or any(_ramp(config)):
         return
     if optimizer.decay == "halving":
-        yield (
-            "optimizer.restarts is not used by optimizer.decay halving, which depends on validation losses; remove it."
-        )
+        yield "optimizer.restarts is not used by optimizer.decay halving; remove it."
     min_steps = max(optimizer.warmup_steps, optimizer.stable_steps)
     unit = "full batches" if optimizer.step_unit == "batches" and config.train.ramp is not None else "steps"
     ends = zip((0, *optimizer.restarts), (0.0, *schedule_restarts(config)), strict=True)
     for (step, start), (next_step, next_start) in pairwise(ends):
         if next_start - start <= min_steps:
             yield (
-                f"optimizer.restarts: {next_step} must come more than {min_steps} {unit} after {step}, the length "
-                "of the rise and the constant phase (optimizer.warmup_steps, optimizer.stable_steps)."
+                f"optimizer.restarts: {next_step} must come more than {min_steps} {unit} after {step}, the length of "
+                "the rise and the constant phase (optimizer.warmup_steps, optimizer.stable_steps)."
             )
 
 

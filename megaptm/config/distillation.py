@@ -65,8 +65,8 @@ def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator
     assert distill is not None
     if not distill.model:
         yield (
-            f"distill.teacher ({distill.teacher}) is not the folder of a run, and distill.model does not "
-            "describe the teacher: train it first, or import a Hugging Face model (`megaptm import hf`)."
+            f"distill.teacher ({distill.teacher}) is not the folder of a run, and distill.model does not describe the "
+            "teacher: train it first, or import a Hugging Face model (`megaptm import hf`)."
         )
         return
     try:
@@ -77,10 +77,7 @@ def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator
     for rule in model_errors(model):
         yield f"distill: {rule}"
     if isinstance(find_family(model.family), WordFamily):
-        yield (
-            f"distill.model ({model.family}) is a word-vector family, which has no layers to learn from; use "
-            "another teacher."
-        )
+        yield (f"distill.model ({model.family}) is a word-vector family, which has no layers; use another teacher.")
 
 
 def distillation_rules(config: Config) -> Iterator[str]:
@@ -96,8 +93,8 @@ def distillation_rules(config: Config) -> Iterator[str]:
     if [*student.family.stacks] != [*teacher.family.stacks]:
         student_stacks, teacher_stacks = (" and ".join(spec.family.stacks) for spec in (student, teacher))
         yield (
-            f"distill.model ({teacher.name}) has {teacher_stacks}, and {student.name} has {student_stacks}: "
-            "both need the same stacks."
+            f"distill.model ({teacher.name}) has {teacher_stacks}, and {student.name} has {student_stacks}; "
+            "use equal stacks."
         )
         return
     yield from _shared_inputs(config, student, teacher)
@@ -105,8 +102,8 @@ def distillation_rules(config: Config) -> Iterator[str]:
     yield from _compared_outputs(distill, student, teacher)
     if distill.classes and not _class_heads(config):
         yield (
-            f"distill.classes: objective ({config.built_objective.name}) has no task that classifies "
-            "sequences: remove it, or add one (docs/objectives.md)."
+            f"distill.classes: objective ({config.built_objective.name}) has no task that classifies sequences: remove "
+            "it, or add one (docs/objectives.md)."
         )
     yield from _layer_lists(distill, student, teacher)
     if distill.cached_logits is not None:
@@ -118,10 +115,7 @@ def distillation_rules(config: Config) -> Iterator[str]:
 def _cached_logits(distill: DistillConfig) -> Iterator[str]:
     """Yield errors of losses other than word logits, which need a teacher that is run."""
     if distill.cached_logits is not None and "://" in distill.cached_logits:
-        yield (
-            f"distill.cached_logits ({distill.cached_logits}) must be a local folder, which all nodes can read: "
-            "copy it there."
-        )
+        yield f"distill.cached_logits ({distill.cached_logits}) must be a local folder: copy it to all nodes."
     for hook in HOOKS:
         if hook != "logits" and getattr(distill, hook):
             yield (
@@ -150,10 +144,7 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
         )
     kinds = [(spec.family.reads_images, spec.family.reads_regions) for spec in (student, teacher)]
     if kinds[0] != kinds[1]:
-        yield (
-            f"distill.model ({teacher.name}) and {student.name} read different inputs (text, images, "
-            "regions): use another teacher."
-        )
+        yield f"distill.model ({teacher.name}) and {student.name} read different inputs; use another teacher."
         return
     image_keys = {
         "patch": (student.size.patch, teacher.size.patch),
@@ -163,17 +154,14 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
         image_keys["context"] = (student.context, teacher.context)
     for key, (student_value, teacher_value) in image_keys.items():
         if student_value != teacher_value:
-            yield (
-                f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}): both read the same "
-                "images."
-            )
+            yield f"distill.model.{key} ({teacher_value}) must be model.{key} ({student_value}) for the same images."
     task = config.built_objective
     batch = config.batch_spec
     for prefix, positions in batch.streams.items():
         if teacher.longest is not None and positions > teacher.longest:
             yield (
-                f"distill.model has {teacher.longest} learned positions, fewer than the {positions} "
-                f"{prefix}tokens of a sequence: lower data.sequence, or use another teacher."
+                f"distill.model has {teacher.longest} learned positions, fewer than the {positions} {prefix}tokens of "
+                "a sequence: lower data.sequence, or use another teacher."
             )
     needed = {
         "segments": "segment" in teacher.family.inputs,
@@ -181,28 +169,22 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
     }
     for field, is_needed in needed.items():
         if is_needed and field not in batch.fields:
-            yield (
-                f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) does not provide: "
-                "use another teacher."
-            )
+            yield f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) does not provide."
     if needed["segments"] and task.segments > teacher.family.segments:
         yield (
-            f"objective ({task.name}) needs {task.segments} segments, and distill.model has "
-            f"{teacher.family.segments}: use another teacher."
+            f"objective ({task.name}) needs {task.segments} segments, and distill.model has {teacher.family.segments}: "
+            "use another teacher."
         )
     for loss in task.losses:
         if loss in HEADS and HEADS[loss].contrasts:
-            yield (
-                f"objective ({task.name}) compares samples in two passes, of which a teacher reads one: use "
-                "another objective."
-            )
+            yield f"objective ({task.name}) compares samples in two passes, which distillation does not support."
 
 
 def _teacher_layout(config: Config, teacher: ModelSpec) -> Iterator[str]:
     if config.layout.pipeline > 1:
         yield (
-            f"layout.pipeline ({config.layout.pipeline}) must be 1 with a teacher (distill), whose outputs "
-            "are not sent between stages; use layout.tensor and layout.data."
+            f"layout.pipeline ({config.layout.pipeline}) must be 1 with a teacher (distill), whose outputs are not "
+            "sent between stages; use layout.tensor and layout.data."
         )
     for stack in teacher.family.stacks:
         size, tensor = teacher.size_of(stack), config.layout.tensor
@@ -215,14 +197,11 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
     """Yield errors if compared tensors differ in shape."""
     stacks = [*student.family.stacks]
     if distill.logits and (student.size.cutoffs or teacher.size.cutoffs):
-        yield (
-            "distill.logits needs one token table in each model, not clusters: set model.cutoffs=[], or "
-            "remove distill.logits."
-        )
+        yield ("distill.logits does not support clusters of tokens: set model.cutoffs=[], or remove distill.logits.")
     if distill.logits and Distillation(teacher=teacher, weights={}, layers={}).head_of(student) is None:
         yield (
-            f"distill.logits compares the head lm or mlm, and {student.name} and {teacher.name} have neither "
-            "in common: remove it, or use another teacher."
+            f"distill.logits compares the head lm or mlm, and {student.name} and {teacher.name} have neither in "
+            "common: remove it, or use another teacher."
         )
     for key, width_of in (("cosine", ModelSpec.output_width), ("embeddings", _width), ("hidden", _width)):
         is_projected = key != "cosine" and distill.projection != "none"
@@ -230,8 +209,8 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
             if (student_value := width_of(student, stack)) != (teacher_value := width_of(teacher, stack)):
                 remedy = "" if key == "cosine" else "set distill.projection=shared, or "
                 yield (
-                    f"distill.{key}: the {stack} has width {student_value} in the student and {teacher_value} in "
-                    f"the teacher: {remedy}remove it."
+                    f"distill.{key}: the {stack} has width {student_value} in the student and {teacher_value} in the "
+                    f"teacher: {remedy}remove it."
                 )
     if distill.projection != "none" and len({(_width(student, stack), _width(teacher, stack)) for stack in stacks}) > 1:
         yield "distill.projection needs stacks of equal width: remove it, or set equal widths."
@@ -246,8 +225,8 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
         words = {word for block in spec.family.stacks.values() for word in block.words}
         if distill.scores and words != {"dot"}:
             yield (
-                f"distill.scores needs dot-product attention (dot), and {spec.name} has "
-                f"{', '.join(sorted(words))}; remove it."
+                f"distill.scores needs dot-product attention (dot), and {spec.name} has {', '.join(sorted(words))}; "
+                "remove it."
             )
     for stack in stacks if distill.scores else ():
         if (student_value := student.size_of(stack).heads) != (teacher_value := teacher.size_of(stack).heads):
@@ -283,13 +262,12 @@ def _layer_lists(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec)
             student_layers, teacher_layers = student.size_of(stack).layers, teacher.size_of(stack).layers
             if len(entries) != student_layers:
                 yield (
-                    f"distill.{key} has {len(entries)} entries for the {student_layers} layers of the {stack}: "
-                    "give one entry per layer."
+                    f"distill.{key} has {len(entries)} entries, not one for each of the {student_layers} layers "
+                    f"of the {stack}."
                 )
             if key != "layer_weights" and (largest := max(entries)) >= teacher_layers:
                 yield (
-                    f"distill.{key} has {largest}, and the layers of the teacher's {stack} are 0 to "
-                    f"{teacher_layers - 1}."
+                    f"distill.{key} has {largest}; the layers of the teacher's {stack} are 0 to {teacher_layers - 1}."
                 )
     for key in ("layers", "layer_weights"):
         if getattr(distill, key) and not (distill.hidden or distill.scores):
@@ -307,10 +285,7 @@ def _initial_layers(distill: DistillConfig, student: ModelSpec, teacher: ModelSp
     """Yield errors if the teacher's layers cannot initialize the student's."""
     for stack, block in student.family.stacks.items():
         if block != teacher.family.stacks[stack]:
-            yield (
-                f"distill.initial_layers: the layers of {student.name} and {teacher.name} differ in structure; "
-                "remove it."
-            )
+            yield f"distill.initial_layers: layers of {student.name} and {teacher.name} differ; remove it."
             return
         if block.share:
             yield f"distill.initial_layers: the layers of {student.name} share weights; remove it."

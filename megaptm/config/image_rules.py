@@ -17,8 +17,8 @@ def image_shape(spec: ModelSpec) -> Iterator[str]:
         yield f"model.size custom of {spec.family.name} needs model.patch, the side length of a patch in pixels."
     if spec.context < 2 or spec.grid**2 + 1 != spec.context:
         yield (
-            f"model.context ({spec.context}) must be one more than a square, for the patches of an image and "
-            f"the image itself: {max(spec.grid, 1) ** 2 + 1} or {(spec.grid + 1) ** 2 + 1}."
+            f"model.context ({spec.context}) must be one more than a square, for the patches of an image and the image "
+            f"itself: {max(spec.grid, 1) ** 2 + 1} or {(spec.grid + 1) ** 2 + 1}."
         )
 
 
@@ -35,6 +35,6 @@ def image_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
     sides = [task.size for task in shown if isinstance(task, ImageObjective)]
     if pixels != CHANNELS * patch**2 or any(side != spec.grid * patch for side in sides):
         yield (
-            f"objective ({config.built_objective.name}) makes other patches than model.patch ({patch}): its "
-            f"option `size`, the side length of an image in pixels, must be {spec.grid * patch}."
+            f"objective ({config.built_objective.name}) makes other patches than model.patch ({patch}): its option "
+            f"`size`, the side length of an image in pixels, must be {spec.grid * patch}."
         )

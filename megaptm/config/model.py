@@ -64,8 +64,8 @@ def resolve_model(config: Config) -> ModelSpec:
     """Return the model of a config, with its changes. Raises `UserError` for word vectors."""
     if isinstance(find_family(config.model.family), WordFamily):
         raise UserError(
-            f"{config.model.family} is a word-vector family, which has no layers: train it, export it with "
-            "`megaptm export words`, and use `megaptm evaluate` and `megaptm.load_words` for neighbors."
+            f"{config.model.family} is a word-vector family, which has no layers: train it, export it with `megaptm "
+            "export words`, and use `megaptm evaluate` and `megaptm.load_words` for neighbors."
         )
     return model_spec(config.model, config.built_objective.losses)
 

@@ -103,13 +103,11 @@ def _axial(spec: ModelSpec) -> Iterator[str]:
         factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
         if "lsh" in block.words and (odd_factors := [factor for factor in factors if factor % 2]):
             yield (
-                f"model.hash_buckets ({odd_factors[0]}) must be even: half of the buckets are the negatives of "
-                "the others."
+                f"model.hash_buckets ({odd_factors[0]}) must be even: half of the buckets are the negatives of the "
+                "others."
             )
         if "lsh" in block.words and math.prod(factors) >= 1 << 31:
-            yield (
-                f"model.hash_buckets multiply to {math.prod(factors):,}, which exceeds the range of a hash: lower them."
-            )
+            yield f"model.hash_buckets multiply to {math.prod(factors):,}, beyond the range of a hash: lower them."
 
 
 def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
@@ -121,7 +119,7 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         )
     for name, own in model.stacks.items():
         if own.context is not None and name in spec.family.stacks and spec.family.stacks[name].position != "learned":
-            yield (f"model.stacks.{name}.context ({own.context}): the {name} has no learned positions; remove it.")
+            yield f"model.stacks.{name}.context ({own.context}): the {name} has no learned positions; remove it."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
         windows = (block.window,) if isinstance(block.window, int) else block.window
@@ -133,8 +131,8 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
             yield f"model.window ({odd_windows[0]}) must be even: half of it lies on each side."
         if block.share and block.groups * block.cycle > layers:
             yield (
-                f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers "
-                f"of the {stack} of {title_of(model)}: no weights would be shared."
+                f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
+                f"the {stack} of {title_of(model)}: no weights would be shared."
             )
 
 
@@ -143,8 +141,8 @@ def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     for size, key in sizes_of(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
-                f"{key}.heads ({size.heads}) must divide the width {size.width} of {title_of(model)}; change it "
-                f"or set {key}.head_width."
+                f"{key}.heads ({size.heads}) must divide the width {size.width} of {title_of(model)}; change it or set "
+                f"{key}.head_width."
             )
         if size.heads % size.key_heads:
             yield (

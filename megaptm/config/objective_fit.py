@@ -97,8 +97,8 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
         PARTIAL & {*block.words} or has_custom_pattern(block) for block in family.stacks.values()
     ):
         yield (
-            "it marks global tokens (global_tokens), and this family's attention pattern masks no position "
-            "from any other"
+            "it marks global tokens (global_tokens), and this family's attention pattern masks no position from any "
+            "other"
         )
     if "begins" in batch.fields and not any(
         block.relative or block.recurrent == "lstm" for block in family.stacks.values()

@@ -23,10 +23,9 @@ RULE_MEANINGS = {
     OnResume.NO: "the value at the start of the run. Another value needs another run folder (`run=FOLDER`).",
     OnResume.MOVED: "another path of the same content, which is compared by a hash.",
     OnResume.LATER: (
-        "a value that does not affect the steps that are done: other shares and weights of an "
-        "`objective` from a later step on, more entries of `train.skip_batches` (the run returns to a "
-        "checkpoint before them), another schedule for a run of another length ([longer "
-        "runs](configs.md#a-longer-run))."
+        "a value that does not affect the steps that are done: other shares and weights of an `objective` from a "
+        "later step on, more entries of `train.skip_batches` (the run returns to a checkpoint before them), another "
+        "schedule for a run of another length ([longer runs](configs.md#a-longer-run))."
     ),
     OnResume.NEXT_PHASE: (
         "another value in a config whose `train.phase_start` is the `train.steps` of the phase before."

@@ -16,9 +16,7 @@ def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
         if (number := getattr(layout, key)) > 1:
             yield f"layout.{key} ({number}) must be 1: {name} is recurrent, and supports only data parallelism."
     if layout.sequence_parallel:
-        yield (
-            f"layout.sequence_parallel must be false: {name} is recurrent, and reads a sequence position by position."
-        )
+        yield f"layout.sequence_parallel must be false: {name} is recurrent, and reads a sequence position by position."
     if layout.recompute != "none":
         yield (
             f"layout.recompute ({layout.recompute}) must be none: {name} is recurrent, and does not support "

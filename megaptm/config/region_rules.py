@@ -29,23 +29,22 @@ def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
         if isinstance(task, TextBeforeRegions):
             if task.features != features:
                 yield (
-                    f"{where} reads regions of {task.features} features, and model.detector has {features}: set "
-                    f"its option `features` to {features}, or change model.detector."
+                    f"{where} reads regions of {task.features} features, and model.detector has {features}: set its "
+                    f"option `features` to {features}, or change model.detector."
                 )
         elif (task.features, task.classes) != spec.size.detector:
             yield (
-                f"{where} reads regions of {task.features} features and {task.classes} classes, and "
-                f"model.detector has {features} and {classes}: set its options `features` and `classes`, or "
-                "change model.detector."
+                f"{where} reads regions of {task.features} features and {task.classes} classes, and model.detector has "
+                f"{features} and {classes}: set its options `features` and `classes`, or change model.detector."
             )
         if task.regions >= config.data.sequence:
             yield (
-                f"{where} has {task.regions} image regions (`regions`), and data.sequence "
-                f"({config.data.sequence}) leaves no position for text: raise it."
+                f"{where} has {task.regions} image regions (`regions`), and data.sequence ({config.data.sequence}) "
+                "leaves no position for text: raise it."
             )
     if len({task.regions for task in parts.values()}) > 1:
         numbers = ", ".join(f"{label} {task.regions}" for label, task in parts.items())
-        yield (f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value.")
+        yield f"objective: tasks have different numbers of image regions ({numbers}): set `regions` to one value."
 
 
 def _parts(objective: BaseObjective) -> dict[str, RegionObjective | TextBeforeRegions]:

@@ -24,8 +24,8 @@ def tasks_without_samples(config: Config) -> Iterator[str]:
             yield f"objective.{task.label} has a share of 0 at every step: give it one above 0, or remove the task."
         elif first > steps:
             yield (
-                f"objective.{task.label} starts at step {first:,}, and train.steps is {steps:,}: raise "
-                "train.steps (train.stop_at ends a run sooner), start the task sooner, or remove it."
+                f"objective.{task.label} starts at step {first:,}, and train.steps is {steps:,}: raise train.steps "
+                "(train.stop_at ends a run sooner), start the task sooner, or remove it."
             )
 
 
@@ -74,23 +74,23 @@ def _rate(config: Config) -> Iterator[str]:
     steps = _schedule_length(config)
     if optimizer.warmup_steps and optimizer.warmup_steps == _max_warmup(config):
         yield (
-            f"the warm-up is limited to {optimizer.warmup_steps:,} of {steps:,} steps by "
-            f"optimizer.max_warmup_ratio ({optimizer.max_warmup_ratio:g}); set it to null to keep warmup_steps."
+            f"the warm-up is limited to {optimizer.warmup_steps:,} of {steps:,} steps by optimizer.max_warmup_ratio "
+            f"({optimizer.max_warmup_ratio:g}); set it to null to keep warmup_steps."
         )
     if optimizer.warmup_steps >= steps:
         yield (
-            f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) is not less than the length of the run "
-            f"(train.steps {steps:,}): the rate never reaches its peak."
+            f"optimizer.warmup_steps ({optimizer.warmup_steps:,}) is not less than the length of the run (train.steps "
+            f"{steps:,}): the rate never reaches its peak."
         )
     elif optimizer.stable_steps >= steps:
         yield (
-            f"optimizer.stable_steps ({optimizer.stable_steps:,}) is not less than the length of the run "
-            f"(train.steps {steps:,}): the rate never falls."
+            f"optimizer.stable_steps ({optimizer.stable_steps:,}) is not less than the length of the run (train.steps "
+            f"{steps:,}): the rate never falls."
         )
     if late := [restart for restart in optimizer.restarts if restart >= config.train.steps]:
         yield (
-            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps "
-            f"{last + 1:,}): raise train.steps, or remove that step."
+            f"optimizer.restarts has step {late[0]:,}, which the run does not reach (train.steps {last + 1:,}): raise "
+            "train.steps, or remove that step."
         )
     end = optimizer.decay_steps
     if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving"):  # without an end
@@ -98,17 +98,16 @@ def _rate(config: Config) -> Iterator[str]:
     # The first of two phases of a run ends before its decay; a rate that hardly decays is probably a mistake.
     if end > steps and (left := learning_rate_at(config, last) / peak_learning_rate(config)) > HIGH_FINAL_RATE:
         yield (
-            f"optimizer.decay_steps ({end:,}) is far beyond train.steps ({steps:,}): the rate is still "
-            f"{left:.0%} of optimizer.lr at the end of the run; remove decay_steps to decay until the last "
-            "step."
+            f"optimizer.decay_steps ({end:,}) is far beyond train.steps ({steps:,}): the rate is still {left:.0%} of "
+            "optimizer.lr at the end of the run; remove decay_steps to decay until the last step."
         )
     # A final phase at the minimum rate is common: GPT-3 decays over 260 of its 300 billion tokens (arXiv:2005.14165,
     # B).
     elif (optimizer.min_lr_ratio == 0.0 and end < steps) or end < steps // 2:
         rate = f"{optimizer.min_lr_ratio:.0%} of optimizer.lr" if optimizer.min_lr_ratio else "zero"
         yield (
-            f"optimizer.decay_steps ({end:,}) is far below train.steps ({steps:,}): the last {steps - end:,} "
-            f"steps have a rate of {rate}; raise decay_steps or optimizer.min_lr_ratio, or remove decay_steps."
+            f"optimizer.decay_steps ({end:,}) is far below train.steps ({steps:,}): the last {steps - end:,} steps "
+            f"have a rate of {rate}; raise decay_steps or optimizer.min_lr_ratio, or remove decay_steps."
         )
 
 
@@ -127,8 +126,8 @@ def _stages(config: Config) -> Iterator[str]:
         else:
             subject = f"objective.{name}.share" if kind == "share" else f"objective: the weight of {name}"
             yield (
-                f"{subject} changes at step {later:,}, which the run does not reach (train.steps {steps:,}): "
-                "raise train.steps, let it change sooner, or remove that step."
+                f"{subject} changes at step {later:,}, which the run does not reach (train.steps {steps:,}): raise "
+                "train.steps, let it change sooner, or remove that step."
             )
 
 

@@ -40,8 +40,8 @@ def word_rules(config: Config) -> Iterator[str]:
     yield from _pairs(config)
     if config.train.precision != "fp32":
         yield (
-            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose tables "
-            "are updated in place; set it."
+            f"train.precision ({config.train.precision}) must be fp32 for {config.model.family}, whose tables are "
+            "updated in place; set it."
         )
 
 
@@ -59,8 +59,8 @@ def word_shape(model: ModelConfig) -> Iterator[str]:
             yield f"model.{key} is not used by {model.family}, which has no layers; remove it."
     if family.model == "next-word" and model.hidden == 0 and model.direct is False:
         yield (
-            f"model.hidden (0) and model.direct (false) leave {family.name} no path from its words to the "
-            "output: set one."
+            f"model.hidden (0) and model.direct (false) leave {family.name} no path from its words to the output: set "
+            "one."
         )
     if family.model == "ranking" and model.hidden == 0:
         yield f"model.hidden (0) must be 1 or more for {family.name}: hidden units read its window."
@@ -77,13 +77,13 @@ def _layout(config: Config) -> Iterator[str]:
             yield f"layout.{key} ({getattr(layout, key)}) is not used by {family}, {why}: use only layout.data."
     if layout.microbatch != 1:
         yield (
-            f"layout.microbatch ({layout.microbatch}) must be 1 for {family}, which trains on one sequence at "
-            "a time: raise data.sequence instead."
+            f"layout.microbatch ({layout.microbatch}) must be 1 for {family}, which trains on one sequence at a time: "
+            "raise data.sequence instead."
         )
     if layout.data > LANES and not network:
         yield (
-            f"layout.data ({layout.data}) must not exceed {LANES} for {family}: its tables are divided into "
-            f"{LANES} parts."
+            f"layout.data ({layout.data}) must not exceed {LANES} for {family}: its tables are divided into {LANES} "
+            "parts."
         )
 
 
@@ -116,8 +116,8 @@ def _optimizer(config: Config) -> Iterator[str]:
             yield f"optimizer.{key} is not used by {family.name}, {why}; remove it."
     if pairs and not optimizer.initial_accumulator:
         yield (
-            f"optimizer.initial_accumulator (0.0) must be above 0 for {family.name}, which divides by its "
-            "square root: set it to 1, as published."
+            f"optimizer.initial_accumulator (0.0) must be above 0 for {family.name}, which divides by its square root: "
+            "set it to 1, as published."
         )
 
 

@@ -195,8 +195,8 @@ class _Lines:
             raise UserError(f"{self.where}:{line}: {TOO_DEEP}")
         if isinstance(node, yaml.ScalarNode) and (match := INVALID_CHARACTER.search(node.value)):
             raise UserError(
-                f"{self.where}:{line}: {'.'.join(keys) or 'it'} has the character U+{ord(match[0]):04X}, which is "
-                "not allowed; remove it."
+                f"{self.where}:{line}: {'.'.join(keys) or 'it'} has the character U+{ord(match[0]):04X}, which is not "
+                "allowed; remove it."
             )
         if isinstance(node, yaml.SequenceNode):
             for value in node.value:

@@ -27,23 +27,23 @@ def layer_bytes(work: Workload, stack: str, block: Block | None = None, *, recom
     """
     block = work.spec.family.stacks[stack].at(0) if block is None else block
     recompute = work.recompute if recompute is None else recompute
-    size, element = work.spec.size_of(stack), work.element
+    size, element = work.spec.size_of(stack), work.element_bytes
     subs = sublayers(block, size, memory_width(work.spec, stack))
     if block.reversible:
         return work.layout.microbatch * subs[0].brick.chosen_bytes(work.lengths[stack]) / work.layout.tensor
     if recompute == "full":
-        return work.layout.microbatch * work.lengths[stack] * size.width * element / work.slice
+        return work.layout.microbatch * work.lengths[stack] * size.width * element / work.sequence_parts
     return sum(_sublayer(work, stack, block, sub, recompute) for sub in subs)
 
 
 def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute: str) -> float:
     tokens, element, mask_bytes = (
         work.layout.microbatch * work.lengths[stack],
-        work.element,
+        work.element_bytes,
         1 if work.spec.dropout else 0,
     )
     # Input and output of the norm (the latter is the next linear layer's input), and the dropout mask.
-    saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.slice
+    saved = tokens * work.spec.size_of(stack).width * (2 * element + mask_bytes) / work.sequence_parts
     keys = block.cross if sub.name == "cross" and block.cross else stack
     of_brick = sub.brick.saved_bytes(element, dropout=bool(work.spec.dropout))
     key_tokens = work.layout.microbatch * work.lengths[keys]
@@ -57,7 +57,7 @@ def _sublayer(work: Workload, stack: str, block: Block, sub: SubLayer, recompute
 
 def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: str) -> float:
     """Return the bytes between queries, keys, values and the attention output."""
-    size, layout, element = work.spec.size_of(queries), work.layout, work.element
+    size, layout, element = work.spec.size_of(queries), work.layout, work.element_bytes
     query_positions, rows = work.lengths[queries], layout.microbatch
     pairs = rows * brick.pairs(query_positions, work.lengths[keys])
     if work.software.attention == "materialized":
@@ -76,7 +76,7 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element
-        if (work.masked or brick.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
+        if (work.has_mask or brick.masked(query_positions)) and not work.spec.family.stacks[queries].score_bias
         else 0
     )
     # One float32 per query and head.
@@ -86,7 +86,7 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
 def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
     """Return the bytes of one micro-batch in one chunk: its layers, score bias and embedding dropout mask."""
     total = 0.0
-    rows, spec, element = work.layout.microbatch, work.spec, work.element
+    rows, spec, element = work.layout.microbatch, work.spec, work.element_bytes
     for name, layers in model_chunk.layers.items():
         block = work.spec.family.stacks[name]
         total += sum(
@@ -96,7 +96,7 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
             total += rows * work.lengths[name] ** 2 * spec.size_of(name).heads / work.layout.tensor * element
     if work.spec.dropout:
         embedded = rows * sum(work.lengths[name] * spec.size_of(name).width for name in model_chunk.begins)
-        total += embedded / work.slice
+        total += embedded / work.sequence_parts
     if spec.family.reads_images:  # pixels, for the weight gradient of the patch projection
         patches = rows * sum(work.lengths[name] - 1 for name in model_chunk.begins if spec.family.reads_patches(name))
         total += patches * patch_map(spec).inputs * element
@@ -104,11 +104,12 @@ def chunk_bytes(work: Workload, model_chunk: ModelChunk) -> float:
         total += rows * work.regions * region_bytes(spec, element)
     # The final norm saves its input; its output belongs to the head.
     total += sum(
-        rows * work.lengths[name] * spec.output_width(name) * element / work.slice for name in model_chunk.finals
+        rows * work.lengths[name] * spec.output_width(name) * element / work.sequence_parts
+        for name in model_chunk.finals
     )
     # Reversible stacks save their output: two float32 streams.
     reversible = (name for name, layers in model_chunk.layers.items() if layers and spec.family.stacks[name].reversible)
-    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.slice for name in reversible)
+    total += sum(rows * work.lengths[name] * spec.output_width(name) * 4 / work.sequence_parts for name in reversible)
     return total
 
 
@@ -145,7 +146,7 @@ def input_bytes(work: Workload) -> float:
     if spec.family.reads_images:
         patches = sum(length - 1 for name, length in work.lengths.items() if spec.family.reads_patches(name))
         sample_bytes += patches * patch_map(spec).inputs
-    return float(work.own * sample_bytes)
+    return float(work.samples_per_rank * sample_bytes)
 
 
 def logits_bytes(work: Workload) -> float:
@@ -153,7 +154,7 @@ def logits_bytes(work: Workload) -> float:
     losses = {head: _loss(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
-        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element
+        return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element_bytes
     projecting = [bytes_ for head, bytes_ in losses.items() if head.projects] or [*losses.values()][-1:]
     return sum(loss.saved for loss in projecting) + max(loss.transient for loss in projecting)
 
@@ -161,17 +162,19 @@ def logits_bytes(work: Workload) -> float:
 def _loss(work: Workload, head: HeadBrick) -> LossBytes:
     positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
     chunked = work.software.chunked_logits
-    return head.loss_bytes(positions, work.element, tensor=work.layout.tensor, chunked=chunked)
+    return head.loss_bytes(positions, work.element_bytes, tensor=work.layout.tensor, chunked=chunked)
 
 
 def comparison_bytes(work: Workload) -> float:
     """Return the bytes of the largest contrastive comparison, between the two passes (`parallel.contrast`)."""
-    return max((float(head.compare_bytes(work.own, work.batch)) for head in work.comparing), default=0.0)
+    return max(
+        (float(head.compare_bytes(work.samples_per_rank, work.batch)) for head in work.contrastive_heads), default=0.0
+    )
 
 
 def workspace_bytes(work: Workload, largest: int) -> float:
     """Return temporary bytes of a backward pass: gradients of activations, of one weight, and a recomputed layer."""
-    spec, element = work.spec, work.element
+    spec, element = work.spec, work.element_bytes
     longest = max(work.lengths, key=lambda name: work.lengths[name])
     tokens = work.layout.microbatch * work.lengths[longest]
     size = spec.size_of(longest)
@@ -183,7 +186,7 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     if spec.family.stacks[longest].reversible:
         # The feed-forward runs in pieces; both streams and their gradients are float32.
         share = min(1.0, ROWS_FED / tokens)
-        gradients = tokens * 4 * 2 * 2 * size.width / work.slice + share * gradients
+        gradients = tokens * 4 * 2 * 2 * size.width / work.sequence_parts + share * gradients
         recomputed = max(_sublayer(work, longest, kind, sublayers(kind, size)[0], "none") for kind in blocks)
     elif work.recompute == "full":
         recomputed = max(layer_bytes(work, longest, kind, recompute="none") for kind in blocks)
@@ -192,8 +195,8 @@ def workspace_bytes(work: Workload, largest: int) -> float:
 
 def buffer_bytes(work: Workload) -> float:
     """Return the bytes of pipeline messages, and of the gathered input of a sequence-parallel layer."""
-    stream = work.layout.microbatch * work.stream * work.spec.width * work.element
-    between = work.layout.microbatch * work.between * work.spec.width * work.element
-    passed = 4 * between / work.slice if work.layout.pipeline > 1 else 0.0
+    stream = work.layout.microbatch * work.tokens_per_sample * work.spec.width * work.element_bytes
+    between = work.layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes
+    passed = 4 * between / work.sequence_parts if work.layout.pipeline > 1 else 0.0
     gathered = stream if work.layout.sequence_parallel else 0.0
     return passed + gathered

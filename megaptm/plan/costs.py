@@ -57,23 +57,23 @@ class Passes:
 
     forward: OperationTime
     backward: OperationTime
-    again: OperationTime = OperationTime()
+    recompute: OperationTime = OperationTime()
 
     def __add__(self, other: Passes) -> Passes:
-        return Passes(self.forward + other.forward, self.backward + other.backward, self.again + other.again)
+        return Passes(self.forward + other.forward, self.backward + other.backward, self.recompute + other.recompute)
 
     def __mul__(self, times: float) -> Passes:
-        return Passes(self.forward * times, self.backward * times, self.again * times)
+        return Passes(self.forward * times, self.backward * times, self.recompute * times)
 
     @property
     def total(self) -> float:
-        return self.forward.total + self.backward.total + self.again.total
+        return self.forward.total + self.backward.total + self.recompute.total
 
 
 def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the seconds of [rows, inputs] @ [inputs, outputs]."""
     operations = 2 * rows * inputs * outputs / (machine.peak(work.precision) * machine.efficiency.matmul)
-    traffic = work.element * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
+    traffic = work.element_bytes * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
 
 
@@ -97,7 +97,9 @@ def time_stage(
         for head in work.heads.values():
             if head.name in chunk.heads:
                 total += time_head(machine, work, head)
-    return total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), again=total.forward)
+    return (
+        total if not work.features_pass else total + Passes(OperationTime(), OperationTime(), recompute=total.forward)
+    )
 
 
 def time_layer(machine: Machine, work: Workload, stack: str, block: Block | None = None) -> Passes:
@@ -149,7 +151,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
         drops = brick.block.attention_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
-    is_unmasked = not (work.masked or brick.masked(query_positions) or brick.tiled(query_positions))
+    is_unmasked = not (work.has_mask or brick.masked(query_positions) or brick.tiled(query_positions))
     causal = brick.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak(work.precision) * machine.efficiency.attention
@@ -161,7 +163,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
 
 
 def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, drops: bool) -> Passes:
-    element = work.element
+    element = work.element_bytes
     rate = machine.peak(work.precision) * machine.efficiency.matmul
     products = 4 * pairs * key / rate
     # Softmax, and dropout with its mask, read and write the scores; the product with values reads them.
@@ -179,10 +181,10 @@ def _materialized(machine: Machine, work: Workload, pairs: float, key: int, *, d
 
 def _elementwise(machine: Machine, work: Workload, subs: Sequence[SubLayer], stack: str) -> Passes:
     """Return the seconds of operations between products: bytes read and written at memory bandwidth."""
-    size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element
+    size, tensor, element = work.spec.size_of(stack), work.layout.tensor, work.element_bytes
     tokens = work.layout.microbatch * work.lengths[stack]
     mask = 1 if work.spec.dropout else 0
-    residual = len(subs) * tokens * size.width / work.slice
+    residual = len(subs) * tokens * size.width / work.sequence_parts
     # Norm: read, write. Residual sum: read twice, write. Separate dropout: read, write.
     drop = (2 * element if mask and not work.software.fused_residual else 0) + mask
     forward = residual * (2 * element + 3 * element + drop)
@@ -215,9 +217,9 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
     if layout.tensor == 1:
         return Passes(OperationTime(), OperationTime())
     tokens = layout.microbatch * work.lengths[stack]
-    size = tokens * work.spec.size_of(stack).width * work.element
+    size = tokens * work.spec.size_of(stack).width * work.element_bytes
     seconds = collective_seconds(machine, size, ranks=layout.tensor, stride=1)  # one all-gather or reduce-scatter
-    beside, overlap = machine.efficiency.beside, work.software.tensor_overlap
+    slowdown, overlap = machine.efficiency.overlap_slowdown, work.software.tensor_overlap
     forward, backward, hidden = 2 * seconds * sublayers, 2 * seconds * sublayers, 0.0
     if overlap == "pieces":
         # Each collective is split into as many pieces as ranks; only one piece does not overlap with a product.
@@ -227,7 +229,7 @@ def _communication(machine: Machine, work: Workload, sublayers: int, stack: str)
         # The sum of the input gradient overlaps with the weight gradient. With sequence parallelism its scatter and the
         # gather of the saved input do; the gather of the output gradient does not.
         hidden, backward = backward, (seconds * sublayers if layout.sequence_parallel else 0.0)
-    return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + beside * hidden))
+    return Passes(OperationTime(tensor=forward), OperationTime(tensor=backward + slowdown * hidden))
 
 
 def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> Passes:
@@ -236,7 +238,7 @@ def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> P
     # A gradient-disentangled table has a second table.
     twice = work.spec.family.gradient_disentangled
     positions = sum(work.lengths[name] * (2 if name in twice else 1) for name in stacks)
-    size = work.layout.microbatch * positions * work.spec.width * work.element
+    size = work.layout.microbatch * positions * work.spec.width * work.element_bytes
     seconds = size * 6 / machine.bandwidth + 6 * machine.efficiency.kernel_microseconds * 1e-6
     summed = collective_seconds(machine, size, ranks=work.layout.tensor, stride=1) * (
         1 if work.layout.sequence_parallel else 2
@@ -273,7 +275,7 @@ def time_head(machine: Machine, work: Workload, brick: HeadBrick) -> Passes:
         vocabulary = spec.padded_vocabulary / tensor
         forward = maps + time_product(machine, work, rows * positions, brick.table_width, vocabulary)
     passes = rows * positions * vocabulary / machine.bandwidth
-    stream = rows * length * brick.width * work.element
+    stream = rows * length * brick.width * work.element_bytes
     gathered = collective_seconds(machine, stream, ranks=tensor, stride=1)
     # Float32 copy, maximum, exponentials, their sum, division; backward: the gradient and its copy.
     return Passes(
@@ -286,8 +288,10 @@ def time_comparison(machine: Machine, work: Workload) -> OperationTime:
     """Return the seconds of a step's contrastive losses, in float32: each data rank compares its samples with all
     samples, forward and backward."""
     rate = machine.peak("fp32" if "fp32" in machine.teraflops else work.precision) * machine.efficiency.matmul
-    operations = sum(3 * 2 * head.compare_multiply_adds(work.own, work.batch) for head in work.comparing)
+    operations = sum(
+        3 * 2 * head.compare_multiply_adds(work.samples_per_rank, work.batch) for head in work.contrastive_heads
+    )
     # Scores are written, masked, read for the softmax and written, and the same backward: ten times 4 bytes, for each
     # of both directions.
-    traffic = 2 * 40 * work.own * work.batch * len(work.comparing)
+    traffic = 2 * 40 * work.samples_per_rank * work.batch * len(work.contrastive_heads)
     return OperationTime(products=operations / rate, memory=traffic / machine.bandwidth)

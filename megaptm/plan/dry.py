@@ -42,7 +42,7 @@ class DryRunReport:
         same = all(rank.parameters == planned for rank, planned in zip(self.ranks, self.planned, strict=True))
         return same and (self.counted_flops is None or 0 <= self.counted_flops / self.flops - 1 < 5e-3)
 
-    def numbers(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         ranks = [
             {

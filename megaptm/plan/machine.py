@@ -29,7 +29,7 @@ class Efficiency(Section):
     """Share of peak FLOP/s that fused attention reaches, on the half of the square that a causal mask leaves."""
     memory: PositiveShare
     """Share of memory bandwidth that reading and writing long tensors reaches."""
-    beside: Annotated[float, Field(ge=0.0, le=1.0)]
+    overlap_slowdown: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of hidden communication time that still slows compute, because both use memory bandwidth."""
     kernel_microseconds: Duration
     """Time between two kernels, or to start one on a CPU."""
@@ -64,9 +64,9 @@ class Machine(Section):
     teraflops: dict[str, Positive]
     """Peak dense TFLOP/s by number format (bf16, fp16, fp32)."""
     efficiency: Efficiency
-    inside: Link
+    intra_node: Link
     """Link between devices of a node."""
-    between: Link
+    inter_node: Link
     """Link between nodes: one device's share of the node's network."""
     host_gib: Positive | None = None
     """Memory of a node's CPUs. None if the device is a CPU."""
@@ -115,8 +115,8 @@ def load_machine(name: str) -> Machine:
         raise UserError(_sentence(error, layer.origins, str(path))) from None
     if machine.reserved_gib >= machine.memory_gib:
         raise UserError(
-            f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than "
-            f"memory_gib ({machine.memory_gib:g}): it is the part of a device's memory that no job can use."
+            f"{layer.origins['reserved_gib']}: reserved_gib ({machine.reserved_gib:g}) must be less than memory_gib "
+            f"({machine.memory_gib:g}): it is the part of a device's memory that no job can use."
         )
     return machine
 

@@ -84,7 +84,7 @@ def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:
         for chunk in chunks
         for name, layers in chunk.layers.items()
     )
-    return float(work.own * numbers * work.element)
+    return float(work.samples_per_rank * numbers * work.element_bytes)
 
 
 def state_bytes(
@@ -98,6 +98,6 @@ def state_bytes(
     """
     known = StateSize(2 * trained) if known is None else known
     copies = 0 if work.precision == "fp32" else trained
-    weights, gradients = float(work.element * (trained + frozen)), float(work.software.gradient_bytes * trained)
+    weights, gradients = float(work.element_bytes * (trained + frozen)), float(work.software.gradient_bytes * trained)
     optimizer, factors = 4.0 * (known.elements + copies), 4.0 * known.factors
     return weights, gradients, optimizer / (work.layout.data if work.layout.distributed_optimizer else 1) + factors

@@ -26,11 +26,11 @@ def collective_seconds(machine: Machine, size: float, *, ranks: int, stride: int
     if ranks == 1:
         return 0.0
     inside = neighbors_inside(machine, ranks=ranks, stride=stride)
-    fast = machine.inside.gigabytes_per_second * machine.inside.efficiency
+    fast = machine.intra_node.gigabytes_per_second * machine.intra_node.efficiency
     if inside == ranks:
         rate = fast
     else:
-        slow = machine.between.gigabytes_per_second * machine.between.efficiency * inside
+        slow = machine.inter_node.gigabytes_per_second * machine.inter_node.efficiency * inside
         rate = min(fast, slow)
     return size * (ranks - 1) / ranks / (rate * 1e9) + _latency(machine, ranks, inside)
 
@@ -39,13 +39,13 @@ def _latency(machine: Machine, ranks: int, inside: int) -> float:
     """Return the seconds of the smallest message around a ring, hop by hop, as NCCL estimates it
     (src/graph/tuning.cc)."""
     if ranks == inside:
-        return (START_MICROSECONDS + (ranks - 1) * machine.inside.microseconds) * 1e-6
+        return (START_MICROSECONDS + (ranks - 1) * machine.intra_node.microseconds) * 1e-6
     nodes = ranks // inside
-    hops = (nodes - 1) * machine.between.microseconds + (ranks - nodes) * machine.inside.microseconds
+    hops = (nodes - 1) * machine.inter_node.microseconds + (ranks - nodes) * machine.intra_node.microseconds
     return (START_MICROSECONDS + hops) * 1e-6
 
 
 def message_seconds(machine: Machine, size: float, *, stride: int, ranks: int) -> float:
     """Return the seconds to send `size` bytes to the rank `stride` ahead, in a job of `ranks` processes."""
-    link = machine.inside if stride * 2 <= machine.devices or ranks <= machine.devices else machine.between
+    link = machine.intra_node if stride * 2 <= machine.devices or ranks <= machine.devices else machine.inter_node
     return size / (link.gigabytes_per_second * link.efficiency * 1e9) + link.microseconds * 1e-6

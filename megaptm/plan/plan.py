@@ -57,7 +57,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """Tokens of the whole phase."""
-        return self.samples * self.work.stream
+        return self.samples * self.work.tokens_per_sample
 
     @property
     def days_with_failures(self) -> float:
@@ -67,7 +67,7 @@ class Plan:
     def device_hours(self) -> float:
         return self.days_with_failures * 24 * self.work.layout.processes
 
-    def numbers(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values: plain numbers, seconds and bytes."""
         work, layout, saving, failures = self.work, self.work.layout, self.saving, self.failures
         return {

@@ -76,8 +76,8 @@ def fastest_layout(result: Search, config: Config, machine: Machine, devices: in
         raise UserError(f"{where}: no layout is possible: {reasons}; change --nodes or train.batch.")
     smallest, room = result.too_large[0].bytes / 2**30, MAX_MEMORY_SHARE * machine.usable_bytes / 2**30
     raise UserError(
-        f"{where}: no layout fits: the smallest needs {smallest:.1f} GiB of a device's {room:.1f}; "
-        "use more nodes (--nodes) or larger devices (--machine)."
+        f"{where}: no layout fits: the smallest needs {smallest:.1f} GiB of a device's {room:.1f}; use more nodes "
+        "(--nodes) or larger devices (--machine)."
     )
 
 

@@ -36,8 +36,8 @@ def show(plan: Plan, console: Console) -> None:
     if work.distillation is not None:
         console.print(
             f"teacher {work.distillation.teacher.name}: "
-            f"{count_parameters(work.distillation.teacher, with_heads=True):,} parameters, "
-            f"{teacher_flops(work):.3g} more FLOPs a step"
+            f"{count_parameters(work.distillation.teacher, with_heads=True):,} parameters, {teacher_flops(work):.3g} "
+            "more FLOPs a step"
         )
     console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
     _memory(plan, console)
@@ -103,8 +103,8 @@ def _step(plan: Plan, console: Console) -> None:
     console.print(table)
     console.print(bar(step.parts(), total=step.seconds))
     console.print(
-        f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), "
-        f"{step.hfu:.1%} including recomputation (HFU)\n"
+        f"{plan.work.tokens / step.seconds:,.0f} tokens/s; {step.mfu:.1%} of peak FLOP/s (MFU), {step.hfu:.1%} "
+        "including recomputation (HFU)\n"
     )
 
 
@@ -130,8 +130,8 @@ def _run(plan: Plan, console: Console) -> None:
         ),
         "device hours": f"{plan.device_hours:,.0f}",
         "checkpoint": (
-            f"{saving.bytes / 1e9:,.1f} GB in {format_seconds(saving.seconds)}{_saving_note(saving)}, "
-            f"every {plan.every:,} steps; best every {failures.best_interval_steps:,}"
+            f"{saving.bytes / 1e9:,.1f} GB in {format_seconds(saving.seconds)}{_saving_note(saving)}, every "
+            f"{plan.every:,} steps; best every {failures.best_interval_steps:,}"
         ),
         "failures": f"{failures.expected:,.1f} expected, one in {failures.mtbf_hours:,.0f} hours",
         "goodput": f"{failures.goodput:.1%}; {failures.best_goodput:.1%} at the best interval",
@@ -146,8 +146,8 @@ def _saving_note(saving: Saving) -> str:
     if not saving.host_bytes:
         return ""
     return (
-        f"(training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host "
-        "memory on each node)"
+        f"(training waits {format_seconds(saving.stall)}; {saving.host_bytes / GIB:,.1f} GiB of host memory on each "
+        "node)"
     )
 
 

@@ -81,7 +81,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
         attention=compute.attention,
         memory=compute.memory,
         tensor=compute.tensor,
-        recompute=slowest_passes.again.total,
+        recompute=slowest_passes.recompute.total,
         bubble=bubble,
         pipeline=_message_seconds(machine, work),
         data=max(
@@ -117,10 +117,10 @@ def _message_seconds(machine: Machine, work: Workload) -> float:
     layout = work.layout
     if layout.pipeline == 1:
         return 0.0
-    sliced = layout.tensor if work.software.sliced_boundaries else work.slice
-    size = layout.microbatch * work.between * work.spec.width * work.element / sliced
+    sliced = layout.tensor if work.software.sliced_boundaries else work.sequence_parts
+    size = layout.microbatch * work.stage_positions * work.spec.width * work.element_bytes / sliced
     seconds = message_seconds(machine, size, stride=layout.tensor * layout.data, ranks=layout.processes)
-    exposed = machine.efficiency.beside if work.software.boundary_overlap else 1.0
+    exposed = machine.efficiency.overlap_slowdown if work.software.boundary_overlap else 1.0
     return 2 * layout.virtual * work.microbatches * seconds * exposed
 
 
@@ -132,8 +132,8 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     def over_data_ranks(size: float) -> float:
         return collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor)
 
-    weights, gradients = counted.trained * work.element, counted.trained * software.gradient_bytes
-    beside = machine.efficiency.beside
+    weights, gradients = counted.trained * work.element_bytes, counted.trained * software.gradient_bytes
+    slowdown = machine.efficiency.overlap_slowdown
     before, after = over_data_ranks(gradients), 0.0
     if layout.distributed_optimizer:
         after = over_data_ranks(weights)
@@ -144,9 +144,9 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     if software.gradient_overlap:
         # Overlaps with backward passes; the features pass has no gradients.
         features = passes.forward.total if work.features_pass else 0.0
-        before = exposed_seconds(before, rounds * (passes.backward.total + passes.again.total - features), beside)
+        before = exposed_seconds(before, rounds * (passes.backward.total + passes.recompute.total - features), slowdown)
     if software.parameter_overlap:
-        after = exposed_seconds(after, rounds * passes.forward.total, beside)
+        after = exposed_seconds(after, rounds * passes.forward.total, slowdown)
     tied = 0.0
     if layout.pipeline > 1 and work.spec.family.tied and any(chunk.begins or chunk.last for chunk in chunks):
         size = table_size(work.spec) / layout.tensor * software.gradient_bytes
@@ -157,14 +157,14 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
 def _feature_seconds(machine: Machine, work: Workload) -> float:
     """Return the seconds to gather float32 features of all samples over data ranks, and to scatter their gradient, for
     contrastive losses."""
-    layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.comparing]
+    layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.contrastive_heads]
     return sum(2 * collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
-def exposed_seconds(communication: float, products: float, beside: float) -> float:
+def exposed_seconds(communication: float, products: float, slowdown: float) -> float:
     """Return the seconds that communication adds to products with which it overlaps."""
     hidden = min(communication, products)
-    return communication - hidden + beside * hidden
+    return communication - hidden + slowdown * hidden
 
 
 def _optimizer_seconds(machine: Machine, work: Workload, stage: CountedStage) -> float:

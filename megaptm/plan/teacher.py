@@ -35,7 +35,7 @@ def teacher_bytes(work: Workload) -> float:
     """
     if (distillation := work.distillation) is None:
         return 0.0
-    total, positions = float(work.element * count_teacher_parameters(work)), 0
+    total, positions = float(work.element_bytes * count_teacher_parameters(work)), 0
     for stack, length in work.lengths.items():
         positions, student_size, teacher_size = (
             work.layout.microbatch * length,
@@ -47,7 +47,7 @@ def teacher_bytes(work: Workload) -> float:
             + distillation.asks("embeddings")
             + distillation.asks("cosine")
         )
-        total += num_states * positions * teacher_size.width * (work.element + 4)
+        total += num_states * positions * teacher_size.width * (work.element_bytes + 4)
         if distillation.asks("scores"):
             pairs = positions * length * student_size.heads / work.layout.tensor
             # One difference and two masks; temporarily the scores of both.

@@ -34,7 +34,7 @@ class Workload:
     precision: str = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
     """Recomputation in the backward pass: none, attention between queries and values, or whole layers."""
-    masked: bool = False
+    has_mask: bool = False
     """Whether attention takes a mask (documents, padding), beyond a causal one."""
     num_predicted: int | None = None
     """Predicted positions of a sequence; None: all."""
@@ -49,7 +49,7 @@ class Workload:
     """Settings of distillation from a teacher, which also reads each micro-batch (`plan.teacher`)."""
 
     @property
-    def element(self) -> int:
+    def element_bytes(self) -> int:
         """Bytes of a weight or an activation."""
         return BYTES[self.precision]
 
@@ -59,22 +59,22 @@ class Workload:
         return self.batch // (self.layout.data * self.layout.microbatch)
 
     @property
-    def stream(self) -> int:
+    def tokens_per_sample(self) -> int:
         """Tokens of a sample, over all stacks."""
         return sum(self.lengths.values())
 
     @property
-    def between(self) -> int:
+    def stage_positions(self) -> int:
         """Positions of a sample that are sent between stages, with all streams of each stack."""
         return sum(self.spec.family.stacks[name].streams * length for name, length in self.lengths.items())
 
     @property
     def tokens(self) -> int:
         """Trained tokens of a step, in all stacks."""
-        return self.batch * self.stream
+        return self.batch * self.tokens_per_sample
 
     @property
-    def slice(self) -> int:
+    def sequence_parts(self) -> int:
         """Number of ranks that divide the residual stream."""
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
@@ -82,7 +82,7 @@ class Workload:
     def features_pass(self) -> bool:
         """Whether contrastive losses need one more forward pass of all samples (`parallel.contrast`). One micro-batch
         on one data rank does not: it holds all samples."""
-        return bool(self.comparing) and self.batch > self.layout.microbatch
+        return bool(self.contrastive_heads) and self.batch > self.layout.microbatch
 
     @cached_property
     def heads(self) -> dict[str, HeadBrick]:
@@ -90,13 +90,13 @@ class Workload:
         return heads_of(self.spec)
 
     @cached_property
-    def comparing(self) -> list[HeadBrick]:
+    def contrastive_heads(self) -> list[HeadBrick]:
         """Heads with contrastive losses: each data rank compares its samples with all."""
         trained = self.spec.family.heads if self.trained_heads is None else self.trained_heads
         return [head for name, head in self.heads.items() if head.contrasts and name in trained]
 
     @property
-    def own(self) -> int:
+    def samples_per_rank(self) -> int:
         """Samples of a data rank."""
         return self.batch // self.layout.data
 
@@ -113,9 +113,8 @@ def make_workload(config: Config) -> Workload:
     spec = resolve(config)
     if isinstance(spec, WordSpec):
         raise UserError(
-            f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in "
-            f"{spec.bytes:,} bytes, "
-            f"{'on each data rank' if spec.family.network else 'divided among data ranks'}; measure its speed "
+            f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in {spec.bytes:,} "
+            f"bytes, {'on each data rank' if spec.family.network else 'divided among data ranks'}; measure its speed "
             "with a few steps of `megaptm train`."
         )
     objective = config.built_objective
@@ -127,7 +126,7 @@ def make_workload(config: Config) -> Workload:
         batch=config.train.batch,
         precision=config.train.precision,
         recompute=config.layout.recompute,
-        masked=batch.masked,
+        has_mask=batch.masked,
         num_predicted=batch.num_predicted,
         regions=batch.regions,
         trained_heads=tuple(objective.losses),

@@ -23,7 +23,7 @@ from tests.bad_input.mistakes import CONFIGS, told
             "gpt2",
             "layout.data=3",
             "train.batch (16) must be a multiple of layout.data x layout.microbatch (3 x 8); 16 sequences cannot be "
-            "divided among 3 data ranks: change the number of devices, or train.batch.",
+            "divided among 3 data ranks: change devices, or train.batch.",
         ),
     ],
 )

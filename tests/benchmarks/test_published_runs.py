@@ -61,7 +61,7 @@ def test_rows_say_what_ran_and_cannot_touch_the_machine():
     assert not set(Row.model_fields) & rates
     for source in sources():
         assert not {*source.common, *source.software} & rates
-        assert set(source.between) <= {"gigabytes_per_second"}
+        assert set(source.inter_node) <= {"gigabytes_per_second"}
 
 
 @pytest.mark.parametrize("name", known_machines())

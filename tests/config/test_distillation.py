@@ -70,9 +70,9 @@ INVALID = {
     ),
     "cosine": (["distill.cosine=1"], r"distill.cosine: the encoder has width 32 in the student and 64"),
     "heads": (["model.heads=4"], r"distill.scores: the encoder has 4 heads in the student and 2"),
-    "layers": (["distill.layers=[0, 1, 2]"], "distill.layers has 3 entries for the 2 layers of the encoder"),
+    "layers": (["distill.layers=[0, 1, 2]"], "distill.layers has 3 entries, not one for each of the 2 layers"),
     "layer beyond the teacher": (["distill.layers=[0, 4]"], "the layers of the teacher's encoder are 0 to 3"),
-    "too many weights": (["distill.layer_weights=[1, 1, 1]"], "distill.layer_weights has 3 entries for the 2 layers"),
+    "too many weights": (["distill.layer_weights=[1, 1, 1]"], "distill.layer_weights has 3 entries"),
     "depths are not multiples": (
         ["model.layers=3"],
         "distill.layers is missing: the teacher's 4 layers are no multiple of 3",
@@ -92,7 +92,7 @@ INVALID = {
     ),
     "init_step without init_from": (
         ["train.init_step=1"],
-        "train.init_step is a step of the run in train.init_from, which is missing",
+        "train.init_step needs train.init_from",
     ),
     "two initial weights": (
         ["train.init_from=nowhere", "distill.initial_layers=[0, 2]", "model.width=64", "model.ffn=256"],

@@ -188,7 +188,7 @@ def read_machine(folder: Path) -> Any:
     from megaptm.plan.plan import make_plan
 
     machine = load_machine(str(folder / "it.yaml"))
-    make_plan(load("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).numbers()
+    make_plan(load("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).to_json()
 
 
 def machine_commands(folder: Path) -> list[Command]:

@@ -25,8 +25,8 @@ def test_machine_by_name_and_by_path():
         ({"memory": 80}, "unknown key memory; a machine has name, devices"),
         ({"devices": 0}, "devices must be at least 1, not 0."),
         (
-            {"inside": {"gigabytes_per_second": 1.0, "efficiency": 2.0, "microseconds": 1.0}},
-            "inside.efficiency must be",
+            {"intra_node": {"gigabytes_per_second": 1.0, "efficiency": 2.0, "microseconds": 1.0}},
+            "intra_node.efficiency must be",
         ),
         ({"name": None}, "name is missing."),
         ({"memory_gib": float("inf")}, "memory_gib must be a finite number, not inf."),
@@ -56,7 +56,7 @@ def test_unknown_machine(name, expected):
 
 def test_all_gather_within_a_node():
     seconds = collective_seconds(A100, 8e9, ranks=8, stride=1)
-    assert seconds == pytest.approx(7 / 8 * 8e9 / (300e9 * A100.inside.efficiency), rel=0.01)
+    assert seconds == pytest.approx(7 / 8 * 8e9 / (300e9 * A100.intra_node.efficiency), rel=0.01)
 
 
 def test_ranks_on_one_node_share_its_network_adapters():

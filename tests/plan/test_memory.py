@@ -177,7 +177,7 @@ def test_activations_of_a_layer_equal_autograd(bricks, masked):
         layout=Layout(microbatch=2),
         batch=2,
         precision="fp32",
-        masked=masked,
+        has_mask=masked,
     )
     assert three - two == pytest.approx(activations.layer_bytes(work, next(iter(family.stacks))), rel=0.02)
 

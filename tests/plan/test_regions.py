@@ -70,9 +70,9 @@ def test_plan_counts_region_features():
     bare = replace(work, regions=0)
     [with_them], [without] = estimate_memory(work), estimate_memory(bare)
     boxes_and_features = 7 * 4 + 2048 * 2
-    assert with_them.buffers - without.buffers == work.own * 100 * boxes_and_features
+    assert with_them.buffers - without.buffers == work.samples_per_rank * 100 * boxes_and_features
     norms = 3 * 768
-    assert with_them.activations - without.activations == 32 * 100 * (2048 + 7 + norms) * work.element
+    assert with_them.activations - without.activations == 32 * 100 * (2048 + 7 + norms) * work.element_bytes
     assert work.flops - bare.flops == work.batch * 100 * 768 * (6 * 2048 + 4 * 7)
     machine = load_machine("a100-80g")
     with_regions, without_regions = estimate_step(machine, work), estimate_step(machine, bare)

@@ -95,6 +95,6 @@ def test_plan_of_a_batch_ramp():
 
 
 def test_plan_shows_host_memory_of_checkpoints():
-    numbers = make_plan(load(LARGE), A100).numbers()["checkpoint"]
+    numbers = make_plan(load(LARGE), A100).to_json()["checkpoint"]
     assert numbers["host_bytes"] * NODES == numbers["bytes"]
     assert 0 < numbers["stall_seconds"] < numbers["seconds"]

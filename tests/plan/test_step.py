@@ -122,7 +122,7 @@ def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=64)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
-    features = 4.0 * contrast.batch * sum(head.features for head in contrast.comparing)
+    features = 4.0 * contrast.batch * sum(head.features for head in contrast.contrastive_heads)
     exchanged = 2 * collective_seconds(A100, features, ranks=64, stride=1)
     assert estimate_step(A100, contrast).data == pytest.approx(without.data + exchanged, rel=1e-3)
 
