@@ -1,4 +1,4 @@
-"""Commands of `megaptm` within the process of a test."""
+"""Commands of `megaptm` in the process of a test."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from click.testing import CliRunner
 
 
 def run_command(command: click.Command, *words: object) -> str:
-    """What a command prints that ends well: the same as a process of its own says, without importing torch again."""
+    """Return the output of a command that succeeds, without a new process that would import torch again."""
     done = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
 
 def all_commands(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Yield each command with its words, groups included."""
+    """Yield each command with its words, including groups."""
     for name, command in group.commands.items():
         yield (*above, name), command
         if isinstance(command, click.Group):

@@ -1,4 +1,4 @@
-"""Fixtures that tests of several parts share, and which tests may run beside which."""
+"""Fixtures shared by the tests of several packages, and the distribution of tests over workers."""
 
 import gc
 import re
@@ -23,14 +23,14 @@ LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "record
 
 FAMILY_SECONDS = 15
 
-# How long an example takes says more of what else the machine does than of the code.
+# The time of an example depends more on the load of the machine than on the code.
 settings.register_profile("megaptm", deadline=None)
 settings.load_profile("megaptm")
 
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Small steps are no faster on two threads, and far slower where those wait for each other on a busy machine."""
+    """Small steps are no faster on two threads, and far slower if the threads wait for each other on a busy machine."""
     import torch
 
     threads = torch.get_num_threads()
@@ -40,9 +40,9 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """A terminal's end is not ignored, though who started the tests may ignore it (nohup): commands would as well."""
+    """Restore SIGHUP, which the caller of the tests may ignore (nohup) and commands would inherit."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    gc.disable()  # until all is imported, of which nothing is garbage
+    gc.disable()  # until everything is imported, of which nothing is garbage
 
 
 def pytest_collection_finish() -> None:
@@ -51,8 +51,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest folders first, so that none is left for the end: those of real clusters, which mostly wait, so
-    that others can compute beside them, then those that start runs."""
+    """Run the longest folders first: real clusters, which mostly wait, then folders that start runs."""
     items.sort(key=lambda item: _turn(folder_of(item.nodeid).partition("/")[0]))
 
 
@@ -62,7 +61,7 @@ def _turn(folder: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where there are several workers, each takes a folder's tests at a time, for the sake of what they share."""
+    """With several workers, give a folder's tests to one worker, because they share fixtures."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFolder(LoadScopeScheduling):
@@ -73,35 +72,36 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def folder_of(nodeid: str) -> str:
-    """`tests/plan/test_step.py::test_it` -> `plan`; a file that is in no folder is one by itself.
+    """Return the folder of a test id: `plan` for `tests/plan/test_step.py::test_it`; a file outside folders is its own.
 
-    Of real clusters there are two kinds, which share nothing: `real/ray` and `real/slurm`.
+    Real clusters have two groups, `real/ray` and `real/slurm`, which share nothing.
     """
-    _, folder, *rest = nodeid.partition("::")[0].split("/")
-    return f"real/{rest[0].split('_')[1]}" if folder == "real" else folder
+    _, folder, *inner = nodeid.partition("::")[0].split("/")
+    return f"real/{inner[0].split('_')[1]}" if folder == "real" else folder
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Ranks that wait end with their module."""
+    """End the waiting ranks of a module."""
     if nextitem is None or nextitem.path != item.path:
         close_worlds()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What tests of each family took, where it is more than a family may add (docs/add-a-family.md)."""
+    """Print the seconds of each family's tests, if they exceed the limit of docs/add-a-family.md."""
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             for family in families_of(getattr(report, "nodeid", "")):
                 seconds[family] += getattr(report, "duration", 0.0)
-    told = ", ".join(f"{family} {taken:.0f} s" for family, taken in seconds.most_common() if taken > FAMILY_SECONDS)
-    if told:
-        terminalreporter.write_line(f"Families whose tests took more than {FAMILY_SECONDS} s: {told}")
+    lines = ", ".join(f"{family} {taken:.0f} s" for family, taken in seconds.most_common() if taken > FAMILY_SECONDS)
+    if lines:
+        terminalreporter.write_line(f"Families whose tests took more than {FAMILY_SECONDS} s: {lines}")
 
 
 def families_of(nodeid: str) -> set[str]:
-    """`tests/layouts/test_layouts.py::test_it[bert-TP2]` -> bert, `tests/words/test_glove_run.py::test_it` -> glove."""
-    found = re.search(r"\[(.*)\]$", nodeid)
-    words = re.split(r"-(?!v?\d|banded)|[ /,]", found.group(1)) if found else []
+    """Return the family of a test id: bert for `tests/layouts/test_layouts.py::test_it[bert-TP2]`, glove for
+    `tests/words/test_glove_run.py::test_it`."""
+    families = re.search(r"\[(.*)\]$", nodeid)
+    words = re.split(r"-(?!v?\d|banded)|[ /,]", families.group(1)) if families else []
     file = Path(nodeid.partition("::")[0]).stem.removeprefix("test_").removesuffix("_run").replace("_", "-")
     return {*FAMILIES} & {*words, file}

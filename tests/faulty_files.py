@@ -1,4 +1,4 @@
-"""A file system that fails: calls of the C library return errors, in the processes that are told so."""
+"""Faults of the file system: chosen calls of the C library return errors in a process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Faults = Callable[..., dict[str, str]]
 
 @pytest.fixture(scope="session")
 def faulty_files(tmp_path_factory: pytest.TempPathFactory) -> Faults:
-    """Environment of a process whose calls fail: `faulty_files(("write", "step-20/rank-1", errno.EIO, 3), ...)`."""
+    """Return the environment of a process with faults: `faulty_files(("write", "step-20/rank-1", errno.EIO, 3),
+    ...)`."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")

@@ -1,7 +1,7 @@
-"""The command line in processes forked from one that has imported what takes seconds: for what a command computes.
+"""Commands in processes forked from one that has imported the heavy modules.
 
-The ranks of `megaptm train` are started as torchrun would, with its variables. What a launcher does besides, and how a
-program starts and ends, is tested with `tests.drills.program`.
+The ranks of `megaptm train` are started as torchrun would start them. `tests.drills.program` tests the launcher, the
+start and the end of a program.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SAVED = 75
 
 
 def megaptm(*words: object, code: int = 0, folder: Path | None = None) -> str:
-    """`megaptm WORDS` to its end in a folder, with as many ranks as a layout has, and what they said.
+    """Run `megaptm WORDS` in a folder, with as many ranks as the layout has; return the output.
 
-    It must end with exit code `code`: that of the first rank which fails, the others being killed then; 75 where a rank
+    The exit code must be `code`: that of the first rank that fails, after which the others are killed, or 75 if a rank
     asks to be continued.
     """
-    said = [str(word) for word in words]
-    world = read_config(Path(said[1]), said[2:]).layout.processes if said[0] == "train" else 0
-    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as told, listen() as listener:
+    outputs = [str(word) for word in words]
+    world = read_config(Path(outputs[1]), outputs[2:]).layout.processes if outputs[0] == "train" else 0
+    with tempfile.TemporaryDirectory(prefix="megaptm-forked-") as errors, listen() as listener:
         meet = Rendezvous(world, "127.0.0.1", listener.getsockname()[1])
-        given = rank_environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
-        logs = [Path(told) / str(rank) for rank in given]
+        environments = rank_environments(range(world), meet, {}, threads=None) if world else {0: dict(os.environ)}
+        logs = [Path(errors) / str(rank) for rank in environments]
         processes = [
             PROCESSES.Process(
-                target=_serve, args=(said, given[rank], log, listener if world and not rank else None, folder)
+                target=_serve, args=(outputs, environments[rank], log, listener if world and not rank else None, folder)
             )
             for rank, log in enumerate(logs)
         ]

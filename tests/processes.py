@@ -1,4 +1,4 @@
-"""Looking at processes that may end while they are looked at: psutil raises then, or calls them zombies."""
+"""Inspection of processes that may end at any time; psutil then raises, or calls them zombies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import psutil
 
 
 def everybody() -> Iterator[psutil.Process]:
-    """All processes. `psutil.process_iter` may give for a number the process that had it when it was last asked."""
+    """Return all processes. `psutil.process_iter` may return an earlier process with the same pid."""
     for number in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(number)
 
 
 def parents_alone(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those of some that none of them has forked: a child looks like its parent until it begins its own program."""
-    found, leaders = [*processes], []
-    numbers = {process.pid for process in found}
-    for process in found:
+    """Return the processes that no other of them has forked: a child looks like its parent until it runs its own
+    program."""
+    parents, leaders = [*processes], []
+    numbers = {process.pid for process in parents}
+    for process in parents:
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.ppid() not in numbers:
                 leaders.append(process)
@@ -29,7 +30,7 @@ def parents_alone(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
 
 
 def command_of(process: psutil.Process) -> list[str]:
-    """Its command line; nothing of one that has ended."""
+    """Return the command line; empty if the process has ended."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -37,7 +38,7 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Its environment; nothing of one that has ended, or is another user's."""
+    """Return the environment; empty if the process has ended or belongs to another user."""
     try:
         return process.environ()
     except psutil.Error:
@@ -45,7 +46,7 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -53,20 +54,20 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def send(processes: Iterable[psutil.Process], number: int) -> None:
-    """Send a signal to those of some processes that still live."""
+    """Send a signal to those processes that are alive."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def awaits(process: psutil.Process, number: int) -> bool:
-    """Whether a signal was sent to a stopped process, which will get it when it goes on."""
+    """Whether a signal is pending for a stopped process, which receives it when it continues."""
     pending = re.search(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
     return bool(pending and int(pending[1], 16) >> (number - 1) & 1)
 
 
 def survivors(processes: Iterable[psutil.Process | int], *, seconds: float = 15.0) -> list[psutil.Process]:
-    """Those of some processes, or of some pids, that are still alive some time later."""
+    """Return the processes or pids that are still alive after some seconds."""
     known = []
     for process in processes:
         try:

@@ -1,4 +1,4 @@
-"""Functions run by the ranks of a real gloo world, each a process of its own."""
+"""Functions run by the ranks of a real gloo world, one process per rank."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from multiprocessing.context import ForkServerProcess as SpawnedProcess
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-# Ranks are forked from a process that has imported what takes seconds, but never computed: quick, and safe to fork.
-# One list for all tests: there is one such process, and the last list that is set before its start is the one it takes.
-# They end with their call, and so do the threads that gloo keeps for each group, which wake all the time.
+# Ranks are forked from a server process that has imported the heavy modules but never computed: this is fast, and safe
+# to fork. All tests share the server and its list of modules. Ranks end with their call, and so do the threads that
+# gloo keeps for each group.
 PRELOADED = (
     "megaptm.parallel.engine",
     "megaptm.train.run",
@@ -27,34 +27,35 @@ PRELOADED = (
     "megaptm.words.network_engine",
     "data_pipeline.corpus.build",
     "megaptm.launch.local",
-    "pytest",  # a function's module is a test's
+    "pytest",  # the function's module is a test's
     "torch._dynamo",
 )
 PROCESSES.set_forkserver_preload([*PRELOADED])
 
-MOST_THREADS = 64
-"""Of a rank that waits, whatever a test has left there."""
+MAX_THREADS = 64
+"""Arguments of a waiting rank, independent of what a test has changed."""
 
 
 @dataclass
 class World:
-    """Ranks that wait for the next function: what starts a rank takes longer than most of what tests ask of it."""
+    """Waiting ranks per world: the start of a rank takes longer than most calls."""
 
     ranks: list[SpawnedProcess]
     pipes: list[Connection]
     folder: tempfile.TemporaryDirectory[str]
     threads: int = 0
-    """Of the rank that has most: gloo's wake a hundred times a second, and a few hundred are a core's work."""
+    """Maximum number of threads of a rank. Threads of gloo wake a hundred times a second; a few hundred occupy a
+    core."""
 
     @classmethod
     def open(cls, size: int) -> World:
         world = cls([], [], tempfile.TemporaryDirectory(prefix="megaptm-world-"))
         for rank in range(size):
-            ours, theirs = PROCESSES.Pipe()
-            process = PROCESSES.Process(target=_serve, args=(theirs, rank, size, f"{world.folder.name}/file"))
+            connection, rank_connection = PROCESSES.Pipe()
+            process = PROCESSES.Process(target=_serve, args=(rank_connection, rank, size, f"{world.folder.name}/file"))
             process.start()
-            theirs.close()
-            world.pipes.append(ours)
+            rank_connection.close()
+            world.pipes.append(connection)
             world.ranks.append(process)
         return world
 
@@ -70,7 +71,7 @@ class World:
             for pipe in ready:
                 result, error, threads = pipe.recv()  # type: ignore[union-attr]
                 self.threads = max(self.threads, threads)
-                if error is not None:  # the others may wait for this one
+                if error is not None:  # the other ranks may wait for this one
                     raise AssertionError(f"rank {waiting[pipe]} of {len(self.pipes)}:\n{error}\n{result or ''}")
                 answers[waiting[pipe]] = result
         return [answers[rank] for rank in range(len(self.pipes))]
@@ -83,13 +84,13 @@ class World:
 
 
 _open: dict[int, World] = {}
-"""Worlds that wait, by their number of ranks."""
+"""Waiting worlds, by their number of ranks."""
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: float = 300.0) -> list[Any]:
-    """What a module-level function returns on each rank of a world; the first failing rank's traceback if any fails.
+    """Return the results of a module-level function on each rank; raise the first failing rank's traceback.
 
-    Calls of a module's tests for as many ranks are of one world.
+    Calls of one test module with the same number of ranks share a world.
     """
     ranks = _open.pop(world, None) or World.open(world)
     try:
@@ -97,7 +98,7 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: flo
     except BaseException:
         ranks.close()
         raise
-    if ranks.threads > MOST_THREADS:
+    if ranks.threads > MAX_THREADS:
         ranks.close()
     else:
         _open[world] = ranks
@@ -105,7 +106,7 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, seconds: flo
 
 
 def close_worlds() -> None:
-    """End the ranks that wait, whose threads of gloo wake all the time."""
+    """End the waiting ranks, whose gloo threads wake all the time."""
     while _open:
         _open.popitem()[1].close()
 
@@ -115,7 +116,7 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
 
     from megaptm.parallel.groups import join
 
-    gc.freeze()  # what was imported is no garbage: looking through it takes longer than a step
+    gc.freeze()  # imported objects are not garbage; scanning them takes longer than a step
     torch.set_num_threads(1)
     joined = False
     while True:
@@ -128,15 +129,15 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
             _forget_engines()
         except BaseException:
             result, error = None, traceback.format_exc()
-        # Until all have answered the next is not asked: a rank that waits for another should learn of its error.
+        # Wait until all have answered: a rank that waits for another must learn of its error.
         pipe.send((result, error, len(os.listdir("/proc/self/task"))))
 
 
 def _forget_engines() -> None:
-    """End the groups that engines hold, and their threads.
+    """End the groups of engines, and their threads.
 
-    megatron-core's distributed optimizer hangs a parameter's own slice on it, which holds the parameter where Python
-    cannot see it: neither would ever be garbage.
+    megatron-core's distributed optimizer attaches a parameter's own slice to it, which keeps the parameter alive where
+    Python cannot see it.
     """
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Real text for tests: parts of the installed Python's own library, built into a corpus as a user would build one."""
+"""Real text for tests: parts of Python's standard library, built into a corpus."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-# Modules, and tables of characters, which look very different: whether two texts belong together can be told.
+# Modules, and tables of characters, which look so different that a model can tell whether two texts belong together.
 SOURCES = ("*.py", "encodings/*.py")
 VOCABULARIES = {"byte-bpe": 512, "wordpiece": 320, "unigram": 400}
-"""Ids by kind of tokenizer: few, so that a tiny model knows its words after some hundred steps."""
+"""Vocabulary size by kind of tokenizer: small, so that a tiny model learns its words in some hundred steps."""
 
 
 @pytest.fixture(scope="session")
 def real_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Kind of tokenizer -> corpus folder, built when it is first asked for: 1.5 MB of text, a tenth held out."""
+    """Return kind of tokenizer -> corpus folder, built on first use: 1.5 MB of text, a tenth held out."""
     folders: dict[str, Path] = {}
 
     def corpus(kind: str) -> Path:

@@ -1,4 +1,4 @@
-"""The command line, as a process of its own: what it says, and with which code it ends."""
+"""The command line as a process: output and exit codes."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_help_imports_nothing_heavy():
 
 
 @pytest.mark.parametrize("command", [["generate", "/nowhere", "--prompt", "The"], ["evaluate", "/nowhere"]])
-def test_a_wrong_folder_is_told_before_pytorch_is_loaded(command):
+def test_invalid_folder_fails_before_pytorch_is_loaded(command):
     source = (
         "import sys\n"
         "from click.testing import CliRunner\n"
@@ -70,13 +70,13 @@ def test_a_wrong_folder_is_told_before_pytorch_is_loaded(command):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_help_teaches_by_example(command):
+def test_help_has_an_example(command):
     done = megaptm(*command, "--help")
     assert done.returncode == 0
     assert f"\n  megaptm {' '.join(command)} " in done.stdout.replace("    megaptm", "  megaptm")
 
 
-def test_the_examples_of_the_first_page_are_commands():
+def test_examples_of_the_main_help_are_commands():
     from megaptm.__main__ import main
 
     shown = [line.split()[1] for line in megaptm("--help").stdout.splitlines() if line.startswith("    megaptm ")]
@@ -84,7 +84,7 @@ def test_the_examples_of_the_first_page_are_commands():
     assert set(shown) <= set(main.commands)
 
 
-def test_ctrl_c_is_told_from_a_failure():
+def test_ctrl_c_exits_with_130():
     from megaptm.__main__ import Commands
 
     @click.group(cls=Commands)
@@ -98,8 +98,8 @@ def test_ctrl_c_is_told_from_a_failure():
     assert (done.exit_code, done.output) == (130, "Interrupted.\n")
 
 
-def test_bash_completes_commands_options_keys_and_names():
-    """As README has it."""
+def test_bash_completion():
+    """The README shows this completion."""
     script = """
         eval "$(_MEGAPTM_COMPLETE=bash_source megaptm)"
         COMP_WORDS=(megaptm evaluate --r) COMP_CWORD=2
@@ -126,18 +126,18 @@ def test_bash_completes_commands_options_keys_and_names():
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["train.stpes=1"], "unknown key train.stpes; did you mean train.steps?"),
         (["layout.tensor=3"], "layout.tensor (3) must divide the 4 attention heads of gpt2/custom."),
         (["layout.pipeline=3"], "layout.pipeline (3) must divide the 4 layers of gpt2/custom."),
     ],
 )
-def test_a_mistake_in_the_config_is_one_sentence_and_leaves_nothing(tmp_path, overrides, told):
+def test_config_error_leaves_no_run_folder(tmp_path, overrides, message):
     done = megaptm("train", TINY, f"run={tmp_path / 'run'}", *overrides)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
-    assert told in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
 
@@ -151,7 +151,7 @@ def test_more_processes_than_the_layout_needs_are_refused(tmp_path, monkeypatch)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_not_one_is_told(tmp_path):
+def test_folder_without_a_run_is_refused(tmp_path):
     done = megaptm("report", str(tmp_path))
     assert done.returncode == 2
     assert "is not the folder of a run" in done.stderr
@@ -176,41 +176,41 @@ def test_from_text_to_shards(tmp_path):
     assert "train-000000.tar" in damaged.stdout
 
 
-def test_a_mistake_in_a_build_is_one_sentence(tmp_path):
+def test_build_error_is_one_sentence(tmp_path):
     done = megaptm("corpus", "build", "nowhere", "out=corpus", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_build_without_a_place_says_how_to_give_one(tmp_path):
+def test_build_without_out_is_refused(tmp_path):
     done = megaptm("corpus", "build", "nowhere", cwd=tmp_path)
     assert done.returncode == 2
     assert "add out=corpora/NAME" in done.stderr
 
 
-def test_a_family_that_is_mistyped_is_told_the_nearest():
+def test_mistyped_family_suggests_the_nearest():
     done = megaptm("families", "gtp2")
     assert done.returncode == 2
     assert done.stderr == "error: unknown family gtp2; did you mean gpt2?\n"
 
 
-def test_families_are_listed_without_reading_their_configs(monkeypatch):
-    """There are hundreds: it took seconds without a word."""
+def test_families_list_reads_no_configs(monkeypatch):
+    """Reading hundreds of configs took seconds without any output."""
     from megaptm.__main__ import main
 
     monkeypatch.setattr("megaptm.config.read.read_file", None)
     assert "gpt3-banded: decoder" in CliRunner().invoke(main, ["families"], catch_exceptions=False).output
 
 
-def test_json_is_json_whatever_the_numbers(capsys):
-    """Python's own writer prints `Infinity` and `NaN`, at which every other reader stops."""
+def test_json_has_null_for_nan_and_infinity(capsys):
+    """Python's own JSON writer prints `Infinity` and `NaN`, which other readers reject."""
     from megaptm.__main__ import main
     from megaptm.commands.output import print_json
 
     print_json({"limit": float("inf"), "step": (1.5, float("nan")), "nodes": {"1": None}})
-    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    assert found == {"limit": None, "step": [1.5, None], "nodes": {"1": None}}
+    parsed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert parsed == {"limit": None, "step": [1.5, None], "nodes": {"1": None}}
     for words, command in all_commands(main):
         if "--json" in [name for option in command.params for name in option.opts]:
             assert command.callback.__globals__.get("print_json") is print_json, words
@@ -224,7 +224,7 @@ def test_json_is_json_whatever_the_numbers(capsys):
         ["corpus", "retrieve", "a", "--out=b", "--threshold=nan"],
     ],
 )
-def test_an_option_is_a_number(words):
+def test_invalid_numeric_options_are_refused(words):
     done = megaptm(*words)
     assert done.returncode == 2
     assert "is not a finite number" in done.stderr
@@ -270,7 +270,7 @@ def test_an_option_is_a_number(words):
     ],
     ids=lambda value: " ".join(value).removeprefix("config show ") if isinstance(value, list) else "",
 )
-def test_an_unknown_word_gets_a_remedy(words, remedy):
+def test_unknown_words_get_a_remedy(words, remedy):
     from megaptm.__main__ import main
 
     done = CliRunner().invoke(main, words, prog_name="megaptm")

@@ -1,4 +1,4 @@
-"""Options that no page shows: what each changes, by the command line."""
+"""Effects of command options that no page shows."""
 
 import json
 from pathlib import Path
@@ -25,35 +25,37 @@ from tests.train.runs import build, save_untrained, write_text
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A corpus, and a run whose one checkpoint is that of step 7."""
+    """Return a corpus, and a run with one checkpoint, of step 7."""
     folder = tmp_path_factory.mktemp("gpt2")
     made = build(write_text(folder / "tales"), folder / "corpus", "gpt2")
     return made, save_untrained("gpt2", folder / "run", made)[0]
 
 
-def test_an_export_takes_the_step_and_the_numbers_that_are_asked(gpt2, tmp_path):
+def test_export_uses_step_and_dtype(gpt2, tmp_path):
     pytest.importorskip("transformers")
     run_command(export, "hf", gpt2[1], tmp_path / "half", "--step", 7, "--dtype", "bfloat16")
-    assert {one.dtype for one in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.bfloat16}
+    assert {weights.dtype for weights in load_file(tmp_path / "half" / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
     with pytest.raises(GoneError, match=r"has no checkpoint of step 8: it has \[7\]"):
         run_command(export, "hf", gpt2[1], tmp_path / "none", "--step", 8)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_step_that_is_asked_is_the_one_that_is_measured(gpt2):
-    found = json.loads(run_command(evaluate, gpt2[1], "--step", 7, "--rows", 2, "--json"))
-    assert found["step"] == 7
+def test_evaluate_uses_step(gpt2):
+    result = json.loads(run_command(evaluate, gpt2[1], "--step", 7, "--rows", 2, "--json"))
+    assert result["step"] == 7
     with pytest.raises(GoneError, match="has no checkpoint of step 8"):
         run_command(evaluate, gpt2[1], "--step", 8, "--rows", 2)
 
 
-def test_of_one_likeliest_token_that_one_is_said(gpt2):
+def test_top_k_of_1_is_greedy(gpt2):
     says = [generate, gpt2[1], "--prompt", "The cat", "--tokens", 8, "--step", 7]
     assert run_command(*says, "--top-k", 1) == run_command(*says, "--greedy")
     assert run_command(*says, "--top-k", 0) != run_command(*says, "--greedy")
 
 
-def test_longer_answers_cost_what_is_said(tmp_path):
+def test_length_penalty_changes_the_answer(tmp_path):
     made = build(write_text(tmp_path / "tales", documents=8), tmp_path / "corpus", "transformer")
     run, _ = save_untrained("transformer", tmp_path / "run", made)
     says = [generate, run, "--prompt", "The cat", "--tokens", 6, "--beams", 2]
@@ -63,7 +65,7 @@ def test_longer_answers_cost_what_is_said(tmp_path):
     assert run_command(*says[:-2], "--greedy") == run_command(*says[:-1], 1)
 
 
-def test_the_split_that_is_asked_is_shown(gpt2):
+def test_inspect_shows_the_split(gpt2):
     splits = ("train", "validation")
     train, held_out = (run_command(corpus, "inspect", gpt2[0], "--count", 2, "--split", name) for name in splits)
     assert train != held_out
@@ -71,11 +73,11 @@ def test_the_split_that_is_asked_is_shown(gpt2):
         run_command(corpus, "inspect", gpt2[0], "--split", "test")
 
 
-def test_a_tokenizer_has_the_sentinels_and_the_digits_that_are_asked(tmp_path):
+def test_tokenizer_sentinels_and_digits(tmp_path):
     (tmp_path / "text.txt").write_text("the year 1234 and the year 1234 and the year 12\n" * 50)
     words = ["train", tmp_path / "text.txt", "--out", tmp_path / "out", "--kind", "unigram", "--vocabulary", 200]
     run_command(tokenizer, *words)
-    assert len(load(tmp_path / "out").special.sentinels) == 100  # T5's
+    assert len(load(tmp_path / "out").special.sentinels) == 100  # of T5
     with pytest.raises(UserError, match="is not empty"):
         run_command(tokenizer, *words)
     run_command(tokenizer, *words, "--sentinels", 3, "--digits", "--overwrite")
@@ -84,17 +86,17 @@ def test_a_tokenizer_has_the_sentinels_and_the_digits_that_are_asked(tmp_path):
     assert {"1", "2", "3", "4"} <= {made.name(id_) for id_ in made.encode("1234").tolist()}
 
 
-def test_a_teacher_that_is_asked_for_days_says_in_a_log_how_far_it_is(monkeypatch, tmp_path):
-    clock = iter([0.0, 30.0, 70.0, 71.0, 80.0])  # begun; asked; asked, and noted; asked
+def test_cache_logits_logs_progress(monkeypatch, tmp_path):
+    clock = iter([0.0, 30.0, 70.0, 71.0, 80.0])  # start; request; request with a log line; request
     monkeypatch.setattr("megaptm.commands.cache_logits.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
-    def asked(config, *, tell, **_):
+    def run_teacher(config, *, tell, **_):
         for done in (10, 20, 30):
             tell(done, 40)
         return SimpleNamespace(manifest=SimpleNamespace(samples={}), missing=2, samples=30)
 
-    monkeypatch.setattr("megaptm.inference.teacher_logits.cache_logits", asked)
-    said = CliRunner().invoke(cache_logits, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
-    assert said.exit_code == 0, said.output
-    assert "20 of 40 samples" in said.stderr
-    assert len(said.stderr.splitlines()) == 1
+    monkeypatch.setattr("megaptm.inference.teacher_logits.cache_logits", run_teacher)
+    lines = CliRunner().invoke(cache_logits, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
+    assert lines.exit_code == 0, lines.output
+    assert "20 of 40 samples" in lines.stderr
+    assert len(lines.stderr.splitlines()) == 1

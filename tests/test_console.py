@@ -1,4 +1,4 @@
-"""Texts and names from outside are shown on the terminal as they are, and never obeyed by it."""
+"""Untrusted texts and names are shown literally on the terminal."""
 
 import io
 
@@ -32,17 +32,17 @@ def shown(renderable):
 
 
 @pytest.mark.parametrize("text", ["[red]x[/red]", "[/]", "a]b[c", ":smile:", "[link=http://a]x[/link]"])
-def test_markup_in_a_text_is_text(text):
+def test_markup_is_shown_literally(text):
     assert shown(text) == f"{text}\n"
 
 
-def test_no_escape_sequence_of_a_cell_reaches_the_terminal():
+def test_escape_sequences_in_tables_are_escaped():
     table = Table("\x1b[2J")
     table.add_row("\x1b[31m[bold]")
     assert "\x1b[2J" not in shown(table)
     assert r"\x1b[31m[bold]" in shown(table)
 
 
-def test_lines_of_commands_are_escaped(capsys):
+def test_echo_escapes_control_characters(capsys):
     echo("run \x1b[2J is there")
     assert capsys.readouterr().out == "run \\x1b[2J is there\n"

@@ -1,4 +1,4 @@
-"""A constant has one value: one that is bound twice in a module has the last, also for what is written above it."""
+"""A module binds each constant once."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ from tests import ROOT
 
 
 def bound(path: Path) -> list[str]:
-    """Upper-case names that a module binds at its top level."""
+    """Return the upper-case names that a module binds at its top level."""
     names = []
     for statement in ast.parse(path.read_text(encoding="utf-8")).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
@@ -16,7 +16,7 @@ def bound(path: Path) -> list[str]:
     return names
 
 
-def test_no_module_binds_a_constant_twice():
+def test_constants_are_bound_once():
     modules = {
         str(path): bound(path) for package in ("megaptm", "data_pipeline") for path in (ROOT / package).rglob("*.py")
     }

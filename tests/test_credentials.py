@@ -1,4 +1,4 @@
-"""Which URLs hold a secret."""
+"""Detection of secrets in URLs."""
 
 import pytest
 
@@ -36,7 +36,7 @@ from megaptm.credentials import has_credentials, without_credentials
         "docker://user:hunter2@registry/image",
     ],
 )
-def test_a_secret_in_a_url_is_seen(text):
+def test_secret_in_a_url_is_found(text):
     assert has_credentials(text)
 
 
@@ -61,16 +61,16 @@ def test_a_secret_in_a_url_is_seen(text):
         "train.steps=3",
     ],
 )
-def test_what_has_none_is_left_alone(text):
+def test_text_without_secret_is_accepted(text):
     assert not has_credentials(text)
 
 
-def test_a_word_of_a_mebibyte_is_searched_in_linear_time():
+def test_long_word_is_searched_in_linear_time():
     assert not has_credentials("x1" * 2**19)
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("message", "expected"),
     [
         (
             'Could not connect to the endpoint URL: "http://me:hunter2@10.0.0.1:9000/web"',
@@ -83,5 +83,5 @@ def test_a_word_of_a_mebibyte_is_searched_in_linear_time():
         ("no answer from http://host:5000/a@b?page=2", "no answer from http://host:5000/a@b?page=2"),
     ],
 )
-def test_what_libraries_say_is_told_without_the_secrets_in_it(said, told):
-    assert without_credentials(said) == told
+def test_secrets_are_removed_from_messages(message, expected):
+    assert without_credentials(message) == expected

@@ -1,4 +1,4 @@
-"""Out to Hugging Face's format and back by the command line, with nothing lost on the way."""
+"""Export to Hugging Face's format and import again by the command line, without loss."""
 
 import json
 
@@ -26,7 +26,7 @@ CLASSES = {"gpt2": "AutoModelForCausalLM", "bert": "BertForPreTraining", "t5": "
 
 @pytest.fixture(scope="module", params=list(CLASSES))
 def exported(request, tmp_path_factory):
-    """(family, corpus, run, folder that `export hf` wrote)"""
+    """Return family, corpus, run and the folder of `export hf`."""
     family, folder = request.param, tmp_path_factory.mktemp(request.param)
     corpus = build(write_text(folder / "tales"), folder / "corpus", family)
     run, _ = save_untrained(family, folder / "run", corpus)
@@ -34,10 +34,10 @@ def exported(request, tmp_path_factory):
     return family, corpus, run, folder / "exported"
 
 
-def test_an_exported_model_gives_the_same_logits_in_transformers(exported):
+def test_exported_model_has_equal_logits_in_transformers(exported):
     family, _, run, folder = exported
     trained = load_model(run)
-    theirs = getattr(transformers, CLASSES[family]).from_pretrained(folder).eval()
+    reference = getattr(transformers, CLASSES[family]).from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokens = tokenizer("The cat saw the hat.", return_tensors="pt")["input_ids"]
     batch = {"tokens": tokens}
@@ -47,28 +47,28 @@ def test_an_exported_model_gives_the_same_logits_in_transformers(exported):
     if family == "t5":
         batch["decoder_tokens"] = more["decoder_input_ids"] = torch.tensor([[0, 5, 6]])
     with torch.inference_mode():
-        ours, said = trained.model.logits(batch), theirs(input_ids=tokens, **more)
+        model, logits = trained.model.logits(batch), reference(input_ids=tokens, **more)
     if family == "bert":
-        torch.testing.assert_close(said.prediction_logits, ours["mlm"], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(said.seq_relationship_logits, ours["next-sentence"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits.prediction_logits, model["mlm"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits.seq_relationship_logits, model["next-sentence"], rtol=1e-4, atol=1e-5)
     else:
-        torch.testing.assert_close(said.logits, ours["lm"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits.logits, model["lm"], rtol=1e-4, atol=1e-5)
 
 
-def test_an_imported_model_has_the_same_loss(exported, tmp_path):
+def test_imported_model_has_equal_loss(exported, tmp_path):
     _, corpus, run, folder = exported
     again = tmp_path / "again"
     same = [f"data.mix={{{corpus}: 1}}", "data.sequence=32", "layout.microbatch=2"]
-    told = run_command(imports, "hf", folder, again, *same)
-    assert told.startswith(f"{folder} is step 0 of {again}")
-    assert f"train {again}" in told
-    assert "corpus build" not in told
+    output = run_command(imports, "hf", folder, again, *same)
+    assert output.startswith(f"{folder} is step 0 of {again}")
+    assert f"train {again}" in output
+    assert "corpus build" not in output
     before, after = (json.loads(run_command(evaluate, where, "--rows", "8", "--json")) for where in (run, again))
     assert after["losses"] == before["losses"]
     assert (before["step"], after["step"]) == (7, 0)
 
 
-def test_training_goes_on_from_an_imported_model(tmp_path):
+def test_imported_model_can_be_trained(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "gpt2")
     first, again, folder = tmp_path / "first", tmp_path / "again", tmp_path / "exported"
     megaptm("train", *settings("gpt2", first, corpus, "train.steps=12"))
@@ -80,40 +80,40 @@ def test_training_goes_on_from_an_imported_model(tmp_path):
     special = trained.tokenizer.special
     mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
     batch = as_tensors(stacked(mix, range(config.train.batch)))
-    total, asked = trained.model(batch)["lm"]
+    total, words = trained.model(batch)["lm"]
 
     megaptm("train", again, "train.steps=2", "train.log_every=1", "track.enabled=false", "layout.tensor=2")
     resumed = next(event for event in read_events(again) if event["kind"] == "resume")
     assert resumed["step"] == 0
     losses = {record["step"]: record["loss"] for record in read_metrics(again) if "loss" in record}
-    assert losses[1] == pytest.approx(float(total / asked), rel=1e-5)
+    assert losses[1] == pytest.approx(float(total / words), rel=1e-5)
     assert load_model(again).step == 2
 
 
-def test_unilm_goes_on_from_a_bert_by_its_own_config(tmp_path):
-    """arXiv:1905.03197, 2.4: its weights begin as BERT's."""
+def test_unilm_starts_from_bert(tmp_path):
+    """arXiv:1905.03197, section 2.4: the weights are initialized from BERT."""
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     run, _ = save_untrained("bert", tmp_path / "bert", corpus)
     run_command(export, "hf", run, tmp_path / "exported")
     again = tmp_path / "unilm"
-    told = run_command(imports, "hf", tmp_path / "exported", again, "model.family=unilm")
-    assert "unilm/custom" in told
-    begun = load_model(again).model.embed.segment.weight
+    output = run_command(imports, "hf", tmp_path / "exported", again, "model.family=unilm")
+    assert "unilm/custom" in output
+    initial = load_model(again).model.embed.segment.weight
     megaptm("train", *settings("unilm", again, corpus, "train.steps=1", "train.log_every=1"))
     assert next(event for event in read_events(again) if event["kind"] == "resume")["step"] == 0
     moved = load_model(again)
     assert (moved.step, moved.config.objective) == (1, "unilm")
-    assert not moved.model.embed.segment.weight.equal(begun)
+    assert not moved.model.embed.segment.weight.equal(initial)
 
 
-def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
+def test_failed_import_leaves_no_files(exported, tmp_path):
     _, _, run, folder = exported
     cases = [
         (["train.stpes=4"], "unknown key train.stpes"),
         (["model.layers=3"], "only model.dropout and model.attention_dropout can be set"),
     ]
-    for overrides, told in cases:
-        with pytest.raises(UserError, match=told):
+    for overrides, errors in cases:
+        with pytest.raises(UserError, match=errors):
             run_command(imports, "hf", folder, tmp_path / "again", *overrides)
         assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match=r"is a model in Hugging Face's format, and no run: begin one with it"):
@@ -127,29 +127,29 @@ def test_nothing_is_left_of_an_import_that_cannot_be(exported, tmp_path):
         run_command(imports, "hf", folder, tmp_path / "full")
 
 
-def test_a_head_that_a_model_came_without_begins_afresh_and_that_is_said(tmp_path):
+def test_missing_head_is_initialized_and_reported(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     run, _ = save_untrained("bert", tmp_path / "run", corpus)
     run_command(export, "hf", run, tmp_path / "whole")
-    theirs = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "whole")
-    theirs.save_pretrained(tmp_path / "exported")
+    reference = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "whole")
+    reference.save_pretrained(tmp_path / "exported")
     transformers.AutoTokenizer.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "exported")
 
-    told = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
+    output = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
     absent = "head.next-sentence.pooler, head.next-sentence.classify"
-    assert f"has no {absent}: initialized from train.seed=5" in told
+    assert f"has no {absent}: initialized from train.seed=5" in output
     again = tmp_path / "again"
-    assert f"out={again}/corpus tokenizer={again}/tokenizer" in told
+    assert f"out={again}/corpus tokenizer={again}/tokenizer" in output
     [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
     assert event["fresh"] == absent.split(", ")
-    ours, before = (dict(load_model(place).model.named_parameters()) for place in (tmp_path / "again", run))
-    for name, value in ours.items():
+    model, before = (dict(load_model(folder).model.named_parameters()) for folder in (tmp_path / "again", run))
+    for name, value in model.items():
         fresh = name.startswith("head.next-sentence")
         expected = initial_value(load_model(run).spec, name, tuple(value.shape), 5) if fresh else before[name]
         assert value.equal(expected), name
 
 
-def test_a_published_size_is_known_by_its_name(tmp_path):
+def test_published_size_is_recognized(tmp_path):
     from megaptm.families import CATALOGUE
     from megaptm.hub.import_run import _size_name
     from megaptm.spec import published
@@ -158,10 +158,10 @@ def test_a_published_size_is_known_by_its_name(tmp_path):
     assert _size_name(published(CATALOGUE["gpt2"], "medium")) == "medium"
 
 
-def test_an_export_says_how_it_is_loaded_and_what_it_left_out(tmp_path):
+def test_export_prints_how_to_load_it(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
-    asked = "objective={replaced-token-detection: {}, next-sentence: {}}"
-    run, _ = save_untrained("electra", tmp_path / "run", corpus, asked)
+    words = "objective={replaced-token-detection: {}, next-sentence: {}}"
+    run, _ = save_untrained("electra", tmp_path / "run", corpus, words)
     lines = run_command(export, "hf", run, tmp_path / "out").splitlines()
     names = {"transformers": transformers}
     loaded = [type(eval(line.strip(), names)).__name__ for line in lines if line.startswith("  transformers.")]

@@ -1,4 +1,4 @@
-"""The container recipes: what they put beside the torch of NVIDIA's image can be resolved, and they say the same."""
+"""Container recipes: their packages can be installed beside the torch of NVIDIA's image, and both recipes are equal."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from tests import ROOT
 DOCKERFILE = (ROOT / "cluster/Dockerfile").read_text(encoding="utf-8")
 APPTAINER = (ROOT / "cluster/megaptm.def").read_text(encoding="utf-8")
 TORCH = {"25.10": "2.9.0a0+145a3a7bda.nv25.10", "25.12": "2.10.0a0+b4e4ee81d3.nv25.12"}
-"""Of images, by NVIDIA's release notes. An image that is not here: look its torch up, and add it."""
+"""torch version by image, from NVIDIA's release notes. For a new image, look up its torch and add it."""
 PYTHON = "3.12"
 
 
@@ -24,7 +24,7 @@ def pinned(recipe):
 
 
 def resolve(folder, torch):
-    """What uv says of megaptm beside this torch, which stands in `folder` as a wheel without content."""
+    """Return uv's output for megaptm with this torch, which `folder` holds as an empty wheel."""
     about, folder = f"torch-{torch}.dist-info", folder / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / f"torch-{torch}-py3-none-any.whl", "w") as wheel:
@@ -36,34 +36,34 @@ def resolve(folder, torch):
     return uv("pip", "compile", "pyproject.toml", *extras, f"--constraint={folder}/torch.txt", f"--find-links={folder}")
 
 
-def uv(*words, given=None):
+def uv(*words, package=None):
     program = Path(sys.executable).with_name("uv")
     if not program.exists():
         pytest.skip("needs uv, which .ci/environment installs where it can be had")
-    return subprocess.run([program, *words], cwd=ROOT, input=given, capture_output=True, text=True, timeout=300)
+    return subprocess.run([program, *words], cwd=ROOT, input=package, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
 def registry():
-    """Skips where no registry of packages answers."""
-    found = uv("pip", "compile", "-", "--no-header", given="megatron-core>=0.16.1,<0.17\n")
-    if found.returncode:
-        pytest.skip(f"no package registry answers: {found.stderr.strip().splitlines()[-1]}")
+    """Skip if no package registry answers."""
+    result = uv("pip", "compile", "-", "--no-header", package="megatron-core>=0.16.1,<0.17\n")
+    if result.returncode:
+        pytest.skip(f"no package registry answers: {result.stderr.strip().splitlines()[-1]}")
 
 
-def test_all_that_is_needed_can_be_installed_beside_the_images_torch(registry, tmp_path):
+def test_requirements_resolve_with_the_torch_of_the_image(registry, tmp_path):
     done = resolve(tmp_path, TORCH[pinned(DOCKERFILE)])
     assert done.returncode == 0, done.stderr
     assert f"torch=={TORCH[pinned(DOCKERFILE)]}\n" in done.stdout
 
 
-def test_an_image_whose_torch_pip_counts_as_too_old_is_seen_to_be(registry, tmp_path):
+def test_image_with_too_old_torch_is_detected(registry, tmp_path):
     done = resolve(tmp_path, TORCH["25.10"])
     assert done.returncode
     assert "megaptm depends on torch>=2.9 and torch==2.9.0a0" in " ".join(done.stderr.split())
 
 
-def test_the_two_recipes_do_the_same():
+def test_both_recipes_are_equal():
     assert pinned(DOCKERFILE) == pinned(APPTAINER)
     copied = re.findall(r"^COPY (.+) /opt", DOCKERFILE, re.M)
     listed = re.findall(r"^    (\S+) /opt/megaptm/", APPTAINER, re.M)
@@ -74,12 +74,12 @@ def test_the_two_recipes_do_the_same():
 
 
 @pytest.mark.parametrize("torch", TORCH.values())
-def test_a_torch_of_nvidias_counts_as_the_release_that_it_is_built_of(torch):
-    [good] = check_versions({**installed_versions(), "torch": torch})
-    assert (good.state, torch in good.message) == ("ok", True)
+def test_nvidia_torch_counts_as_its_release(torch):
+    [finding] = check_versions({**installed_versions(), "torch": torch})
+    assert (finding.state, torch in finding.message) == ("ok", True)
 
 
-def test_a_torch_of_nvidias_that_is_too_old_is_not_to_be_replaced_alone():
+def test_too_old_nvidia_torch_needs_a_newer_image():
     [fault] = check_versions({**installed_versions(), "torch": "2.8.0a0+5228986c39.nv25.06"})
     assert fault.message == (
         "torch is 2.8.0a0+5228986c39.nv25.06, megaptm needs >=2.9: use a newer NVIDIA image; its other libraries do "

@@ -1,4 +1,4 @@
-"""Imports point one way: the table says who may import whom, the walk reads every module, inside functions too."""
+"""Imports point one way: a table of allowed imports, compared with all modules, also inside functions."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from tests import ROOT
 
-# Package -> those it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
+# Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.console`,
 # `megaptm.python_path` and `megaptm` itself (its version) are common.
 NO_TORCH = {
     "spec": (),
@@ -153,7 +153,7 @@ def modules(package):
 
 
 def imported(path):
-    """Dotted names that a module imports, with the line."""
+    """Return the dotted names that a module imports, with their lines."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -167,7 +167,8 @@ def imported(path):
 
 
 def part(name):
-    """`megaptm.train.loop` -> `train`; None outside megaptm, and for what is common."""
+    """Return the package of a dotted name: `train` for `megaptm.train.loop`; None outside megaptm, and for common
+    modules."""
     words = name.split(".")
     if (
         words[0] != "megaptm"
@@ -193,22 +194,22 @@ def violations():
                 yield f"{path.relative_to(ROOT)}:{line}: data_pipeline may not import {name}"
 
 
-def test_no_import_points_the_wrong_way():
+def test_imports_follow_the_table():
     assert list(violations()) == []
 
 
-def test_the_table_says_no_more_than_is_so():
+def test_table_has_no_unused_imports():
     used: dict[str, set[str]] = {name: set() for name in MAY_IMPORT}
     for path in modules("megaptm"):
         own = part(".".join(path.relative_to(ROOT).with_suffix("").parts))
         if own in used:
             used[own] |= {other for name, _ in imported(path) if (other := part(name)) not in (None, own)}
-    assert used == {name: set(others) for name, others in MAY_IMPORT.items()}
+    assert used == {name: set(unused) for name, unused in MAY_IMPORT.items()}
     of_pipeline = {part(name) for path in modules("data_pipeline") for name, _ in imported(path)} - {None}
     assert of_pipeline == {*PIPELINE_MAY_IMPORT}
 
 
-def test_the_table_names_every_part_and_has_no_circle():
+def test_table_is_complete_and_acyclic():
     parts = {part(".".join(path.relative_to(ROOT).with_suffix("").parts)) for path in modules("megaptm")} - {None}
     assert parts <= {*MAY_IMPORT, *ENTRY_POINTS}
     done = set()
@@ -218,28 +219,28 @@ def test_the_table_names_every_part_and_has_no_circle():
         done.update(ready)
 
 
-# Benchmarks may: it is the peer that some of them measure.
+# Benchmarks may import it, because some compare with it.
 @pytest.mark.parametrize("package", ["megaptm", "data_pipeline", "tests"])
 def test_only_parallel_imports_megatron(package):
-    found = [
+    imports = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in modules(package)
         if path.relative_to(ROOT).parts[:2] not in (("megaptm", "parallel"), ("tests", "parallel"), ("tests", "cuda"))
         for name, line in imported(path)
         if name.split(".")[0] == "megatron"
     ]
-    assert found == []
+    assert imports == []
 
 
-def test_data_reads_without_torch_except_in_the_loader():
-    found = [
+def test_data_imports_torch_only_in_the_loader():
+    imports = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules("megaptm/data")
         if path.name not in ("loader.py", "dataset.py")
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, (ast.Import, ast.ImportFrom)) and "torch" in ast.unparse(node)
     ]
-    assert found == []
+    assert imports == []
 
 
 @pytest.mark.parametrize(
@@ -257,13 +258,13 @@ def test_data_reads_without_torch_except_in_the_loader():
         "__init__",
     ],
 )
-def test_plain_parts_never_load_torch(name):
+def test_torch_free_packages(name):
     loading = f"import importlib, sys; importlib.import_module('megaptm.{name}'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", loading], check=False, cwd=ROOT).returncode == 0
 
 
-def test_no_public_name_of_a_type_stands_twice():
-    """Of a class, or of an alias: `Piece = tuple[int, int]`."""
+def test_public_type_names_are_unique():
+    """Name of a class, or of a type alias: `Piece = tuple[int, int]`."""
     where: dict[str, list[str]] = {}
     for path in [*modules("megaptm"), *modules("data_pipeline")]:
         for name in filter(_names_a_type, _names(ast.parse(path.read_text(encoding="utf-8")))):
@@ -272,7 +273,7 @@ def test_no_public_name_of_a_type_stands_twice():
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
-    """What a module defines at its top, but type variables, whose names are their modules' own."""
+    """Return the top-level definitions of a module, without type variables."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield node.name

@@ -1,7 +1,7 @@
-"""Nothing is read in a way that lets what is read run code: whoever can write a file would run code in the reader.
+"""No file is read in a way that can run code from it.
 
-What Ray and torch send between their own processes is theirs. Tests may pickle in memory, as Ray does, and write
-pickles for others to refuse.
+Ray and torch may pickle between their own processes. Tests may pickle in memory, and write pickles that must be
+refused.
 """
 
 import ast
@@ -15,12 +15,12 @@ from tests import ROOT
 PARTS = ("megaptm", "data_pipeline", "benchmarks", "cluster", "slurm", "docs", "tests")
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 UNSAFE = {"unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "read_pickle", "Unpickler", "UnsafeLoader"}
-"""Names that nobody uses: of yaml, pandas and pickle."""
+"""Unused names of yaml, pandas and pickle."""
 
 
-def found(source: str, *, test: bool = False) -> list[str]:
-    """What a module reads unsafely, with lines."""
-    return [f"{node.lineno}: {what}" for node in ast.walk(ast.parse(source)) for what in _unsafe(node, test)]
+def unsafe_reads(source: str, *, test: bool = False) -> list[str]:
+    """Return the unsafe reads of a module, with lines."""
+    return [f"{node.lineno}: {problem}" for node in ast.walk(ast.parse(source)) for problem in _unsafe(node, test)]
 
 
 def _unsafe(node: ast.AST, test: bool) -> Iterator[str]:
@@ -39,31 +39,31 @@ def _unsafe(node: ast.AST, test: bool) -> Iterator[str]:
 
 def _unsafe_call(node: ast.Call) -> Iterator[str]:
     name = ast.unparse(node.func)
-    given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
     if name in ("torch.load", "torch.hub.load", "pickle.load"):
-        if given.get("weights_only") != "True":
+        if keywords.get("weights_only") != "True":
             yield name
     elif name.endswith(("yaml.load", "yaml.load_all")):
-        # Loaders of our own are subclasses of yaml's safe ones: they are named so.
-        loader = given.get("Loader") or (ast.unparse(node.args[1]) if len(node.args) > 1 else "")
+        # Loaders of megaptm are subclasses of yaml's safe loaders, and named so.
+        loader = keywords.get("Loader") or (ast.unparse(node.args[1]) if len(node.args) > 1 else "")
         if "Safe" not in loader:
             yield name
-    if given.get("allow_pickle", "False") != "False":
-        yield f"{name}(allow_pickle={given['allow_pickle']})"
-    if given.get("trust_remote_code", "False") != "False":
-        yield f"{name}(trust_remote_code={given['trust_remote_code']})"
+    if keywords.get("allow_pickle", "False") != "False":
+        yield f"{name}(allow_pickle={keywords['allow_pickle']})"
+    if keywords.get("trust_remote_code", "False") != "False":
+        yield f"{name}(trust_remote_code={keywords['trust_remote_code']})"
 
 
 def modules() -> list[Path]:
     return [path for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
 
 
-def test_nothing_is_read_that_can_run_code():
+def test_no_module_reads_unsafely():
     assert len(modules()) > 300
     unsafe = {
-        str(path.relative_to(ROOT)): some
+        str(path.relative_to(ROOT)): problems
         for path in modules()
-        if (some := found(path.read_text(encoding="utf-8"), test=path.is_relative_to(ROOT / "tests")))
+        if (problems := unsafe_reads(path.read_text(encoding="utf-8"), test=path.is_relative_to(ROOT / "tests")))
     }
     assert unsafe == {}
 
@@ -87,8 +87,8 @@ def test_nothing_is_read_that_can_run_code():
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
     ],
 )
-def test_each_unsafe_way_is_seen(source):
-    assert found(source)
+def test_unsafe_reads_are_found(source):
+    assert unsafe_reads(source)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_each_unsafe_way_is_seen(source):
         "AutoModel.from_pretrained(name, trust_remote_code=False)",
     ],
 )
-def test_safe_ways_are_left_alone(source):
-    assert found(source) == []
+def test_safe_reads_are_accepted(source):
+    assert unsafe_reads(source) == []
 
 
-def test_a_test_may_pickle_in_memory_but_not_read_a_pickle():
-    assert found("import pickle\npickle.loads(pickle.dumps(1))", test=True) == []
-    assert found("import pickle\npickle.load(file)", test=True)
+def test_tests_may_pickle_only_in_memory():
+    assert unsafe_reads("import pickle\npickle.loads(pickle.dumps(1))", test=True) == []
+    assert unsafe_reads("import pickle\npickle.load(file)", test=True)

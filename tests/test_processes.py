@@ -1,4 +1,4 @@
-"""A process that has ended but was not waited for has no command line, no environment, and does not live."""
+"""Inspection of zombies and of ended processes."""
 
 import platform
 import subprocess
@@ -21,24 +21,24 @@ def zombie():
     program.wait()
 
 
-def test_a_zombie_is_looked_at_in_peace(zombie):
+def test_zombie_can_be_inspected(zombie):
     assert (command_of(zombie), environment_of(zombie), is_alive(zombie)) == ([], {}, False)
     assert survivors([zombie, zombie.pid], seconds=0.1) == []
 
 
-def test_one_that_is_gone_is_looked_at_in_peace(zombie):
+def test_ended_process_can_be_inspected(zombie):
     gone = zombie.pid
     psutil.wait_procs([zombie], timeout=0.1)
     assert survivors([gone], seconds=0.1) == []
 
 
-def test_one_that_lives_is_told():
+def test_living_process_is_reported():
     own = psutil.Process()
     assert command_of(own) == own.cmdline()
     assert survivors([own], seconds=0.1) == [own]
 
 
-def test_a_child_that_looks_like_its_parent_is_left_out():
+def test_forked_child_is_left_out():
     forked = subprocess.Popen(
         [sys.executable, "-c", "import os, time; print(os.fork(), flush=True); time.sleep(60)"], stdout=subprocess.PIPE
     )
@@ -84,7 +84,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
 @pytest.mark.parametrize("older", [False, True])
-def test_freed_memory_stays_also_where_glibc_refuses_a_high_threshold(older):
-    """Pages of 64 MiB that come anew from Linux the second time: 16,384 of 4 KiB where it is given back."""
+def test_freed_memory_is_kept_with_old_glibc(older):
+    """Page faults for 64 MiB that is allocated again: 16,384 if the memory was returned to Linux."""
     command = [sys.executable, "-c", FAULTS.format(older=older)]
     assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) < 10

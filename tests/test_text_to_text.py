@@ -1,4 +1,4 @@
-"""Tasks as text from the first command to the last: pairs are read, learned, answered, exported, answered again."""
+"""Text-to-text tasks from build to export: pairs are read, learned, generated, exported, and generated again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = (
 
 
 def write_pairs(folder: Path) -> list[str]:
-    """Texts of three words, and what each task makes of them, a line each; texts that are in none of the files."""
+    """Write texts of three words and their outputs for each task, one per line; return unseen texts."""
     texts = [" ".join(words) for words in product(*map(str.split, WORDS))]
     random.Random(0).shuffle(texts)
     held_out, shown = texts[:8], texts[8:]
@@ -38,7 +38,7 @@ def write_pairs(folder: Path) -> list[str]:
     return held_out
 
 
-def test_texts_that_were_never_seen_are_answered_by_their_task(tmp_path: Path) -> None:
+def test_unseen_texts_are_answered_by_task(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     held_out, corpus, run, exported = write_pairs(tmp_path), *(tmp_path / name for name in ("corpus", "run", "out"))
     pairs = (
@@ -49,16 +49,16 @@ def test_texts_that_were_never_seen_are_answered_by_their_task(tmp_path: Path) -
     mix = f"data.mix={{{corpus}: 1}}"
     megaptm("train", ROOT / "configs/t5/tiny.yaml", f"run={run}", mix, "objective=text-to-text", *SETTINGS)
     prompts = [f"{name}: {text}" for text in held_out for name in TASKS]
-    said = [run_command(generate, run, "--prompt", prompt).strip() for prompt in prompts]
-    wanted = [task(text) for text in held_out for task in TASKS.values()]
-    right = sum(answer == want for answer, want in zip(said, wanted, strict=True))
-    # not all: sums are rounded otherwise on another CPU, and one run in ten says a word in a few answers wrongly
-    assert right >= 0.75 * len(wanted), said
+    answers = [run_command(generate, run, "--prompt", prompt).strip() for prompt in prompts]
+    expected = [task(text) for text in held_out for task in TASKS.values()]
+    correct = sum(answer == want for answer, want in zip(answers, expected, strict=True))
+    # not all: rounding differs between CPUs, and one run in ten gets a few answers wrong
+    assert correct >= 0.75 * len(expected), answers
 
     run_command(export, "hf", run, exported)
-    assert run_command(generate, exported, "--prompt", prompts[-1]).strip() == said[-1]
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported)
+    assert run_command(generate, exported, "--prompt", prompts[-1]).strip() == answers[-1]
+    reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported)
     reading = transformers.AutoTokenizer.from_pretrained(exported)
-    for prompt, answer in zip(prompts, said, strict=True):
-        ids = theirs.generate(**reading(prompt, return_tensors="pt"), max_new_tokens=16, do_sample=False)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = reference.generate(**reading(prompt, return_tensors="pt"), max_new_tokens=16, do_sample=False)
         assert reading.decode(ids[0], skip_special_tokens=True) == answer, prompt

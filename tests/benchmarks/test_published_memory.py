@@ -1,4 +1,4 @@
-"""The planner's memory beside what published runs recorded."""
+"""Planned memory compared with measured memory of published runs."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ RAN = [(source, Row.model_validate(values)) for source in sources() if source.is
 
 
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row.name)
-def test_recorded_memory_is_within_a_tenth(row):
+def test_planned_memory_is_within_10_percent(row):
     assert row.planned() == pytest.approx(row.peak, rel=0.10)
 
 
-def test_all_families_and_all_ways_of_cutting_are_recorded():
+def test_all_families_and_layouts_are_recorded():
     assert {row.shape for row in RECORDED} == {"bert", "gpt", "t5"}
     for name in ("tensor", "pipeline", "virtual"):
         assert {getattr(row, name) for row in RECORDED} >= {1, 4 if name != "virtual" else 3}
@@ -25,7 +25,7 @@ def test_all_families_and_all_ways_of_cutting_are_recorded():
         assert {getattr(row, name) for row in RECORDED} == {False, True}
 
 
-def test_no_run_that_was_published_is_planned_to_need_more_than_its_device_has():
+def test_published_runs_fit_their_devices():
     assert len(RAN) > 200
     for source, row in RAN:
         machine = load_machine(source.machine)
@@ -33,6 +33,6 @@ def test_no_run_that_was_published_is_planned_to_need_more_than_its_device_has()
         assert needed < machine.memory_gib, row.name
 
 
-def test_the_page_shows_this_table():
+def test_page_shows_the_memory_table():
     page = (Path(__file__).parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
     assert markdown() in page, "run benchmarks/planner.py and put its table into docs/planner.md"

@@ -1,4 +1,4 @@
-"""The planner beside published runs: the rows, how near it comes, and that nothing is tuned for one of them."""
+"""Planned times compared with published runs; nothing in the planner is tuned for one of them."""
 
 from pathlib import Path
 from statistics import median
@@ -15,26 +15,26 @@ from megaptm.plan.workload import Workload
 ROWS = compare_all()
 
 
-def test_half_of_the_rows_are_within_a_tenth_and_most_far_nearer():
+def test_half_of_the_rows_are_within_10_percent():
     assert len(ROWS) >= 250
     assert median(abs(row.error) for row in ROWS) < 0.05
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.source.split(':')[0]}: {row.name}")
-def test_a_row_is_within_a_fifth(row):
+def test_rows_are_within_20_percent(row):
     if (row.source, row.name) in MISSES:
         assert abs(row.error) > 0.20, "no miss any more: take it off the list"
     else:
         assert abs(row.error) < 0.20
 
 
-def test_misses_are_few_and_near():
+def test_misses_are_few_and_small():
     assert len(MISSES) <= len(ROWS) / 50
     assert max(abs(row.error) for row in ROWS) < 0.25
 
 
-def test_seconds_from_memory_give_the_utilization_that_a_page_prints():
-    """arXiv:2205.05198, table 5, whose last columns Megatron-LM's README repeats."""
+def test_seconds_give_the_published_utilization():
+    """arXiv:2205.05198, table 5; Megatron-LM's README repeats its last columns."""
     printed = {"22B": 0.415, "175B": 0.514, "530B": 0.560, "1T": 0.563}
     (source,) = [one for one in sources() if "tables 3 and 5" in one.source]
     for values in source.printed():
@@ -45,18 +45,18 @@ def test_seconds_from_memory_give_the_utilization_that_a_page_prints():
             assert work.flops / (row.seconds * row.devices * 312e12) == pytest.approx(printed[size], abs=0.003)
 
 
-def test_every_source_says_what_was_compared_with_its_page():
+def test_sources_state_what_was_compared():
     assert all(source.confirmed for source in sources())
 
 
-def test_every_source_is_the_median_row_within_an_eighth():
+def test_median_row_of_each_source_is_within_an_eighth():
     for source in sources():
         errors = [abs(row.error) for row in ROWS if row.source == source.source]
         assert median(errors) < 0.125, source.source
 
 
-def test_rows_say_what_ran_and_cannot_touch_the_machine():
-    """Nothing in a row is a rate or an efficiency: one model a chip, in its file."""
+def test_rows_hold_no_rates():
+    """A row holds no rate and no efficiency; these are in the machine's file."""
     rates = {*Efficiency.model_fields, *Machine.model_fields} - {"name", "devices", "attention"}
     assert not set(Row.model_fields) & rates
     for source in sources():
@@ -65,21 +65,21 @@ def test_rows_say_what_ran_and_cannot_touch_the_machine():
 
 
 @pytest.mark.parametrize("name", known_machines())
-def test_every_machine_says_where_its_numbers_come_from(name):
+def test_machines_name_their_sources(name):
     machine = load_machine(name)
     assert machine.sources
     assert machine.efficiency.source
 
 
-def test_a_checkpoint_is_as_large_as_blooms():
-    """arXiv:2211.05100, section 3.4, and its chronicles: 2.3 TB, 14 bytes a parameter; ours has no
-    bfloat16 copy."""
+def test_checkpoint_size_of_bloom():
+    """arXiv:2211.05100, section 3.4, and the chronicles: 2.3 TB, 14 bytes per parameter; megaptm stores no bfloat16
+    copy."""
     tebibytes = checkpoint_bytes(load("gpt2/small"), 176_250_000_000) / 12 * 14 / 2**40
     assert tebibytes == pytest.approx(2.3, rel=0.03)
 
 
-def test_operations_are_those_of_the_2021_paper():
-    """arXiv:2104.04473, equation 3, recomputation counted."""
+def test_flops_of_the_2021_paper():
+    """arXiv:2104.04473, equation 3, with recomputation."""
     from megaptm.config import Layout
     from megaptm.plan.step import recomputed_flops
     from megaptm.spec import ModelSpec, Size
@@ -92,7 +92,7 @@ def test_operations_are_those_of_the_2021_paper():
     assert work.flops + recomputed_flops(work) == pytest.approx(paper, rel=1e-9)
 
 
-def test_the_page_shows_these_tables():
+def test_page_shows_the_tables():
     for page, table in {"planner.md": summary(ROWS), "planner-runs.md": markdown(ROWS)}.items():
         text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
         assert table in text, f"run benchmarks/planner.py and put its table into docs/{page}"
