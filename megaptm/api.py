@@ -196,7 +196,7 @@ def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     Returns 0 if the run is complete, and 75 if a signal stopped it after saving: call again to continue. A mistake
     raises UserError (a ValueError), a failure RuntimeError, a second Ctrl-C KeyboardInterrupt.
     """
-    from megaptm.config import override_of
+    from megaptm.config import format_override
     from megaptm.errors import EXIT_INTERRUPTED
     from megaptm.launch.local import train as train_run
 
@@ -205,7 +205,7 @@ def pretrain(config: PathLike | Mapping[str, Any], **overrides: Any) -> int:
     if not config:
         raise UserError("config is empty: name a YAML file, a config that comes with megaptm, or the folder of a run.")
     source = config if isinstance(config, Mapping) else Path(config)
-    code = train_run(source, [override_of(key, value) for key, value in overrides.items()])
+    code = train_run(source, [format_override(key, value) for key, value in overrides.items()])
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if code not in (0, EXIT_CONTINUE):

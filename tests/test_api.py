@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 import megaptm
 from megaptm.commands.evaluate import evaluate as measure
 from megaptm.commands.generate import generate
+from megaptm.config import format_override
 from megaptm.config import load as load_config
-from megaptm.config import override_of
 from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate
@@ -153,7 +153,8 @@ def test_config_mapping_equals_config_file(tmp_path):
     expected = read_config(CONFIGS / "gpt2/tiny.yaml", typed)
     assert read_config({"extends": CONFIGS / "gpt2/tiny.yaml", **changes}) == expected
     assert (
-        read_config({"extends": "gpt2/tiny"}, [override_of(key, value) for key, value in changes.items()]) == expected
+        read_config({"extends": "gpt2/tiny"}, [format_override(key, value) for key, value in changes.items()])
+        == expected
     )
     with pytest.raises(megaptm.UserError, match=r"the given config: .*use values that YAML can represent"):
         read_config({"run": object()})

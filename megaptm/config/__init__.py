@@ -15,7 +15,7 @@ from megaptm.config.schema import (
     TrackConfig,
     TrainConfig,
 )
-from megaptm.config.yamls import override_of
+from megaptm.config.yamls import format_override
 
 __all__ = [
     "CheckpointConfig",
@@ -32,9 +32,9 @@ __all__ = [
     "UncheckedConfig",
     "draft",
     "dump",
+    "format_override",
     "load",
     "load_run",
-    "override_of",
     "read_model",
     "resolve",
     "resolve_distillation",

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from megaptm.bricks import HEADS
-from megaptm.config.distillation import distillation_rules, teacher_rules
-from megaptm.config.image_rules import image_objective
+from megaptm.config.distillation import distillation_errors, teacher_errors
+from megaptm.config.image_rules import image_objective_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import resolve_model
-from megaptm.config.model_rules import model_rules, sizes_of, title_of
-from megaptm.config.objective_fit import objective_mismatch, sequence_lengths
-from megaptm.config.recurrent_rules import recurrent_layout
-from megaptm.config.region_rules import region_objective
+from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
+from megaptm.config.objective_fit import objective_errors, sequence_lengths
+from megaptm.config.recurrent_rules import recurrent_layout_errors
+from megaptm.config.region_rules import region_objective_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import AdafactorConfig, Config, ModelConfig, OptimizerConfig
-from megaptm.config.word_rules import word_rules, word_shape
+from megaptm.config.word_rules import word_model_errors, word_vector_errors
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.families.words import WordFamily
@@ -41,7 +41,7 @@ def config_errors(config: Config) -> Iterator[str]:
     unknown = list(_names(config))
     yield from unknown
     if isinstance(_family(config.model), WordFamily):
-        yield from (() if unknown else word_rules(config))
+        yield from (() if unknown else word_vector_errors(config))
         if config.distill is not None:
             yield f"distill: {config.model.family} is a word-vector family, which cannot be distilled; remove it."
         all_rules: tuple[Rules, ...] = (_init, _data, _batch, _schedule)
@@ -57,7 +57,7 @@ def model_errors(model: ModelConfig) -> Iterator[str]:
     if unknown:
         yield from unknown
     else:
-        yield from word_shape(model) if isinstance(_family(model), WordFamily) else model_rules(model)
+        yield from word_model_errors(model) if isinstance(_family(model), WordFamily) else layered_model_errors(model)
 
 
 def _family(model: ModelConfig) -> Family | WordFamily | None:
@@ -83,7 +83,7 @@ def _objective(config: Config, family: Family | WordFamily) -> Iterator[str]:
         yield str(error)
         return
     name = config.objective if isinstance(config.objective, str) else task.name
-    if mismatches := [*objective_mismatch(task, batch, family, name)]:
+    if mismatches := [*objective_errors(task, batch, family, name)]:
         yield from mismatches
         return
     yield from tasks_without_samples(config)
@@ -142,7 +142,7 @@ def _family_and_size(model: ModelConfig) -> Iterator[str]:
 
 
 def _model(config: Config) -> Iterator[str]:
-    yield from model_rules(config.model)
+    yield from layered_model_errors(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
     region_positions = config.batch_spec.regions
@@ -150,16 +150,16 @@ def _model(config: Config) -> Iterator[str]:
         without = f", of which {region_positions} are image regions," if region_positions else ""
         yield (
             f"data.sequence ({config.data.sequence}){without} must not exceed the {spec.context_of(first)} learned "
-            f"positions of {title_of(config.model)} (model.context)."
+            f"positions of {model_title(config.model)} (model.context)."
         )
     elif spec.longest is not None:
         yield from _learned_positions(config, spec)
     yield from _recurrence(config, spec)
     yield from _contrastive_batch(config)
     if spec.family.reads_images:
-        yield from image_objective(config, spec)
+        yield from image_objective_errors(config, spec)
     if spec.family.reads_regions:
-        yield from region_objective(config, spec)
+        yield from region_objective_errors(config, spec)
 
 
 def _contrastive_batch(config: Config) -> Iterator[str]:
@@ -204,8 +204,8 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
             key = "model.context" if own is None else f"model.stacks.{stack}.context"
             yield (
                 f"objective ({task.name}) makes sequences of {positions} {prefix}tokens from data.sequence "
-                f"{config.data.sequence}, and {title_of(config.model)} has {longest} learned positions ({key}): lower "
-                f"data.sequence, or raise {key}."
+                f"{config.data.sequence}, and {model_title(config.model)} has {longest} learned positions "
+                f"({key}): lower data.sequence, or raise {key}."
             )
 
 
@@ -213,10 +213,10 @@ def _distill(config: Config) -> Iterator[str]:
     """Yield errors of the teacher. The relation of student and teacher is checked only if both are valid."""
     if config.distill is None:
         return
-    mistakes = [*teacher_rules(config, model_errors)]
+    mistakes = [*teacher_errors(config, model_errors)]
     yield from mistakes
-    if not mistakes and not [*model_rules(config.model)]:
-        yield from distillation_rules(config)
+    if not mistakes and not [*layered_model_errors(config.model)]:
+        yield from distillation_errors(config)
 
 
 def _init(config: Config) -> Iterator[str]:
@@ -244,11 +244,11 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _layout(config: Config) -> Iterator[str]:
-    layout, spec, title = config.layout, resolve_model(config), title_of(config.model)
+    layout, spec, title = config.layout, resolve_model(config), model_title(config.model)
     if spec.family.is_recurrent:
-        yield from recurrent_layout(layout, spec.name)
+        yield from recurrent_layout_errors(layout, spec.name)
         return
-    tensor, sizes = config.layout.tensor, [size for size, _ in sizes_of(spec)]
+    tensor, sizes = config.layout.tensor, [size for size, _ in stack_sizes(spec)]
     for count, unit in (
         *((size.heads, "attention heads") for size in sizes),
         *((size.key_heads, "heads of keys and values") for size in sizes if size.key_heads > 1),

@@ -10,7 +10,9 @@ from megaptm.config.yamls import ConfigLayer
 from megaptm.errors import UserError
 
 
-def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -> tuple[dict[str, Any], int | None]:
+def select_layout(
+    values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]
+) -> tuple[dict[str, Any], int | None]:
     """Return `values` with the layout for its number of devices, and that number if it determines the data ranks.
 
     If both `devices` and `layout.data` are set, the later one counts. `levels` are the files, and last the overrides.
@@ -30,7 +32,7 @@ def choose(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
 
 
-def device_mismatch(config: Config, devices: int) -> Iterator[str]:
+def device_errors(config: Config, devices: int) -> Iterator[str]:
     """Yield an error if the layout cannot use this number of devices."""
     layout = config.layout
     if devices % (layout.tensor * layout.pipeline):

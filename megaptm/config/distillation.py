@@ -59,7 +59,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
     return tuple(rows) if config.distill.classes else ()
 
 
-def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
+def teacher_errors(config: Config, model_errors: Callable[[ModelConfig], Iterator[str]]) -> Iterator[str]:
     """Yield broken rules of the teacher by itself."""
     distill = config.distill
     assert distill is not None
@@ -80,7 +80,7 @@ def teacher_rules(config: Config, model_errors: Callable[[ModelConfig], Iterator
         yield (f"distill.model ({model.family}) is a word-vector family, which has no layers; use another teacher.")
 
 
-def distillation_rules(config: Config) -> Iterator[str]:
+def distillation_errors(config: Config) -> Iterator[str]:
     """Yield broken rules of the combination of student and teacher."""
     distill, student, teacher = config.distill, resolve_model(config), model_spec(teacher_model(config))
     assert distill is not None

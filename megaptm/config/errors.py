@@ -85,7 +85,7 @@ def _origin(path: tuple[str, ...], origins: dict[str, str]) -> str | None:
     return None
 
 
-def fields(path: tuple[str, ...] = ()) -> dict[str, str]:
+def section_keys(path: tuple[str, ...] = ()) -> dict[str, str]:
     """Return name -> meaning of the keys in a section of the schema. An empty path is the top level."""
     if path[:1] == ("layouts",):
         return _meanings(Layout) if len(path) == 2 else {}
@@ -140,7 +140,7 @@ def _meanings(section: type[BaseModel]) -> dict[str, str]:
 
 
 def _meaning(path: tuple[str, ...]) -> str:
-    text = fields(path[:-1]).get(path[-1], "")
+    text = section_keys(path[:-1]).get(path[-1], "")
     return f" ({text.rstrip('.')})" if text else ""
 
 
@@ -151,7 +151,7 @@ def _nearest(path: tuple[str, ...], *, numbered: bool = False) -> str:
     meant = _intended_path_of_number(path) if numbered else _intended_path(path)
     if meant:
         return f"; did you mean {meant}?"
-    here, siblings = path[:-1], list(fields(path[:-1]))
+    here, siblings = path[:-1], list(section_keys(path[:-1]))
     return f"; {'.'.join(here) or 'a config'} has {', '.join(siblings)}." if siblings else "."
 
 
@@ -173,10 +173,10 @@ def _intended_path(path: tuple[str, ...]) -> str | None:
     """Return the path of the intended key: a spelling in this section, the same name in another section, another
     project's name of a key, or the nearest name in this section."""
     here, name = path[:-1], path[-1]
-    sections = [here, (), *((section,) for section in fields())]
-    mistyped = [(*here, known) for known in get_close_matches(name, fields(here), n=1, cutoff=0.85)]
-    same = [(*section, name) for section in sections if name in fields(section)]
+    sections = [here, (), *((section,) for section in section_keys())]
+    mistyped = [(*here, known) for known in get_close_matches(name, section_keys(here), n=1, cutoff=0.85)]
+    same = [(*section, name) for section in sections if name in section_keys(section)]
     own_name = equivalent(name)
-    renamed = [(*section, own_name) for section in sections if own_name in fields(section)]
-    close = [(*here, known) for known in [suggest(name, fields(here))] if known]
+    renamed = [(*section, own_name) for section in sections if own_name in section_keys(section)]
+    close = [(*here, known) for known in [suggest(name, section_keys(here))] if known]
     return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

@@ -11,7 +11,7 @@ from megaptm.objectives.images import ImageObjective
 from megaptm.spec import ModelSpec
 
 
-def image_shape(spec: ModelSpec) -> Iterator[str]:
+def image_model_errors(spec: ModelSpec) -> Iterator[str]:
     """Yield errors of a missing patch size, and of patches that do not form a square."""
     if spec.size.patch is None:
         yield f"model.size custom of {spec.family.name} needs model.patch, the side length of a patch in pixels."
@@ -22,9 +22,9 @@ def image_shape(spec: ModelSpec) -> Iterator[str]:
         )
 
 
-def image_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
+def image_objective_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors if the objective's patches differ from the model's."""
-    if spec.size.patch is None:  # reported by `image_shape`
+    if spec.size.patch is None:  # reported by `image_model_errors`
         return
     sequence, patch = config.data.sequence, spec.size.patch
     if sequence != spec.context:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Collection, Iterator
 
 from megaptm.bricks.adaptive import cluster_mistakes
-from megaptm.config.image_rules import image_shape
+from megaptm.config.image_rules import image_model_errors
 from megaptm.config.model import CHARACTER_KEYS, WORD_VECTOR_KEYS, model_spec
-from megaptm.config.recurrent_rules import recurrent_shape
-from megaptm.config.region_rules import region_shape
+from megaptm.config.recurrent_rules import recurrent_model_errors
+from megaptm.config.region_rules import region_model_errors
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families import WORDS
@@ -22,7 +22,7 @@ UNUSED_VALUES = {"division": 1, "attention_dropout": True, "groups": 1, "cycle":
 """Values of unused keys in the config of a run."""
 
 
-def model_rules(model: ModelConfig) -> Iterator[str]:
+def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield every broken rule of a family with layers."""
     spec = model_spec(model)
     yield from _unused_keys(model, spec)
@@ -30,11 +30,11 @@ def model_rules(model: ModelConfig) -> Iterator[str]:
         if getattr(spec.family, key):
             yield f"model.{key} needs the full softmax, and model.negatives samples it: set one to 0."
     if spec.family.is_recurrent or spec.family.reads_characters:
-        yield from recurrent_shape(spec)
+        yield from recurrent_model_errors(spec)
     elif spec.family.reads_images:
-        yield from image_shape(spec)
+        yield from image_model_errors(spec)
     elif spec.family.reads_regions:
-        yield from region_shape(spec)
+        yield from region_model_errors(spec)
     elif spec.size.cutoffs:
         yield from cluster_mistakes(spec)
     if any(block.position == "axial" for block in spec.family.stacks.values()):
@@ -48,11 +48,13 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     configured = model.model_dump(mode="json", exclude_none=True)
     for key in {*WORD_VECTOR_KEYS} & {*configured}:
         readers = " or ".join(name for name, other in WORDS.items() if key in other.numbers)
-        yield f"model.{key} is not used by {title_of(model)}: remove it, or use {readers}."
+        yield f"model.{key} is not used by {model_title(model)}: remove it, or use {readers}."
     for keys, reason in _reasons(spec):
         for key in keys:
             if (value := configured.get(key)) is not None and value not in ([], {}, UNUSED_VALUES.get(key)):
-                yield f"model.{key} ({json.dumps(value)}) is not used by {title_of(model)}, which {reason}; remove it."
+                yield (
+                    f"model.{key} ({json.dumps(value)}) is not used by {model_title(model)}, which {reason}; remove it."
+                )
 
 
 def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
@@ -132,30 +134,29 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         if block.share and block.groups * block.cycle > layers:
             yield (
                 f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
-                f"the {stack} of {title_of(model)}: no weights would be shared."
+                f"the {stack} of {model_title(model)}: no weights would be shared."
             )
 
 
 def _heads(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     """Yield an error unless heads divide the width, and key heads divide all heads."""
-    for size, key in sizes_of(spec):
+    title = model_title(model)
+    for size, key in stack_sizes(spec):
         if size.head_width is None and size.width % size.heads:
             yield (
-                f"{key}.heads ({size.heads}) must divide the width {size.width} of {title_of(model)}; change it or set "
+                f"{key}.heads ({size.heads}) must divide the width {size.width} of {title}; change it or set "
                 f"{key}.head_width."
             )
         if size.heads % size.key_heads:
-            yield (
-                f"{key}.kv_heads ({size.key_heads}) must divide the {size.heads} attention heads of {title_of(model)}."
-            )
+            yield f"{key}.kv_heads ({size.key_heads}) must divide the {size.heads} attention heads of {title}."
 
 
-def sizes_of(spec: ModelSpec) -> list[tuple[Size, str]]:
+def stack_sizes(spec: ModelSpec) -> list[tuple[Size, str]]:
     """Return the sizes of the stacks, and their config sections."""
     own = [(size, f"model.stacks.{name}") for name, size in spec.size.stacks.items()]
     return own if len(own) == len(spec.family.stacks) else [(spec.size, "model"), *own]
 
 
-def title_of(model: ModelConfig) -> str:
+def model_title(model: ModelConfig) -> str:
     """Return the title of a model: `bert/base`."""
     return f"{model.family}/{model.size}"

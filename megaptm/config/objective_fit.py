@@ -32,7 +32,7 @@ def sequence_lengths(batch: BatchSpec, family: Family) -> dict[str, int]:
     }
 
 
-def objective_mismatch(task: BaseObjective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
+def objective_errors(task: BaseObjective, batch: BatchSpec, family: Family | WordFamily, name: str) -> Iterator[str]:
     """Yield an error if a family cannot be trained with an objective. `name` is its name in the config."""
     reasons = _reasons_of_words(task, family) if isinstance(family, WordFamily) else _reasons(task, batch, family)
     reason = next(reasons, None)

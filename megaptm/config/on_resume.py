@@ -73,13 +73,13 @@ RULES = {
 """Key or section -> rule. Unlisted keys have `OnResume.NO`."""
 
 
-def on_resume(key: str) -> OnResume:
+def resume_rule(key: str) -> OnResume:
     """Return the rule of a key (`train.skip_batches.1180`): its own, or that of the nearest key or section above it."""
     while key not in RULES and "." in key:
         key = key.rpartition(".")[0]
     return RULES.get(key, OnResume.NO)
 
 
-def keys_with(rule: OnResume) -> list[str]:
+def keys_with_rule(rule: OnResume) -> list[str]:
     """Return the keys and sections that have a rule."""
     return [key for key, own in RULES.items() if own is rule]

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from megaptm.config.check import config_errors, model_errors
-from megaptm.config.device_layouts import choose, device_mismatch, with_all_devices
+from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices
 from megaptm.config.distillation import with_resolved_teacher
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, with_resolved_model
@@ -128,7 +128,7 @@ class UncheckedConfig:
             except ValidationError:
                 return Draft(None, tuple(mistakes))
         config = with_limited_warmup(_with_teacher(config))
-        unfit = list(device_mismatch(config, devices)) if devices is not None else []
+        unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)
         mistakes += [*config_errors(config), *unfit]
@@ -141,7 +141,7 @@ class UncheckedConfig:
         """Return the config of these values, and the number of devices that determines its data ranks, if any."""
         if DeviceLayout.model_fields.keys().isdisjoint(values):
             return Config.model_validate(values), None
-        chosen, devices = choose(values, self.levels)
+        chosen, devices = select_layout(values, self.levels)
         return Config.model_validate(chosen), devices
 
     def load(self) -> Config:

@@ -9,7 +9,7 @@ from megaptm.config.schema import Layout
 from megaptm.spec import ModelSpec
 
 
-def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
+def recurrent_layout_errors(layout: Layout, name: str) -> Iterator[str]:
     """Yield errors of layouts other than data parallelism. The state passes from position to position, so ranks that
     divide the sequence, a cell or the layers would wait for each other at each word."""
     for key in ("tensor", "pipeline", "virtual"):
@@ -24,7 +24,7 @@ def recurrent_layout(layout: Layout, name: str) -> Iterator[str]:
         )
 
 
-def recurrent_shape(spec: ModelSpec) -> Iterator[str]:
+def recurrent_model_errors(spec: ModelSpec) -> Iterator[str]:
     """Yield errors of impossible values."""
     family, size = spec.family, spec.size
     if family.reads_characters and not size.filters:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megaptm.config.on_resume import RULE_MEANINGS, OnResume, on_resume
+from megaptm.config.on_resume import RULE_MEANINGS, OnResume, resume_rule
 from megaptm.config.schema import Config, DeviceLayout
 from megaptm.errors import UserError, nearest
 from megaptm.suggest import equivalent
@@ -41,7 +41,7 @@ class ConfigKey:
     @property
     def on_resume(self) -> OnResume:
         """Rule for changing the key when a run is continued."""
-        return on_resume(self.path)
+        return resume_rule(self.path)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ from megaptm.objectives.unified import TextBeforeRegions
 from megaptm.spec import ModelSpec
 
 
-def region_shape(spec: ModelSpec) -> Iterator[str]:
+def region_model_errors(spec: ModelSpec) -> Iterator[str]:
     """Yield an error if the detector is not described."""
     if spec.size.detector is None:
         yield f"model.size custom of {spec.family.name} needs model.detector, its numbers of features and classes."
 
 
-def region_objective(config: Config, spec: ModelSpec) -> Iterator[str]:
+def region_objective_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     """Yield errors unless all tasks read the model's detector output and have the same number of regions."""
-    if spec.size.detector is None:  # reported by `region_shape`
+    if spec.size.detector is None:  # reported by `region_model_errors`
         return
     parts = _parts(config.built_objective)
     for label, task in parts.items():

@@ -12,7 +12,7 @@ Use = Literal["generate", "fill", "guess"]
 """Continue a text; answer a text or fill its gaps; predict masked tokens."""
 
 
-def uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
+def list_uses(spec: ModelSpec, prompts: Collection[Prompt]) -> tuple[Use, ...]:
     """Return the uses of a model trained with such prompts, the usual one first. Without any, it only gives vectors."""
     family, holes = spec.family, [kind for kind in prompts if kind != "text"]
     result: list[Use] = []

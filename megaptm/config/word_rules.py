@@ -32,9 +32,9 @@ TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_
 """Keys of reading text, which do not apply to objectives that count all pairs first."""
 
 
-def word_rules(config: Config) -> Iterator[str]:
+def word_vector_errors(config: Config) -> Iterator[str]:
     """Yield every broken rule."""
-    yield from word_shape(config.model)
+    yield from word_model_errors(config.model)
     yield from _layout(config)
     yield from _optimizer(config)
     yield from _pairs(config)
@@ -45,7 +45,7 @@ def word_rules(config: Config) -> Iterator[str]:
         )
 
 
-def word_shape(model: ModelConfig) -> Iterator[str]:
+def word_model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield errors of `model` keys that the tables do not use, and of invalid n-gram lengths."""
     family = find_family(model.family)
     assert isinstance(family, WordFamily)

@@ -112,7 +112,7 @@ def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
-def override_of(key: str, value: Any) -> str:
+def format_override(key: str, value: Any) -> str:
     """Return an override as typed: `a.b=value`."""
     return f"{key}={_to_yaml(value, key)}"
 

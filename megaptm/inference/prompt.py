@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.config.uses import Use, uses
+from megaptm.config.uses import Use, list_uses
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.objective import Prompt
@@ -25,7 +25,7 @@ HOLES_MESSAGE = (
 
 def model_uses(loaded: TrainedModel) -> tuple[Use, ...]:
     """Return the uses of the model, the default first."""
-    return uses(loaded.spec, loaded.prompts)
+    return list_uses(loaded.spec, loaded.prompts)
 
 
 def require_use(loaded: TrainedModel, use: Use) -> None:

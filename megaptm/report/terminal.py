@@ -12,7 +12,7 @@ import psutil
 
 from megaptm.config import Config, Layout, resolve
 from megaptm.config.extension import extended_by
-from megaptm.config.uses import uses
+from megaptm.config.uses import list_uses
 from megaptm.errors import printable
 from megaptm.families import RECURRENT
 from megaptm.families.words import WordSpec
@@ -117,7 +117,7 @@ def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """Return a prompt for such a model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
     spec = resolve(config)
-    way = None if isinstance(spec, WordSpec) else next(iter(uses(spec, task.prompts)), None)
+    way = None if isinstance(spec, WordSpec) else next(iter(list_uses(spec, task.prompts)), None)
     if way is None or not task.prompts:
         return None
     kind = {"generate": "text", "guess": "masks", "fill": task.prompts[0]}[way]

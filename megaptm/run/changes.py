@@ -13,7 +13,7 @@ from megaptm.checkpoint.committed import newest_state
 from megaptm.config import Config
 from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
-from megaptm.config.on_resume import OnResume, keys_with, on_resume
+from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.compose import files_of, goes_on_as, with_files
@@ -22,7 +22,7 @@ from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import cache_of
 from megaptm.storage import Cache
 
-ALLOWED = f"Keys that may change on resume: {', '.join(keys_with(OnResume.YES))}; others: `megaptm config keys`."
+ALLOWED = f"Keys that may change on resume: {', '.join(keys_with_rule(OnResume.YES))}; others: `megaptm config keys`."
 
 
 PACED = ("inverse", "halving")
@@ -111,7 +111,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
         if key == "run" or _same(old, new):
             continue
         note = ""
-        match on_resume(key):
+        match resume_rule(key):
             case OnResume.YES:
                 continue
             case OnResume.NEXT_PHASE if config.train.phase_start == begun.train.steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from megaptm.config import load
-from megaptm.config.objective_fit import objective_mismatch
+from megaptm.config.objective_fit import objective_errors
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES, objective_of
@@ -30,7 +30,7 @@ class OwnObjective(CausalLM):
 
 def fits(family: str, objective: object) -> bool:
     task = objective_of(objective) if isinstance(objective, (str, dict)) else objective
-    return not [*objective_mismatch(task, task.batch(128, False), CATALOGUE[family], task.name)]
+    return not [*objective_errors(task, task.batch(128, False), CATALOGUE[family], task.name)]
 
 
 def test_family_fits_the_objectives_of_its_paper() -> None:
@@ -82,7 +82,7 @@ def test_encoder_decoders_fit_every_sequence_to_sequence_objective() -> None:
 )
 def test_custom_objective_is_checked(family: str, reason: str) -> None:
     task = OwnObjective()
-    [message] = objective_mismatch(task, task.batch(128, False), CATALOGUE[family], "mine")
+    [message] = objective_errors(task, task.batch(128, False), CATALOGUE[family], "mine")
     assert message.startswith(f"objective (mine) does not fit {family}: {reason}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):

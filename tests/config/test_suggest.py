@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from megaptm.__main__ import main
-from megaptm.config.errors import fields
+from megaptm.config.errors import section_keys
 from megaptm.config.schema import OptimizerConfig
 from megaptm.objectives.registry import TASKS
 from megaptm.objectives.text_questions import QUESTIONS
@@ -18,7 +18,7 @@ from tests.commands import all_commands
 
 
 def config_keys() -> set[str]:
-    sections = {section: fields((section,)) for section in fields()}
+    sections = {section: section_keys((section,)) for section in section_keys()}
     return {*sections}.union(*(sections.values()), (f"{name}.{key}" for name, keys in sections.items() for key in keys))
 
 
