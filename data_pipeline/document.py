@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from data_pipeline.time_limit import TookTooLong
+from data_pipeline.time_limit import TimeLimitError
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
 OnError = Literal["skip", "fail"]
 """Action for text that cannot be read, or on which a step fails: count it as dropped, or end the build."""
-TOOK_TOO_LONG = "took too long"
+TIME_LIMIT_EXCEEDED = "time limit exceeded"
 EXAMPLES = 5
 """Documents recorded as examples of each drop reason."""
 EXAMPLE_CHARACTERS = 200
@@ -42,16 +42,16 @@ class Dropped:
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
     """Reason -> (source, first characters of the text)."""
-    said: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
     """Reason -> detailed message about the first document, with a remedy, if there is one."""
 
-    def add(self, reason: str, source: str, text: str = "", said: str = "") -> None:
+    def add(self, reason: str, source: str, text: str = "", message: str = "") -> None:
         self.counts[reason] += 1
-        if said:
-            self.said.setdefault(reason, _printable(said))
-        kept = self.examples.setdefault(reason, [])
-        if len(kept) < EXAMPLES:
-            kept.append((_printable(source), _printable(text[:EXAMPLE_CHARACTERS])))
+        if message:
+            self.messages.setdefault(reason, _printable(message))
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append((_printable(source), _printable(text[:EXAMPLE_CHARACTERS])))
 
     def add_many(self, reason: str, count: int) -> None:
         if count:
@@ -59,24 +59,24 @@ class Dropped:
 
     def merge(self, other: Dropped) -> None:
         self.counts.update(other.counts)
-        for reason, theirs in other.examples.items():
-            mine = self.examples.setdefault(reason, [])
-            mine.extend(theirs[: EXAMPLES - len(mine)])
-        self.said = {**other.said, **self.said}
+        for reason, added in other.examples.items():
+            own = self.examples.setdefault(reason, [])
+            own.extend(added[: EXAMPLES - len(own)])
+        self.messages = {**other.messages, **self.messages}
 
-    def failed(self, what: str, document: Document, error: Exception, on_error: OnError) -> None:
-        """Count a document on which the step `what` failed, or end the build with a `UserError` that names it."""
-        said = str(error) if isinstance(error, TookTooLong) else f"{type(error).__name__}: {in_brief(error)}"
+    def failed(self, step: str, document: Document, error: Exception, on_error: OnError) -> None:
+        """Count a document on which `step` failed, or end the build with a `UserError` that names it."""
+        message = str(error) if isinstance(error, TimeLimitError) else f"{type(error).__name__}: {in_brief(error)}"
         if on_error == "fail":
             raise UserError(
-                f"{what} failed on document {document.source} ({said}): fix it, or leave such text out with "
+                f"{step} failed on document {document.source} ({message}): correct it, or skip such text with "
                 "`on_error: skip`."
             ) from error
-        reason = TOOK_TOO_LONG if isinstance(error, TookTooLong) else f"{what} failed"
-        self.add(reason, document.source, document.text, said)
+        reason = TIME_LIMIT_EXCEEDED if isinstance(error, TimeLimitError) else f"{step} failed"
+        self.add(reason, document.source, document.text, message)
 
 
-def is_of_document(error: Exception) -> bool:
+def is_document_error(error: Exception) -> bool:
     """Whether an error is about the document, and not about the recipe or a failing disk or server.
 
     Other errors always end the build. They may not occur at the next attempt, and the corpus must not depend on them.

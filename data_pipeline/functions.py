@@ -17,15 +17,15 @@ def is_function(name: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def function_named(name: str, setting: str) -> Callable[..., Any]:
+def load_function(name: str, setting: str) -> Callable[..., Any]:
     """Import a function. Modules of the current directory can be imported. Error messages start with `setting`."""
-    found: Callable[..., Any] = load_plugin(name, setting, "function")
-    if not callable(found):
+    function: Callable[..., Any] = load_plugin(name, setting, "function")
+    if not callable(function):
         raise UserError(f"{setting}: `{name}` is not a function: correct the name.")
-    return found
+    return function
 
 
 def file_of(name: str, setting: str) -> str | None:
     """Return the source file of a function's module, which finished work depends on. Its imports are not tracked."""
-    module = function_named(name, setting).__module__
+    module = load_function(name, setting).__module__
     return getattr(sys.modules[module], "__file__", None)

@@ -26,26 +26,26 @@ from megaptm.objectives.text_questions import QUESTIONS, field_of
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
 
-ANSWER = "bold black on yellow"
+LABEL_STYLE = "bold black on yellow"
 
 
 def inspect_corpus(
-    place: str | Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
+    location: str | Path, console: Console, *, objective: str | None, split: str, count: int, sequence: int
 ) -> None:
     """Print sizes, a histogram of lengths, and `count` documents, or `count` samples of an objective."""
     if count < 0:
         raise UserError(f"count ({count}) must be 0 or more.")
-    corpus = Corpus.open(place)
+    corpus = Corpus.open(location)
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
-    console.print(summary(corpus, tokenizer))
+    console.print(summary_table(corpus, tokenizer))
     if not _has_labels(corpus):
-        what = "texts of images" if _has_images(corpus) else "documents"
-        console.print(histogram(_lengths(corpus, split), f"{split} {what} by length in tokens"))
+        content = "texts of images" if _has_images(corpus) else "documents"
+        console.print(histogram(_lengths(corpus, split), f"{split} {content} by length in tokens"))
     panels = (
         _documents(corpus, tokenizer, split, count, sequence)
         if objective is None
-        else _samples(place, tokenizer, objective, split, count, sequence)
+        else _samples(location, tokenizer, objective, split, count, sequence)
     )
     for panel in panels:
         console.print(panel)
@@ -65,7 +65,7 @@ def _has_labels(corpus: Corpus) -> bool:
     return _has_images(corpus) and corpus.manifest.dtype == LABELS
 
 
-def summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
+def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     """Return a table with id, tokenizer, sizes and recipe."""
     table = Table(box=None, show_header=False)
     table.add_row("id", corpus.manifest.id)
@@ -81,15 +81,15 @@ def summary(corpus: Corpus, tokenizer: Tokenizer) -> Table:
             plural(len(split.shards), "shard"),
         ]
         table.add_row(name, ", ".join(counts))
-    made_from = yaml.safe_dump(said(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
+    made_from = yaml.safe_dump(shown_recipe(corpus.manifest.made_from), sort_keys=False, allow_unicode=True)
     table.add_row("made from", Text(made_from.rstrip()))
     return table
 
 
-def said(made_from: Mapping[str, Any]) -> dict[str, Any]:
+def shown_recipe(made_from: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe without unset values and empty tables. A step without settings is retained."""
-    kept = {key: said(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
-    return {key: value for key, value in kept.items() if value is not None and value != {}}
+    recipe = {key: shown_recipe(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
+    return {key: value for key, value in recipe.items() if value is not None and value != {}}
 
 
 def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
@@ -103,13 +103,13 @@ def _lengths(corpus: Corpus, split: str) -> dict[int, int]:
 def _documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:
     """Yield documents evenly spread over the split, cut to `sequence` tokens."""
     shards = corpus.split(split).shards
-    begins = np.cumsum([0, *(info.samples for info in shards)])
-    for number in np.unique(np.linspace(0, begins[-1] - 1, count).astype(int)):
-        place = int(np.searchsorted(begins, number, side="right")) - 1
-        document = int(number - begins[place])
-        tokens = corpus.open_shard(shards[place]).tokens(document)
+    first_samples = np.cumsum([0, *(info.samples for info in shards)])
+    for number in np.unique(np.linspace(0, first_samples[-1] - 1, count).astype(int)):
+        location = int(np.searchsorted(first_samples, number, side="right")) - 1
+        document = int(number - first_samples[location])
+        tokens = corpus.open_shard(shards[location]).tokens(document)
         text = tokenizer.decode(tokens[:sequence]) + (" ..." if len(tokens) > sequence else "")
-        source = _source(corpus.folder / shards[place].name, document)
+        source = _source(corpus.folder / shards[location].name, document)
         yield Panel(Text(text), title=Text(f"{source}: {plural(len(tokens), 'token')}"), title_align="left")
 
 
@@ -126,7 +126,7 @@ def _source(shard: Path, document: int) -> str:
 
 
 def _samples(
-    place: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
+    location: str | Path, tokenizer: Tokenizer, objective: str, split: str, count: int, sequence: int
 ) -> Iterator[Panel]:
     """Yield the first samples that a run with seed 0 would train on."""
     from megaptm.config.yamls import read_override
@@ -134,23 +134,27 @@ def _samples(
     from megaptm.objectives import objective_of
 
     task = objective_of(read_override(f"objective={objective}").values["objective"])
-    mix = open_mix({str(place): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special)
+    mix = open_mix(
+        {str(location): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special
+    )
     for number in range(count):
         sample = mix.sample(number)
-        yield Panel(shown(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left")
+        yield Panel(
+            show_sample(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left"
+        )
 
 
 def _shown_image(sample: Mapping[str, np.ndarray], tokenizer: Tokenizer) -> Text:
     """Describe an image sample: number of patches, hidden patches, and the label or the colors."""
     hidden = int((sample["tokens"] == MASKED_PATCH).sum())
-    text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} numbers, {hidden} of them hidden")
-    text.append("\n\nmust say: " if "text_tokens" not in sample else "\n\nmust find: ")
+    text = Text(f"{len(sample['patches'])} patches of {sample['patches'].shape[1]} values, {hidden} hidden")
+    text.append("\n\nlabel: " if "text_tokens" not in sample else "\n\ntext: ")
     if "text_tokens" in sample:
-        text.append(tokenizer.decode(sample["text_tokens"][1 : int(sample["text_end"])]), ANSWER)
+        text.append(tokenizer.decode(sample["text_tokens"][1 : int(sample["text_end"])]), LABEL_STYLE)
     elif "image_label" in sample:
-        text.append(tokenizer.name(int(sample["image_label"])), ANSWER)
+        text.append(tokenizer.name(int(sample["image_label"])), LABEL_STYLE)
     else:
-        text.append(" ".join(f"{color:03o}" for color in sample["patch_colors"].tolist()), ANSWER)
+        text.append(" ".join(f"{color:03o}" for color in sample["patch_colors"].tolist()), LABEL_STYLE)
     return text
 
 
@@ -159,54 +163,56 @@ def _shown_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer
     labels."""
     words = len(sample["tokens"]) - len(sample["region_features"])
     read = {name: sample[name][:words] for name in ("tokens", "document_ids")}
-    asked: dict[str, np.ndarray] = {}
+    masked: dict[str, np.ndarray] = {}
     if "labels" in sample:
-        asked = {name: sample[name][: len(sample["labels"])] for name in ("masked_positions", "labels")}
-    known = {name: field for name, field in batch.fields.items() if name in (*read, *asked)}
-    text = shown({**read, **asked}, BatchSpec({"": words}, known), tokenizer)
+        masked = {name: sample[name][: len(sample["labels"])] for name in ("masked_positions", "labels")}
+    known = {name: field for name, field in batch.fields.items() if name in (*read, *masked)}
+    text = show_sample({**read, **masked}, BatchSpec({"": words}, known), tokenizer)
     there = sample["document_ids"][words:] > 0
     hidden = int((sample["tokens"][words:][there] == MASKED_REGION).sum())
-    text.append(f"\n\n{int(there.sum())} regions of {sample['region_features'].shape[1]} numbers, {hidden} hidden")
+    text.append(f"\n\n{int(there.sum())} regions of {sample['region_features'].shape[1]} values, {hidden} hidden")
     if "region_labels" in sample:
         classes = sample["region_labels"][sample["region_labels"] != IGNORED]
-        text.append("\n\nmust say classes: ").append(" ".join(map(str, classes.tolist())), ANSWER)
+        text.append("\n\nregion classes: ").append(" ".join(map(str, classes.tolist())), LABEL_STYLE)
     if "matched" in sample and sample["matched"] != IGNORED:
-        text.append("\n\nmust say: ").append(("of another text", "of this text")[int(sample["matched"])], ANSWER)
+        text.append("\n\nregions: ").append(("of another text", "of this text")[int(sample["matched"])], LABEL_STYLE)
     return text
 
 
-def shown(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
+def show_sample(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text:
     """Return the model's input, with the labels highlighted."""
     if "patches" in sample:
         return _shown_image(sample, tokenizer)
-    seen = sample["tokens"]
+    tokens = sample["tokens"]
     if "region_features" in sample:
         return _shown_regions(sample, batch, tokenizer)
     if "document_ids" in sample:
-        seen = seen[sample["document_ids"] > 0]
+        tokens = tokens[sample["document_ids"] > 0]
     text = Text()
     if batch.num_predicted is not None and "labels" in sample:
-        asked = zip(sample["masked_positions"], sample["labels"], strict=True)
-        answers = {int(at): int(id_) for at, id_ in asked if id_ >= 0}
+        masked = zip(sample["masked_positions"], sample["labels"], strict=True)
+        answers = {int(at): int(id_) for at, id_ in masked if id_ >= 0}
         start = 0
         for at, answer in sorted(answers.items()):
-            text.append(tokenizer.decode(seen[start:at]) + " ")
-            text.append(f"{tokenizer.decode(seen[at : at + 1])}→{tokenizer.decode([answer])}", ANSWER)
+            text.append(tokenizer.decode(tokens[start:at]) + " ")
+            text.append(f"{tokenizer.decode(tokens[at : at + 1])}→{tokenizer.decode([answer])}", LABEL_STYLE)
             text.append(" ")
             start = at + 1
-        text.append(tokenizer.decode(seen[start:]))
+        text.append(tokenizer.decode(tokens[start:]))
     else:
-        text.append(tokenizer.decode(seen))
+        text.append(tokenizer.decode(tokens))
     if batch.num_predicted is None and "labels" in sample:
         labels = sample["labels"][sample["labels"] >= 0]
-        text.append("\n\nmust say: ")
+        text.append("\n\nlabels: ")
         # With several streams, the labels are those of the last one.
-        said = tokenizer.decode(labels) if len(batch.streams) > 1 else f"the next token, at {len(labels)} places"
-        text.append(said, ANSWER)
+        label_text = (
+            tokenizer.decode(labels) if len(batch.streams) > 1 else f"the next token, at {len(labels)} positions"
+        )
+        text.append(label_text, LABEL_STYLE)
     for name in batch.answers:
         if batch.fields[name].shape == () and (answer := int(sample[name])) != IGNORED:
-            says = next((question.says for asked, question in QUESTIONS.items() if field_of(asked) == name), ())
-            about, said = ("second text", says[answer]) if says else (name, str(answer))
+            says = next((question.says for masked, question in QUESTIONS.items() if field_of(masked) == name), ())
+            about, label_text = ("second text", says[answer]) if says else (name, str(answer))
             text.append(f"\n\n{about}: ")
-            text.append(said, ANSWER)
+            text.append(label_text, LABEL_STYLE)
     return text

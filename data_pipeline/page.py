@@ -43,18 +43,18 @@ def html(report: CorpusReport) -> str:
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_tokenizer(report))}</p>",
-        tiles({what: f"{report.total(what):,}" for what in ("documents", "tokens", "bytes", "shards")}),
+        tiles({column: f"{report.total(column):,}" for column in ("documents", "tokens", "bytes", "shards")}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
         table(
             ("split", "documents", "tokens", "bytes", "shards"),
-            ([name, *(f"{counts[what]:,}" for what in COUNTS)] for name, counts in report.splits.items()),
+            ([name, *(f"{counts[column]:,}" for column in COUNTS)] for name, counts in report.splits.items()),
         ),
         "<h2>From files to documents</h2>",
-        f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} kept.</p>",
-        bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>Nothing was left out.</p>",
-        *_examples(report.examples, report.said),
-        *titled("Languages", report.languages),
+        f"<p>{report.read:,} documents in {report.files:,} files; {report.total('documents'):,} in the corpus.</p>",
+        bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>No document was dropped.</p>",
+        *_examples(report.examples, report.messages),
+        *titled_bars("Languages", report.languages),
         *_unknown_words(report),
         *_sizes("source", report.composition.sources),
         *_sizes("format", report.composition.formats),
@@ -66,12 +66,12 @@ def html(report: CorpusReport) -> str:
         bars({name: tokens for tokens, name in report.composition.largest[:LARGEST]}, form="{:,} tokens"),
         "<h2>Time</h2>",
         bars(report.seconds, form="{:,.1f} s"),
-        f"<p class=faint>{escape(report.who)}{_found(report)}</p>",
+        f"<p class=faint>{escape(report.executor)}{_reused_jobs(report)}</p>",
     ]
-    return whole_page(report.folder, body)
+    return full_page(report.folder, body)
 
 
-def whole_page(title: str, body: Iterable[str]) -> str:
+def full_page(title: str, body: Iterable[str]) -> str:
     """Return a complete page with this title and body."""
     head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
     return (
@@ -84,11 +84,11 @@ COUNTS = ("documents", "tokens", "bytes", "shards")
 
 def _tokenizer(report: CorpusReport) -> str:
     ids = f"{report.tokenizer['kind']} tokenizer of {report.tokenizer['vocabulary']:,} ids"
-    return f"{ids}, {report.tokens_per_byte:.3f} tokens a byte"
+    return f"{ids}, {report.tokens_per_byte:.3f} tokens per byte"
 
 
-def _found(report: CorpusReport) -> str:
-    return f"; {report.found:,} jobs were found done by an earlier build" if report.found else ""
+def _reused_jobs(report: CorpusReport) -> str:
+    return f"; {report.reused_jobs:,} jobs were reused from an earlier build" if report.reused_jobs else ""
 
 
 def _sizes(title: str, sizes: Mapping[str, TextSize]) -> list[str]:
@@ -113,49 +113,49 @@ def tiles(values: Mapping[str, str]) -> str:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table with names in the first column and numbers in the others."""
-    head = "".join(f"<th{_number(place)}>{escape(title)}</th>" for place, title in enumerate(titles))
+    head = "".join(f"<th{_number_class(column)}>{escape(title)}</th>" for column, title in enumerate(titles))
     body = "".join(
-        f"<tr>{''.join(f'<td{_number(place)}>{escape(cell)}</td>' for place, cell in enumerate(row))}</tr>"
+        f"<tr>{''.join(f'<td{_number_class(column)}>{escape(cell)}</td>' for column, cell in enumerate(row))}</tr>"
         for row in rows
     )
     return f"<div class=wide><table><tr>{head}</tr>{body}</table></div>"
 
 
-def _number(place: int) -> str:
-    return " class=number" if place else ""
+def _number_class(column: int) -> str:
+    return " class=number" if column else ""
 
 
 def bars(values: Mapping[str, float], *, form: str = "{:,}", share_of: int = 0, lost: bool = False) -> str:
     """Return a row per value, with a bar proportional to the largest."""
-    most = max(values.values(), default=0) or 1
+    largest = max(values.values(), default=0) or 1
     rows = []
     for name, value in values.items():
         share = f" <span class=faint>{value / share_of:.2%}</span>" if share_of else ""
-        bar = f"<div class=bar style='width:{value / most:.2%}'></div>"
+        bar = f"<div class=bar style='width:{value / largest:.2%}'></div>"
         number = f"<td class=number>{form.format(value)}{share}</td>"
         rows.append(f"<tr><td>{escape(name)}</td>{number}<td class=chart>{bar}</td></tr>")
     return f"<table{' class=lost' if lost else ''}>{''.join(rows)}</table>"
 
 
-def titled(title: str, values: Mapping[str, float]) -> list[str]:
+def titled_bars(title: str, values: Mapping[str, float]) -> list[str]:
     """Return bars below a title, in descending order; nothing if there are no values."""
     ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
     return [f"<h2>{title}</h2>", bars(ordered)] if values else []
 
 
-def _examples(examples: Mapping[str, Sequence[Sequence[str]]], said: Mapping[str, str]) -> list[str]:
-    def shown(reason: str, source: str, begins: str) -> str:
-        of = "in its place stays " if reason.endswith("duplicate") else ""
-        return f"<code>{escape(source)}</code><pre>{of}{escape(begins)}</pre>"
+def _examples(examples: Mapping[str, Sequence[Sequence[str]]], messages: Mapping[str, str]) -> list[str]:
+    def shown(reason: str, source: str, beginning: str) -> str:
+        of = "duplicate of " if reason.endswith("duplicate") else ""
+        return f"<code>{escape(source)}</code><pre>{of}{escape(beginning)}</pre>"
 
-    def told(reason: str, few: Sequence[Sequence[str]]) -> str:
+    def message(reason: str, few: Sequence[Sequence[str]]) -> str:
         """Return the message about the first example, unless the examples already contain it."""
-        if reason not in said or any(begins == said[reason] for _, begins in few):
+        if reason not in messages or any(beginning == messages[reason] for _, beginning in few):
             return ""
-        return f"<p>The first {escape(said[reason])}.</p>"
+        return f"<p>The first {escape(messages[reason])}.</p>"
 
     return [
-        f"<details><summary>{escape(reason)}: examples</summary>{told(reason, few)}"
-        f"{''.join(shown(reason, *one) for one in few)}</details>"
+        f"<details><summary>{escape(reason)}: examples</summary>{message(reason, few)}"
+        f"{''.join(shown(reason, *example) for example in few)}</details>"
         for reason, few in examples.items()
     ]

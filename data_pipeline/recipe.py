@@ -62,7 +62,7 @@ class Recipe:
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     validation: float | None = None
     """Share of documents in the validation split, chosen by hash. Default: 0.02, and more of a small corpus, so that a
-    run can be validated (`selection.LEAST_HELD`)."""
+    run can be validated (`selection.MIN_VALIDATION_BYTES`)."""
     seed: int = 0
     """Seed of the validation split."""
     limit_bytes: int | None = None
@@ -78,12 +78,16 @@ class Recipe:
         if not self.sources:
             raise UserError("sources must name at least one file, folder or glob.")
         if len({source.has_parts for source in self.sources}) > 1:
-            raise UserError("sources must have parts all or none: build a corpus of each kind.")
+            raise UserError("either all or no sources must have parts: build two corpora.")
         if self.annotate is not None and self.annotate.parts and not self.has_parts:
-            raise UserError("annotate.parts needs sources with `parts` or `aligned`: give them, or remove it.")
+            raise UserError(
+                "annotate.parts needs sources with `parts` or `aligned`: set them, or remove annotate.parts."
+            )
         if self.sources[0].has_parts and self._pairing:
-            [name] = plain_step(self._pairing[0])
-            raise UserError(f"step {name} makes parts of plain text, and the sources have parts: remove one.")
+            [name] = step_for_manifest(self._pairing[0])
+            raise UserError(
+                f"step {name} makes parts of plain text, but the sources have parts already: remove the step."
+            )
         if self.validation is not None and not 0 <= self.validation < 1:
             raise UserError(f"validation must be a share from 0 to below 1, not {self.validation}.")
         for name in ("limit_bytes", "shard_bytes", "max_seconds"):
@@ -108,8 +112,8 @@ class Recipe:
     def plain(self) -> dict[str, Any]:
         """Return the recipe for the manifest. An existing tokenizer is omitted, because the manifest has its
         fingerprint."""
-        sources = [_changed(source) for source in self.sources]
-        content = {**asdict(self), "sources": sources, "steps": [plain_step(step) for step in self.steps]}
+        sources = [_changed_settings(source) for source in self.sources]
+        content = {**asdict(self), "sources": sources, "steps": [step_for_manifest(step) for step in self.steps]}
         if self.max_seconds == MAX_SECONDS:
             del content["max_seconds"]
         if self.tokenizer.folder is not None:
@@ -125,25 +129,25 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     where = source[0] if named else "the corpus"
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
     for setting in settings:
-        content = _over(content, read_override(setting).values)
+        content = _merge(content, read_override(setting).values)
     for name in content:
-        if name in OF_SOURCES and name not in RECIPE:
+        if name in SOURCE_KEYS and name not in RECIPE_KEYS:
             raise UserError(
                 f"{where}: {name} is a setting of sources: write 'sources=[{{path: FILES, {name}: ...}}]', or "
                 f"'GLOB:{name}=...' on the command line for the files that match."
             )
     if overrides and "sources" in content:
         content["sources"] = _with_overrides(content["sources"], overrides)
-    ready = {name: read(content[name], where) for name, read in LISTS.items() if name in content}
+    ready = {name: read(content[name], where) for name, read in LIST_READERS.items() if name in content}
     if isinstance(folder := content.get("tokenizer"), str):
         content["tokenizer"] = {"folder": folder}
     return parse_settings(Recipe, content, where, ready)
 
 
-def _over(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings recursively: tables are updated, other values replaced."""
     tables = {
-        name: _over(content[name], value)
+        name: _merge(content[name], value)
         for name, value in change.items()
         if isinstance(value, Mapping) and isinstance(content.get(name), Mapping)
     }
@@ -154,9 +158,9 @@ def _with_overrides(written: Any, overrides: Sequence[re.Match[str]]) -> list[An
     """Add the overrides of the command line to `Source.overrides` of each source."""
     change: dict[str, Any] = {}
     for override in overrides:
-        change = _over(change, {override["files"]: read_override(override["setting"]).values})
+        change = _merge(change, {override["files"]: read_override(override["setting"]).values})
     return [
-        _over(table, {"overrides": _over(table.get("overrides") or {}, change)}) if isinstance(table, dict) else table
+        _merge(table, {"overrides": _merge(table.get("overrides") or {}, change)}) if isinstance(table, dict) else table
         for table in _tables(written)
     ]
 
@@ -168,14 +172,14 @@ def _tables(written: Any) -> list[Any]:
 
 def _sources(written: Any, where: str) -> tuple[Source, ...]:
     """Read one source or a list of them; each is a path, or a table that contains `path`."""
-    found = []
+    sources = []
     for number, table in enumerate(_tables(written), 1):
-        found.append(parse_settings(Source, table, f"{where}: source {number}"))
-        check_overrides(found[-1], f"{where}: source {number}")
-    return tuple(found)
+        sources.append(parse_settings(Source, table, f"{where}: source {number}"))
+        check_overrides(sources[-1], f"{where}: source {number}")
+    return tuple(sources)
 
 
-def _changed(source: Source) -> Any:
+def _changed_settings(source: Source) -> Any:
     """Return the path of a source, or a table of the path and the settings that differ from the defaults."""
     plain = Source(source.path)
     changed = {field.name: getattr(source, field.name) for field in fields(source)}
@@ -186,7 +190,7 @@ def _changed(source: Source) -> Any:
 def _steps(written: Any, where: str) -> tuple[CleaningStep, ...]:
     if not isinstance(written, list):
         raise UserError(
-            f"{where}: steps holds {written!r} where a list is due; on the command line write it like "
+            f"{where}: steps must be a list, not {written!r}; on the command line write it like "
             "'steps=[drop-empty, drop-short: {words: 3}]'."
         )
     return tuple(_step(step, where) for step in written)
@@ -202,8 +206,10 @@ def _kind(name: Any, where: str) -> type:
     """Return the class of a built-in step, or of a user's step `package.module:NAME`."""
     if isinstance(name, str) and is_plugin(name):
         kind = load_plugin(name, f"{where}: step {name}", "step")
-        if not (isinstance(kind, type) and is_dataclass(kind) and _is_called(kind)):
-            raise UserError(f"{where}: step {name} is not a dataclass that takes documents (CleaningStep): correct it.")
+        if not (isinstance(kind, type) and is_dataclass(kind) and _has_call(kind)):
+            raise UserError(
+                f"{where}: step {name} is not a dataclass that is called with documents (CleaningStep): correct it."
+            )
         if lacking := sorted(getattr(kind, "__abstractmethods__", ())):
             raise UserError(f"{where}: step {name} has no method `{lacking[0]}`: write it.")
         return kind
@@ -213,18 +219,18 @@ def _kind(name: Any, where: str) -> type:
     return STEPS[name]
 
 
-def _is_called(kind: type) -> bool:
+def _has_call(kind: type) -> bool:
     return any("__call__" in vars(base) for base in kind.__mro__)
 
 
-def plain_step(step: CleaningStep) -> dict[str, Any]:
+def step_for_manifest(step: CleaningStep) -> dict[str, Any]:
     """Return a step in the form of a recipe, with all options."""
     kind = type(step)
     name = next((name for name, known in STEPS.items() if kind is known), f"{kind.__module__}:{kind.__qualname__}")
     return {name: asdict(step)}  # type: ignore[call-overload]  # every step is a dataclass
 
 
-RECIPE, OF_SOURCES = ({one.name for one in fields(kind)} for kind in (Recipe, Source))
-OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(OF_SOURCES))})=.*)", re.DOTALL)
+RECIPE_KEYS, SOURCE_KEYS = ({field_.name for field_ in fields(kind)} for kind in (Recipe, Source))
+OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(SOURCE_KEYS))})=.*)", re.DOTALL)
 """`GLOB:KEY=VALUE`: a setting for some files of the sources."""
-LISTS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}
+LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _sources, "steps": _steps}

@@ -15,14 +15,14 @@ from rich.text import Text
 
 from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
-from data_pipeline.corpus.unknown import UnknownWords, merged
+from data_pipeline.corpus.unknown import UnknownWords, merge_counts
 from data_pipeline.document import Dropped
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, Split
 
 REPORT = "report.json"
 BAR_WIDTH = 40
-MOST_ROWS = 12
+MAX_ROWS = 12
 """Maximum sources printed in the terminal. The page and report.json list all."""
 
 
@@ -39,7 +39,7 @@ class CorpusReport:
     """Reason -> number of dropped documents."""
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> (source, first characters) of some dropped documents."""
-    said: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
     """Reason -> message about the first dropped document, with a remedy."""
     languages: dict[str, int] = field(default_factory=dict)
     """Language -> documents, if a step identifies languages."""
@@ -52,14 +52,14 @@ class CorpusReport:
     tokenizer: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     workers: int
-    found: int = 0
+    reused_jobs: int = 0
     """Jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
     """Stage -> wall time in seconds."""
 
-    def total(self, what: str) -> int:
+    def total(self, column: str) -> int:
         """Return the sum of `documents`, `tokens`, `bytes` or `shards` over all splits."""
-        return sum(counts[what] for counts in self.splits.values())
+        return sum(counts[column] for counts in self.splits.values())
 
     @property
     def read(self) -> int:
@@ -67,7 +67,7 @@ class CorpusReport:
         return self.total("documents") + sum(self.dropped.values())
 
     @property
-    def who(self) -> str:
+    def executor(self) -> str:
         return f"{self.workers} Ray workers" if self.workers else "one process"
 
     @property
@@ -75,7 +75,7 @@ class CorpusReport:
         return self.total("tokens") / self.total("bytes")
 
     def save(self, folder: Path) -> None:
-        totals = {what: self.total(what) for what in ("documents", "tokens", "bytes")}
+        totals = {column: self.total(column) for column in ("documents", "tokens", "bytes")}
         content = {**asdict(self), **totals, "tokens_per_byte": self.tokens_per_byte}
         (folder / REPORT).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -87,7 +87,7 @@ class CorpusReport:
             table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
         console.print(table)
         console.print(Text(self._summary()), soft_wrap=True)
-        for line in [*left_out(self.dropped, self.examples, self.said), *self.notes]:
+        for line in [*drop_lines(self.dropped, self.examples, self.messages), *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
         if self.languages:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
@@ -98,18 +98,18 @@ class CorpusReport:
         for name, sizes in (("source", self.composition.sources), ("format", self.composition.formats)):
             if len(sizes) > 1:
                 console.print(_sizes(name, sizes))
-        title = "documents by length in tokens, and the tokens of all that are so long"
+        title = "documents by length in tokens, and their total tokens"
         console.print(histogram(self.lengths, title, self.composition.lengths))
 
     def _summary(self) -> str:
         return (
             f"{self.tokenizer['kind']} tokenizer of {self.tokenizer['vocabulary']:,} ids, "
-            f"{self.tokens_per_byte:.3f} tokens a byte; {sum(self.seconds.values()):.1f} s with {self.who}"
+            f"{self.tokens_per_byte:.3f} tokens per byte; {sum(self.seconds.values()):.1f} s with {self.executor}"
         )
 
 
-def report_on(
-    *, folder: str, manifest: Manifest, dropped: Dropped, results: Sequence[ShardResult], **rest: Any
+def make_report(
+    *, folder: str, manifest: Manifest, dropped: Dropped, results: Sequence[ShardResult], **fields: Any
 ) -> CorpusReport:
     """Make the report of a build from its manifest and the results of its shards."""
     counts = np.sum([result.lengths for result in results], axis=0)
@@ -122,12 +122,12 @@ def report_on(
         splits={name: _sums(split) for name, split in manifest.splits.items()},
         dropped=dict(dropped.counts),
         examples=dropped.examples,
-        said=dropped.said,
+        messages=dropped.messages,
         languages=dict(languages),
-        unknown_words=merged(result.unknown for result in results),
+        unknown_words=merge_counts(result.unknown for result in results),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
         tokenizer=dict(manifest.tokenizer),
-        **rest,
+        **fields,
     )
 
 
@@ -136,10 +136,10 @@ def _sizes(title: str, sizes: Mapping[str, TextSize]) -> Table:
     table = Table(box=None, padding=(0, 1))
     for column in (title, "documents", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == title else "right")
-    for name, size in by_tokens(sizes)[:MOST_ROWS]:
+    for name, size in by_tokens(sizes)[:MAX_ROWS]:
         table.add_row(Text(name), f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}")
-    if len(sizes) > MOST_ROWS:
-        table.add_row(f"and {len(sizes) - MOST_ROWS:,} more")
+    if len(sizes) > MAX_ROWS:
+        table.add_row(f"and {len(sizes) - MAX_ROWS:,} more")
     return table
 
 
@@ -153,15 +153,15 @@ def _sums(split: Split) -> dict[str, int]:
     return {**sums, "shards": len(split.shards)}
 
 
-def left_out(
-    dropped: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]], said: Mapping[str, str]
+def drop_lines(
+    dropped: Mapping[str, int], examples: Mapping[str, Sequence[tuple[str, str]]], messages: Mapping[str, str]
 ) -> list[str]:
     """Return a line for each reason, the most frequent first: count, two sources, and the message about the first."""
     lines = []
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
         names = ", ".join(source for source, _ in examples.get(reason, ())[:2])
-        more = f": the first {said[reason]}" if reason in said else ""
-        lines.append(f"left out {count:,} {reason}{f' ({names})' if names else ''}{more}")
+        more = f": the first {messages[reason]}" if reason in messages else ""
+        lines.append(f"dropped {count:,} {reason}{f' ({names})' if names else ''}{more}")
     return lines
 
 
@@ -171,11 +171,11 @@ def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None
     table.add_column(justify="right")
     table.add_column(justify="right")
     table.add_column()
-    most = max(bins.values(), default=0)
+    largest = max(bins.values(), default=0)
     for low in _powers(bins):
         count = bins.get(low, 0)
         beside = [f"{totals.get(low, 0):,}"] if totals else []
-        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / most), *beside)
+        table.add_row(f"{low:,} - {2 * low - 1:,}", f"{count:,}", "█" * round(BAR_WIDTH * count / largest), *beside)
     return table
 
 

@@ -21,7 +21,7 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
     Messages start with `where`: a file and a location in it. `ready` are settings that are already converted.
     """
     if not isinstance(content, Mapping):
-        raise UserError(f"{where} holds {_shown(content)} where a table of settings is due.")
+        raise UserError(f"{where} must be a table of settings, not {_shown(content)}.")
     hints = get_type_hints(kind, include_extras=True)  # include the bounds of numbers
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     ready = ready or {}
@@ -36,17 +36,17 @@ def parse_settings(kind: type[Kind], content: Any, where: str, ready: Mapping[st
     try:
         return kind(**values, **ready)
     except UserError as error:
-        said = str(error).removeprefix(f"{where.rpartition(' ')[2]}: ")  # a step's own message repeats its name
-        raise UserError(f"{where}: {said}") from None
+        message = str(error).removeprefix(f"{where.rpartition(' ')[2]}: ")  # a step's own message repeats its name
+        raise UserError(f"{where}: {message}") from None
 
 
 def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
     """Suggest a setting for an unknown one: a similar name in this table, or the same name in a nested table."""
-    ours = equivalent(name) or name
-    if ours not in hints:
+    known_name = equivalent(name) or name
+    if known_name not in hints:
         for table, hint in hints.items():
-            if (kind := _nested_dataclass(hint)) and ours in {field.name for field in fields(kind)}:
-                return f"did you mean {table}.{ours}?"
+            if (kind := _nested_dataclass(hint)) and known_name in {field.name for field in fields(kind)}:
+                return f"did you mean {table}.{known_name}?"
     return nearest(name, hints, "it has {}.")
 
 
@@ -70,7 +70,7 @@ def _parse_value(hint: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         raise UserError(f"{where} must be {expected_value(error.errors()[0])}, not {_shown(value)}.") from None
     except (TypeError, ValueError):
-        raise UserError(f"{where} holds {_shown(value)}, which a setting cannot be.") from None
+        raise UserError(f"{where} cannot be {_shown(value)}: use another value.") from None
 
 
 def _shown(value: Any) -> str:

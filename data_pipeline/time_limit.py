@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class TookTooLong(Exception):  # noqa: N818 # a result about a document, not an error
+class TimeLimitError(Exception):  # a result about a document, not an error
     """Raised for a document that exceeded the limit on processor time."""
 
 
-class _Ring(BaseException):
+class _TimerSignal(BaseException):
     """Raised by the timer. A BaseException, so that libraries do not catch it as their own error."""
 
 
@@ -38,12 +38,12 @@ class _Limit:
 
 
 @contextmanager
-def limiting(seconds: float, folder: Path) -> Iterator[None]:
+def apply_time_limit(seconds: float, folder: Path) -> Iterator[None]:
     """Apply a limit within each `time_limit`, and record exceeded ones in a folder."""
     if threading.current_thread() is not threading.main_thread():  # other threads receive no signals
         yield
         return
-    before = signal.signal(signal.SIGVTALRM, _ring)
+    before = signal.signal(signal.SIGVTALRM, _on_timer)
     _Limit.seconds, _Limit.folder = seconds, folder
     _Limit.known = frozenset(os.listdir(folder)) if folder.is_dir() else frozenset()
     try:
@@ -54,42 +54,42 @@ def limiting(seconds: float, folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def time_limit(what: str, *texts: str) -> Iterator[None]:
+def time_limit(purpose: str, *texts: str) -> Iterator[None]:
     """Raise `TookTooLong` if processing these texts exceeds the limit of `limiting`, or did so before."""
     if _Limit.seconds is None:
         yield
         return
-    if _Limit.known and _key(what, texts) in _Limit.known:
-        raise _too_long()
+    if _Limit.known and _key(purpose, texts) in _Limit.known:
+        raise _time_limit_error()
     try:
         _Limit.armed, _Limit.rang = True, False
         signal.setitimer(signal.ITIMER_VIRTUAL, _Limit.seconds)
         yield
-    except _Ring:
+    except _TimerSignal:
         pass
     finally:
         _Limit.armed = False
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     if _Limit.rang:
-        key = _key(what, texts)
+        key = _key(purpose, texts)
         _Limit.folder.mkdir(parents=True, exist_ok=True)
         (_Limit.folder / key).touch()
         _Limit.known |= {key}
-        raise _too_long()
+        raise _time_limit_error()
 
 
-def _ring(*_: object) -> None:
+def _on_timer(*_: object) -> None:
     if _Limit.armed:
         _Limit.rang = True
-        raise _Ring
+        raise _TimerSignal
 
 
-def _too_long() -> TookTooLong:
-    return TookTooLong(f"takes more than {_Limit.seconds} s of processor time")
+def _time_limit_error() -> TimeLimitError:
+    return TimeLimitError(f"takes more than {_Limit.seconds} s of processor time")
 
 
-def _key(what: str, texts: tuple[str, ...]) -> str:
-    digest = hashlib.blake2b(f"{_Limit.seconds} {what}".encode(), digest_size=16)
+def _key(purpose: str, texts: tuple[str, ...]) -> str:
+    digest = hashlib.blake2b(f"{_Limit.seconds} {purpose}".encode(), digest_size=16)
     for text in texts:
         digest.update(hashlib.blake2b(text.encode("utf-8", "surrogatepass")).digest())
     return digest.hexdigest()

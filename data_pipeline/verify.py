@@ -21,16 +21,16 @@ class FolderCheck:
     """Result of checking one file."""
 
     name: str
-    good: bool
-    found: str
+    is_valid: bool
+    message: str
 
 
-def verify_corpus(place: str | Path) -> Iterator[FolderCheck]:
+def verify_corpus(location: str | Path) -> Iterator[FolderCheck]:
     """Check a corpus in a folder or at a URL, and yield each result as soon as it is known."""
     # Does not use the training cache, whose copies may differ from the current files at the URL.
     with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
         try:
-            corpus = Corpus.open(place, Cache(Path(copies)))
+            corpus = Corpus.open(location, Cache(Path(copies)))
         except UserError as error:
             yield FolderCheck("manifest.json", False, str(error))
             return
@@ -51,26 +51,28 @@ def _check_tokenizer(corpus: Corpus) -> FolderCheck:
         tokenizer = load(path)
     except UserError as error:
         return FolderCheck("tokenizer", False, str(error))
-    good = tokenizer.fingerprint == corpus.manifest.tokenizer["fingerprint"]
-    found = f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids"
-    wrong = f"{path} is not the tokenizer this corpus was made with: restore it or build again."
-    return FolderCheck("tokenizer", good, found if good else wrong)
+    is_valid = tokenizer.fingerprint == corpus.manifest.tokenizer["fingerprint"]
+    problem = f"{tokenizer.kind}, {tokenizer.vocabulary:,} ids"
+    mismatch = f"{path} is not the tokenizer of this corpus: restore it or build the corpus again."
+    return FolderCheck("tokenizer", is_valid, problem if is_valid else mismatch)
 
 
 def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
-    place = corpus.address_of(info.name)
+    location = corpus.address_of(info.name)
     try:
         shard = corpus.open_shard(info, verify="hash")
-        found = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
+        problem = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
     except UserError as error:
         return FolderCheck(info.name, False, str(error))
     except (tarfile.TarError, OSError, ValueError) as error:
-        return FolderCheck(info.name, False, f"{place} cannot be read as a shard ({error}): build it again.")
+        return FolderCheck(info.name, False, f"{location} cannot be read as a shard ({error}): build it again.")
     finally:
         if corpus.mirror:
             corpus.mirror.discard(info)
-    good = f"{info.samples:,} documents, {info.tokens:,} tokens"
-    return FolderCheck(info.name, not found, f"{place}: {found}; build the corpus again." if found else good)
+    is_valid = f"{info.samples:,} documents, {info.tokens:,} tokens"
+    return FolderCheck(
+        info.name, not problem, f"{location}: {problem}; build the corpus again." if problem else is_valid
+    )
 
 
 def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
@@ -81,19 +83,19 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
     with open_tar(path) as tar:
         for member in tar_members(tar):
             if not member.isreg():  # a link could point outside of the tar
-                return f"{shown(member.name)} is no plain file"
+                return f"{shown(member.name)} is not a regular file"
             file_name(member.name)
             if not member.name.endswith(".tokens.npy"):
                 continue
             tokens = array_of(tar.extractfile(member).read(), shard.dtype)  # type: ignore[union-attr]  # regular
             if tokens.max(initial=0) >= vocabulary:
-                return f"{member.name} has id {tokens.max():,}, beyond the {vocabulary:,} of the tokenizer"
+                return f"{member.name} has id {tokens.max():,}, beyond the {vocabulary:,} ids of the tokenizer"
             rows.append((member.offset_data + member.size - tokens.nbytes, tokens.size))
     listed = [tuple(row) for row in shard.index[:, :2].tolist()]
     if rows != listed:
         return f"{info.index_name} does not match the {len(rows):,} documents of the tar"
     if (len(rows), sum(size for _, size in rows)) != (info.samples, info.tokens):
-        return "it does not hold the documents and tokens that the manifest counts"
+        return "its numbers of documents and tokens differ from the manifest"
     return ""
 
 
@@ -101,7 +103,7 @@ def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
     """Compare a shard of images with its index, which may omit images."""
     largest = max((int(shard.tokens(document).max()) for document in range(len(shard))), default=0)
     if largest >= vocabulary:
-        return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} of the corpus"
+        return f"{info.index_name} has label or id {largest:,}, beyond the {vocabulary:,} ids of the corpus"
     files: set[tuple[int, int]] = set()
     # A truncated shard from elsewhere was indexed as far as it goes.
     with suppress(tarfile.ReadError), open_tar(path) as tar:
@@ -109,5 +111,5 @@ def _compare_images(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
     for number, row in enumerate(shard.index[:, 2 : 2 * len(shard.fields)].reshape(len(shard), -1, 2).tolist()):
         images = [(at, size) for at, size in row if size]
         if len(images) != 1 or images[0] not in files:
-            return f"{info.index_name} finds no file of the tar for document {number:,}"
+            return f"{info.index_name} does not point to a file of the tar for document {number:,}"
     return ""

@@ -9,10 +9,10 @@ import numpy as np
 
 from data_pipeline.annotate.options import Annotations
 from data_pipeline.annotate.parts import parts_of
-from data_pipeline.annotate.phrases import phrases_of
-from data_pipeline.annotate.sentences import sentence_begins
-from data_pipeline.annotate.tags import tagger_named
-from data_pipeline.annotate.turns import role_number
+from data_pipeline.annotate.phrases import find_phrases
+from data_pipeline.annotate.sentences import sentence_starts
+from data_pipeline.annotate.tags import load_tagger
+from data_pipeline.annotate.turns import role_index
 from data_pipeline.annotate.words import capital_words, word_starts
 from data_pipeline.document import Document
 from megaptm.tokenizers import Tokenizer, starts_of
@@ -20,8 +20,8 @@ from megaptm.tokenizers import Tokenizer, starts_of
 Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
-def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated]:
-    """Tokenize documents. Returns for each int32 [tokens] ids, and one array per field of `wanted.fields`:
+def annotate(documents: Sequence[Document], tokenizer: Tokenizer, annotations: Annotations) -> list[Annotated]:
+    """Tokenize documents. Returns for each int32 [tokens] ids, and one array per field of `annotations.fields`:
 
     - `sentences` and `words`, int32 [n]: first token of each.
     - `capitals`, int32 [n]: tokens of capitalized words.
@@ -33,11 +33,11 @@ def annotate(documents: Sequence[Document], tokenizer: Tokenizer, wanted: Annota
     All arrays are sorted by their first column. An item starts at the first token that contains one of its characters.
     Words that share a token are merged. Items without a token (white space, for WordPiece) are omitted.
     """
-    if not wanted.fields:
+    if not annotations.fields:
         return [(ids, {}) for ids in tokenizer.encode_batch([document.text for document in documents])]
-    encoded = _encoded(documents, tokenizer, by_parts=wanted.parts)
+    encoded = _encoded(documents, tokenizer, by_parts=annotations.parts)
     return [
-        (ids, {name: _places(name, document, ends, wanted) for name in wanted.fields})
+        (ids, {name: _annotation(name, document, ends, annotations) for name in annotations.fields})
         for document, (ids, ends) in zip(documents, encoded, strict=True)
     ]
 
@@ -50,42 +50,42 @@ def _encoded(
         return tokenizer.encode_batch_with_ends([document.text for document in documents])
     parts = [parts_of(document) for document in documents]
     encoded = iter(tokenizer.encode_batch_with_ends(list(chain(*parts))))
-    found = []
+    shifted_parts = []
     for document, texts in zip(documents, parts, strict=True):
         ids, ends = zip(*(next(encoded) for _ in texts), strict=True)
-        begins = document.notes.get("parts", [0])
-        shifted = [own + begin for own, begin in zip(ends, begins, strict=True)]
-        found.append((np.concatenate(ids), np.concatenate(shifted).astype(np.int32)))
-    return found
+        part_starts = document.notes.get("parts", [0])
+        shifted = [own + begin for own, begin in zip(ends, part_starts, strict=True)]
+        shifted_parts.append((np.concatenate(ids), np.concatenate(shifted).astype(np.int32)))
+    return shifted_parts
 
 
-def _places(name: str, document: Document, ends: np.ndarray, wanted: Annotations) -> np.ndarray:
+def _annotation(name: str, document: Document, ends: np.ndarray, annotations: Annotations) -> np.ndarray:
     if name == "sentences":
-        return starts_of(ends, sentence_begins(document.text, document.form))
+        return starts_of(ends, sentence_starts(document.text, document.form))
     if name == "words":
-        return word_starts(document.text, ends, wanted.chinese)
+        return word_starts(document.text, ends, annotations.chinese)
     if name == "capitals":
-        return _tokens_within(_spans(capital_words(document.text), ends))
+        return _tokens_within(_token_spans(capital_words(document.text), ends))
     if name == "phrases":
-        assert wanted.phrases is not None
-        return _spans([(*places, 0) for places in phrases_of(wanted.phrases, document)], ends)[:, :2]
+        assert annotations.phrases is not None
+        return _token_spans([(*span, 0) for span in find_phrases(annotations.phrases, document)], ends)[:, :2]
     if name == "tags":
-        assert wanted.tags is not None
-        tagger = tagger_named(wanted.tags)
+        assert annotations.tags is not None
+        tagger = load_tagger(annotations.tags)
         number = {label: number for number, label in enumerate(tagger.labels)}
-        return _spans([(first, stop, number[label]) for first, stop, label in tagger.tags(document)], ends)
+        return _token_spans([(first, stop, number[label]) for first, stop, label in tagger.tags(document)], ends)
     if name == "labels":
-        return _label(document, wanted.labels)
+        return _label(document, annotations.labels)
     if name == "parts":
-        begins = document.notes.get("parts", [0])
-        starts = np.unique(np.searchsorted(ends, begins, side="right")).astype(np.int32)
+        part_starts = document.notes.get("parts", [0])
+        starts = np.unique(np.searchsorted(ends, part_starts, side="right")).astype(np.int32)
         return starts[starts < len(ends)]
     return _turns(document, ends)
 
 
-def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
+def _token_spans(shifted_parts: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarray:
     """Convert (start, end, label index) in characters to int32 [spans, 3] in tokens."""
-    spans = np.array(found, dtype=np.int64).reshape(-1, 3)
+    spans = np.array(shifted_parts, dtype=np.int64).reshape(-1, 3)
     starts = np.searchsorted(ends, spans[:, 0], side="right")
     # The end is the token with the last character, or the last of several tokens that share it.
     stops = np.minimum(np.searchsorted(ends, spans[:, 1], side="left") + 1, len(ends))
@@ -97,7 +97,7 @@ def _spans(found: Sequence[tuple[int, int, int]], ends: np.ndarray) -> np.ndarra
 def _label(document: Document, labels: Sequence[str]) -> np.ndarray:
     """Return int32 [1, 2]; raise `ValueError` if the document's label is not in `labels`."""
     if (label := str(document.notes.get("label"))) not in labels:
-        raise ValueError(f"the label {label!r} is none of {', '.join(labels)}")
+        raise ValueError(f"the label {label!r} is not one of {', '.join(labels)}")
     return np.array([[0, labels.index(label)]], dtype=np.int32)
 
 
@@ -109,7 +109,7 @@ def _tokens_within(spans: np.ndarray) -> np.ndarray:
 
 def _turns(document: Document, ends: np.ndarray) -> np.ndarray:
     """Return int32 [turns, 2]."""
-    turns = sorted((int(first), role_number(role)) for first, role in document.notes.get("turns", ()))
+    turns = sorted((int(first), role_index(role)) for first, role in document.notes.get("turns", ()))
     starts = np.searchsorted(ends, [first for first, _ in turns], side="right")
     rows = np.stack([starts, [role for _, role in turns]], axis=1).astype(np.int32).reshape(-1, 2)
     # If several turns start at the same token, the last one counts.

@@ -40,9 +40,9 @@ def read_words(path: str, setting: str) -> list[str]:
         lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{setting}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
+            f"{setting}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."
         ) from None
     words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not words:
-        raise UserError(f"{setting}: {path} has no words: add one to a line.")
+        raise UserError(f"{setting}: {path} has no words: add one per line.")
     return words

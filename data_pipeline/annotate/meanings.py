@@ -18,24 +18,24 @@ PhrasesByKind = Mapping[str, list[list[str]]]
 def read_meanings(path: Path) -> dict[str, list[list[str]]]:
     """Read lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and lines that start with # are
     ignored."""
-    found: dict[str, list[list[str]]] = {}
+    meanings: dict[str, list[list[str]]] = {}
     try:
         lines = plain_file(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): correct its name, or write it in UTF-8.") from None
+        raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         kind, *phrases = (part.strip() for part in line.split("\t"))
         if kind not in KINDS or not phrases or not all(phrases):
             raise UserError(
-                f"line {number} of {path} is not `kind<TAB>phrase<TAB>phrase ...`, of a kind that is one of "
+                f"line {number} of {path} is not `kind<TAB>phrase<TAB>phrase ...` with a kind of "
                 f"{', '.join(KINDS)}: correct it."
             )
-        found.setdefault(kind, []).append(phrases)
-    if not found:
-        raise UserError(f"{path} has no phrases: give lines of a kind and phrases that say the same.")
-    return found
+        meanings.setdefault(kind, []).append(phrases)
+    if not meanings:
+        raise UserError(f"{path} has no phrases: add lines of a kind and synonymous phrases.")
+    return meanings
 
 
 def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> tuple[int, int]:
@@ -44,27 +44,29 @@ def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> t
     Phrases are tokenized as they occur within a text, with a space before. A phrase with an unknown part or one that
     occurred earlier is omitted.
     """
-    seen: set[tuple[int, ...]] = set()
-    told: dict[str, list[list[list[int]]]] = {}
+    known_phrases: set[tuple[int, ...]] = set()
+    table: dict[str, list[list[list[int]]]] = {}
     for kind, meanings in phrases.items():
         for meaning in meanings:
             ids = [tuple(tokenizer.encode(f" {phrase}").tolist()) for phrase in meaning]
             new = [
-                one for one in dict.fromkeys(ids) if one and one not in seen and not tokenizer.special.specials & {*one}
+                phrase_ids
+                for phrase_ids in dict.fromkeys(ids)
+                if phrase_ids and phrase_ids not in known_phrases and not tokenizer.special.specials & {*phrase_ids}
             ]
-            seen |= {*new}
+            known_phrases |= {*new}
             if new:
-                told.setdefault(kind, []).append([[*one] for one in new])
-    if not seen:
-        raise UserError("meanings: the tokenizer knows no phrase of the table: give the one that the corpus has.")
+                table.setdefault(kind, []).append([[*phrase_ids] for phrase_ids in new])
+    if not known_phrases:
+        raise UserError("meanings: the tokenizer knows no phrase of the table: use the tokenizer of the corpus.")
     marks = tokenizer.kind == "wordpiece"
-    inside = [id_ for id_ in range(tokenizer.vocabulary) if _goes_on(tokenizer.name(id_), marks=marks)]
+    inside = [id_ for id_ in range(tokenizer.vocabulary) if _continues_word(tokenizer.name(id_), marks=marks)]
     out.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(out) as unfinished:
-        write_table(told, inside, unfinished)
-    return sum(map(len, told.values())), len(seen)
+        write_table(table, inside, unfinished)
+    return sum(map(len, table.values())), len(known_phrases)
 
 
-def _goes_on(name: str, *, marks: bool) -> bool:
+def _continues_word(name: str, *, marks: bool) -> bool:
     """Whether a token continues a word: by the mark ## of WordPiece, otherwise by a letter where a space would be."""
     return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))

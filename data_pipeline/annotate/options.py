@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_pipeline.annotate.phrases import phrase_finder
-from data_pipeline.annotate.tags import tagger_named
+from data_pipeline.annotate.phrases import load_phrase_finder
+from data_pipeline.annotate.tags import load_tagger
 from data_pipeline.annotate.turns import ROLES
-from data_pipeline.annotate.words import segmenter_named
+from data_pipeline.annotate.words import load_segmenter
 from data_pipeline.functions import file_of, is_function
 from megaptm.errors import UserError
 
@@ -48,14 +48,14 @@ class Annotations:
                 "words.txt, or `package.module:function`."
             )
         if len({*self.labels}) < len(self.labels):
-            raise UserError(f"annotate.labels ({', '.join(self.labels)}) has one twice: remove it.")
+            raise UserError(f"annotate.labels ({', '.join(self.labels)}) contains a label twice: remove one.")
         if self.chinese != CHARACTERS and not self.words:
-            raise UserError("annotate.chinese says how words are found: ask for annotate.words too.")
+            raise UserError("annotate.chinese needs annotate.words: set annotate.words=true.")
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the stored arrays, in manifest order."""
-        asked = {
+        requested = {
             "sentences": bool(self.sentences),
             "words": self.words,
             "capitals": self.capitals,
@@ -65,11 +65,11 @@ class Annotations:
             "parts": self.parts,
             "labels": bool(self.labels),
         }
-        return tuple(name for name, wanted in asked.items() if wanted)
+        return tuple(name for name, is_requested in requested.items() if is_requested)
 
     def tables(self) -> dict[str, list[str]]:
         """Return the names for the indexes in `tags`, `labels` and `turns`, for the manifest."""
-        labels = {"tags": list(tagger_named(self.tags).labels)} if self.tags is not None else {}
+        labels = {"tags": list(load_tagger(self.tags).labels)} if self.tags is not None else {}
         labels |= {"labels": list(self.labels)} if self.labels else {}
         return labels | ({"turns": list(ROLES)} if self.turns else {})
 
@@ -82,8 +82,8 @@ class Annotations:
     def check(self) -> None:
         """Raise `UserError` for a missing file or function, before workers start."""
         if self.phrases is not None:
-            phrase_finder(self.phrases)
+            load_phrase_finder(self.phrases)
         if self.tags is not None:
-            tagger_named(self.tags)
+            load_tagger(self.tags)
         if self.chinese != CHARACTERS:
-            segmenter_named(self.chinese)
+            load_segmenter(self.chinese)

@@ -14,15 +14,15 @@ BETWEEN = "\n"
 
 def text_and_parts(texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Join texts with newlines; return the text, and the note `parts` with the start of each."""
-    begins = accumulate((len(text) + len(BETWEEN) for text in texts[:-1]), initial=0)
-    return BETWEEN.join(texts), {"parts": [*begins]}
+    starts = accumulate((len(text) + len(BETWEEN) for text in texts[:-1]), initial=0)
+    return BETWEEN.join(texts), {"parts": [*starts]}
 
 
 def parts_of(document: Document) -> list[str]:
     """Return the parts of a document. Without the note, the text is the only part."""
-    begins = document.notes.get("parts", [0])
-    ends = [*(begin - len(BETWEEN) for begin in begins[1:]), len(document.text)]
-    return [document.text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    starts = document.notes.get("parts", [0])
+    ends = [*(start - len(BETWEEN) for start in starts[1:]), len(document.text)]
+    return [document.text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def with_parts(document: Document, texts: Sequence[str]) -> Document:

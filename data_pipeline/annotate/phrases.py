@@ -9,39 +9,39 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from data_pipeline.annotate.dictionary import read_words
-from data_pipeline.annotate.tags import Phrases
-from data_pipeline.annotate.words import HAN_RUN, segmenter_named
+from data_pipeline.annotate.tags import PhraseMatcher
+from data_pipeline.annotate.words import HAN_RUN, load_segmenter
 from data_pipeline.document import Document
-from data_pipeline.functions import function_named, is_function
+from data_pipeline.functions import is_function, load_function
 
 WORDS = "words"
 SETTING = "annotate.phrases"
 
 
-def phrases_of(name: str, document: Document) -> list[tuple[int, int]]:
+def find_phrases(name: str, document: Document) -> list[tuple[int, int]]:
     """Return the validated phrases of a document. Raises `ValueError`, or any exception of the function."""
-    found = [(int(first), int(stop)) for first, stop in phrase_finder(name)(document.text)]
-    for first, stop in found:
+    phrases = [(int(first), int(stop)) for first, stop in load_phrase_finder(name)(document.text)]
+    for first, stop in phrases:
         if not 0 <= first < stop <= len(document.text):
-            raise ValueError(f"{name} gave {(first, stop)} for a text of {len(document.text):,} characters")
-    return found
+            raise ValueError(f"{name} returned {(first, stop)} for a text of {len(document.text):,} characters")
+    return phrases
 
 
 @lru_cache(maxsize=8)
-def phrase_finder(name: str) -> Callable[[str], Iterable[tuple[int, int]]]:
+def load_phrase_finder(name: str) -> Callable[[str], Iterable[tuple[int, int]]]:
     """Return the function that a recipe names: text -> (start, end) of each phrase."""
     if name == WORDS:
         return _chinese_words
     if is_function(name):
-        function: Callable[[str], Iterable[tuple[int, int]]] = function_named(name, SETTING)
+        function: Callable[[str], Iterable[tuple[int, int]]] = load_function(name, SETTING)
         return function
-    phrases = Phrases(dict.fromkeys(read_words(name, SETTING), ""))
+    phrases = PhraseMatcher(dict.fromkeys(read_words(name, SETTING), ""))
     return lambda text: ((first, stop) for first, stop, _ in phrases(text))
 
 
 def _chinese_words(text: str) -> Iterator[tuple[int, int]]:
     """Yield the jieba words of more than one Chinese character."""
-    segment = segmenter_named(WORDS)
+    segment = load_segmenter(WORDS)
     for run in HAN_RUN.finditer(text):
         at = run.start()
         for word in segment(run[0]):

@@ -20,13 +20,13 @@ ABBREVIATION = re.compile(
     re.IGNORECASE,
 )
 LAST_WORD = re.compile(r"[\w.]*\w(?=\.\s*$)")
-LONGEST_WORD = 20
+MAX_ABBREVIATION = 20
 
 
-def sentence_begins(text: str, form: str = "prose") -> np.ndarray:
+def sentence_starts(text: str, form: str = "prose") -> np.ndarray:
     """Return int64 [sentences]: start of each sentence of prose, or of each line of code."""
-    begins = np.array([0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text))], dtype=np.int64)
-    return np.unique(begins[begins < len(text)])
+    starts = np.array([0, *(_starts_in_code(text) if form == "code" else _starts_in_prose(text))], dtype=np.int64)
+    return np.unique(starts[starts < len(text)])
 
 
 def _starts_in_code(text: str) -> list[int]:
@@ -46,5 +46,5 @@ def _ends_a_sentence(text: str, match: re.Match[str]) -> bool:
         return False
     if mark.rstrip() != ".":
         return True
-    word = LAST_WORD.search(text[max(0, match.start() - LONGEST_WORD) : match.end()])
+    word = LAST_WORD.search(text[max(0, match.start() - MAX_ABBREVIATION) : match.end()])
     return word is None or ABBREVIATION.fullmatch(word[0]) is None

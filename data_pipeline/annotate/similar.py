@@ -23,21 +23,21 @@ def write_similar_words(words: WordTable, tokenizer: Tokenizer, out: Path) -> in
 
     Each word is tokenized both at the start of a text and after a space, because some tokenizers distinguish the two.
     """
-    found: defaultdict[tuple[int, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
+    similar_tokens: defaultdict[tuple[int, ...], dict[tuple[int, ...], None]] = defaultdict(dict)
     for before in ("", " "):
-        for word, others in words.items():
-            own, *theirs = (_tokens(before + one, tokenizer) for one in (word, *others))
-            alike = [one for one in theirs if len(one) == len(own) and one != own]
-            if own and alike:
-                found[own] |= dict.fromkeys(alike)
-    if not found:
+        for word, similar_words in words.items():
+            own, *similar_ids = (_tokens(before + text, tokenizer) for text in (word, *similar_words))
+            candidates = [text for text in similar_ids if len(text) == len(own) and text != own]
+            if own and candidates:
+                similar_tokens[own] |= dict.fromkeys(candidates)
+    if not similar_tokens:
         raise UserError(
-            "similar words: no word has another of as many tokens that is like it: give more words, or larger ones."
+            "similar words: no word has a similar word with as many tokens: use more words, or a larger vocabulary."
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(out) as unfinished:
-        write_similar({word: [*alike] for word, alike in found.items()}, unfinished)
-    return len(found)
+        write_similar({word: [*candidates] for word, candidates in similar_tokens.items()}, unfinished)
+    return len(similar_tokens)
 
 
 def _tokens(word: str, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
     return words
 
 
-def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, list[str]]:
+def read_vectors(path: Path, tokenizer: Tokenizer, *, top: int) -> dict[str, list[str]]:
     """Return for each word the `most` words with as many tokens and the largest cosine similarity.
 
     Lines have a word and its vector, as in word2vec and GloVe files. A header line is skipped.
@@ -70,7 +70,7 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, li
     # Divide by the maximum first, because squares of large values would overflow.
     vectors /= np.maximum(np.abs(vectors).max(axis=1, keepdims=True), 1e-12)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    found: dict[str, list[str]] = {}
+    similar_tokens: dict[str, list[str]] = {}
     for length in np.unique(lengths[lengths > 0]).tolist():
         those = np.flatnonzero(lengths == length)
         for start in range(0, len(those), BLOCK):
@@ -78,15 +78,17 @@ def read_vectors(path: Path, tokenizer: Tokenizer, *, most: int) -> dict[str, li
             near = vectors[rows] @ vectors[those].T
             near[np.arange(len(rows)), start + np.arange(len(rows))] = -np.inf
             for row, angles in zip(rows, near, strict=True):
-                found[words[row]] = [words[those[other]] for other in _largest(angles, min(most, len(those) - 1))]
-    return {word: others for word, others in found.items() if others}
+                similar_tokens[words[row]] = [
+                    words[those[other]] for other in _largest(angles, min(top, len(those) - 1))
+                ]
+    return {word: similar_words for word, similar_words in similar_tokens.items() if similar_words}
 
 
-def _largest(numbers: np.ndarray, most: int) -> np.ndarray:
+def _largest(numbers: np.ndarray, top: int) -> np.ndarray:
     """Return the indexes of the `most` largest values, in descending order."""
-    if not most:
+    if not top:
         return np.zeros(0, dtype=np.int64)
-    there = np.sort(np.argpartition(-numbers, most - 1)[:most])
+    there = np.sort(np.argpartition(-numbers, top - 1)[:top])
     return there[np.argsort(-numbers[there], kind="stable")]
 
 
@@ -101,17 +103,15 @@ def _vectors(path: Path) -> tuple[list[str], np.ndarray]:
             with np.errstate(over="ignore"):
                 row = np.array(numbers, dtype=np.float32)
         except ValueError:
-            raise UserError(f"line {number} of {path} is not a word and its numbers: correct it.") from None
+            raise UserError(f"line {number} of {path} is not a word and its vector: correct it.") from None
         if not np.isfinite(row).all():
-            raise UserError(
-                f"line {number} of {path} has a number that is not finite: correct it, or leave that line out."
-            )
+            raise UserError(f"line {number} of {path} has a value that is not finite: correct it, or remove the line.")
         if not len(row) or (rows and len(row) != len(rows[0])):
-            raise UserError(f"line {number} of {path} has {len(row)} numbers, unlike the others: correct it.")
+            raise UserError(f"line {number} of {path} has {len(row)} values, unlike earlier lines: correct it.")
         words.append(word)
         rows.append(row)
     if not words:
-        raise UserError(f"{path} has no words: give lines of a word and its numbers.")
+        raise UserError(f"{path} has no words: add lines of a word and its vector.")
     return words, np.stack(rows)
 
 
@@ -119,4 +119,4 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         yield from enumerate(plain_file(path).read_text(encoding="utf-8").split("\n"), 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): correct its name, or write it in UTF-8.") from None
+        raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from data_pipeline.annotate.words import word_begins
+from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
-from data_pipeline.functions import function_named, is_function
+from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
@@ -42,22 +42,22 @@ class Tagger:
         for first, stop, label in tags:
             if not 0 <= first < stop <= len(document.text) or label not in self.labels:
                 raise ValueError(
-                    f"{self.name} gave {(first, stop, label)} for a text of {len(document.text):,} characters; its "
+                    f"{self.name} returned {(first, stop, label)} for a text of {len(document.text):,} characters; its "
                     f"labels are {', '.join(self.labels)}"
                 )
         return tags
 
 
 @lru_cache(maxsize=8)
-def tagger_named(name: str) -> Tagger:
+def load_tagger(name: str) -> Tagger:
     """Return the tagger that a recipe names: a file of phrases, or a function."""
     if not is_function(name):
         phrases = read_phrases(name)
-        return Tagger(name, Phrases(phrases), tuple(sorted(set(phrases.values()))))
-    function = function_named(name, SETTING)
+        return Tagger(name, PhraseMatcher(phrases), tuple(sorted(set(phrases.values()))))
+    function = load_function(name, SETTING)
     labels = getattr(function, "labels", None)
     if not isinstance(labels, Iterable) or isinstance(labels, str):
-        raise UserError(f'{SETTING}: {name} has no list of its labels: set `{name.split(":")[1]}.labels = ["..."]`.')
+        raise UserError(f'{SETTING}: {name} has no list of labels: set `{name.split(":")[1]}.labels = ["..."]`.')
     return Tagger(name, function, tuple(sorted(set(labels))))
 
 
@@ -67,7 +67,7 @@ def read_phrases(path: str) -> dict[str, str]:
         lines = plain_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{SETTING}: {path} cannot be read ({error}): correct its name, or write it in UTF-8."
+            f"{SETTING}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."
         ) from None
     phrases: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
@@ -77,13 +77,13 @@ def read_phrases(path: str) -> dict[str, str]:
         if not label or not phrase:
             raise UserError(f"{SETTING}: line {number} of {path} is not `label<TAB>phrase`: correct it.")
         if phrases.setdefault(phrase, label) != label:
-            raise UserError(f"{SETTING}: line {number} of {path} gives `{phrase}` a second label: leave one.")
+            raise UserError(f"{SETTING}: line {number} of {path} gives `{phrase}` a second label: remove one.")
     if not phrases:
         raise UserError(f"{SETTING}: {path} has no phrases: add lines of `label<TAB>phrase`.")
     return phrases
 
 
-class Phrases:
+class PhraseMatcher:
     """Finds listed phrases of complete words, from left to right, longest first, without overlap."""
 
     def __init__(self, phrases: Mapping[str, str]):
@@ -94,7 +94,7 @@ class Phrases:
         self._lengths: dict[str, Sequence[int]] = {word: sorted(those)[::-1] for word, those in lengths.items()}
 
     def __call__(self, text: str) -> Iterator[Tag]:
-        borders = [*word_begins(text).tolist(), len(text)]
+        borders = [*word_offsets(text).tolist(), len(text)]
         ends, after = set(borders), 0
         for first, stop in pairwise(borders):
             if first < after:
@@ -108,4 +108,4 @@ class Phrases:
 
 
 def _first_word(phrase: str) -> str:
-    return phrase[: word_begins(phrase)[1]] if len(word_begins(phrase)) > 1 else phrase
+    return phrase[: word_offsets(phrase)[1]] if len(word_offsets(phrase)) > 1 else phrase

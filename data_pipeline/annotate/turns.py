@@ -7,17 +7,17 @@ from typing import Any
 
 ROLES = ("other", "system", "user", "assistant", "tool")
 """Roles that are distinguished. Any other name is `other`."""
-ALSO = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-ALSO |= {"function": "tool", "developer": "system"}
+ROLE_ALIASES = {"human": "user", "prompter": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+ROLE_ALIASES |= {"function": "tool", "developer": "system"}
 """Names of roles in published dialogue data sets -> role."""
 
 BETWEEN = "\n"
 
 
-def role_number(role: str) -> int:
+def role_index(role: str) -> int:
     """Return the index of a role in `ROLES`."""
     name = role.lower()
-    name = ALSO.get(name, name)
+    name = ROLE_ALIASES.get(name, name)
     return ROLES.index(name) if name in ROLES else 0
 
 

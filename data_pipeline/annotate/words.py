@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from data_pipeline.annotate.dictionary import dictionary_of
-from data_pipeline.functions import function_named, is_function
+from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
 from megaptm.tokenizers import starts_of
 
@@ -41,36 +41,36 @@ def word_starts(text: str, ends: np.ndarray, chinese: str = "characters") -> np.
     Each word is within the tokens from one start to the next. Words that share a token are merged.
     """
     kinds = _kinds_of(text)
-    begins = _begins(text, kinds, chinese)
-    starts = starts_of(ends, begins)
+    offsets = _word_offsets(text, kinds, chinese)
+    starts = starts_of(ends, offsets)
     # A token may end one word and start another. A cut before it would break the first word. A character that extends
     # the one before it may have no token: BERT drops accents.
-    whole = (kinds == SPACE) | (kinds == JOINED)
-    whole[begins] = True
+    is_start = (kinds == SPACE) | (kinds == JOINED)
+    is_start[offsets] = True
     firsts = np.concatenate(([0], ends[:-1]))[starts]
-    return starts[whole[firsts]]
+    return starts[is_start[firsts]]
 
 
-def word_begins(text: str, chinese: str = "characters") -> np.ndarray:
+def word_offsets(text: str, chinese: str = "characters") -> np.ndarray:
     """Return int64 [words]: first character of each word; `chinese` as in `Annotations`."""
-    return _begins(text, _kinds_of(text), chinese)
+    return _word_offsets(text, _kinds_of(text), chinese)
 
 
 def capital_words(text: str) -> list[tuple[int, int, int]]:
     """Return (start, end, 0) in characters of each word that starts with a capital letter."""
-    borders = pairwise([*word_begins(text).tolist(), len(text)])
+    borders = pairwise([*word_offsets(text).tolist(), len(text)])
     return [(first, stop, 0) for first, stop in borders if text[first].isupper()]
 
 
-def _begins(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:
+def _word_offsets(text: str, kinds: np.ndarray, chinese: str) -> np.ndarray:
     if text.isascii():
         return _changes(kinds)
     own = np.flatnonzero(kinds != JOINED)
-    begins = own[_changes(kinds[own])]
+    offsets = own[_changes(kinds[own])]
     if chinese != "characters":
-        begins = _merged(text, begins, segmenter_named(chinese))
+        offsets = _merged(text, offsets, load_segmenter(chinese))
     # A combining character at the very start has no character before it.
-    return begins if len(begins) and begins[0] == 0 else np.concatenate(([0], begins))
+    return offsets if len(offsets) and offsets[0] == 0 else np.concatenate(([0], offsets))
 
 
 def _changes(kinds: np.ndarray) -> np.ndarray:
@@ -107,25 +107,25 @@ def _kinds() -> np.ndarray:
     return kinds
 
 
-def _merged(text: str, begins: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
+def _merged(text: str, offsets: np.ndarray, segment: Callable[[str], Iterable[str]]) -> np.ndarray:
     """Remove the starts within words that a segmenter finds."""
     within = np.zeros(len(text) + 1, dtype=bool)
     for run in HAN_RUN.finditer(text):
         words = list(segment(run[0]))
         if "".join(words) != run[0]:
             raise UserError(
-                f"annotate.chinese: the words found in {run[0][:20]!r} are not its characters: correct the function."
+                f"annotate.chinese: the words of {run[0][:20]!r} do not concatenate to it: correct the function."
             )
         within[run.start() : run.end()] = True
         within[run.start() + np.cumsum([0, *map(len, words)])] = False
-    return begins[~within[begins]]
+    return offsets[~within[offsets]]
 
 
-def segmenter_named(name: str) -> Callable[[str], Iterable[str]]:
+def load_segmenter(name: str) -> Callable[[str], Iterable[str]]:
     """Return a function: text -> words whose concatenation is the text."""
     if name == "words":
         return _jieba()
-    return function_named(name, "annotate.chinese") if is_function(name) else dictionary_of(name)
+    return load_function(name, "annotate.chinese") if is_function(name) else dictionary_of(name)
 
 
 @lru_cache(maxsize=1)

@@ -78,10 +78,10 @@ class DropFewLetters(Filter):
         require_shares(self, "drop-few-letters", "share")
 
     def reason(self, document: Document) -> str | None:
-        seen = "".join(document.text.split())
+        characters = "".join(document.text.split())
         # Combining marks, such as the vowel signs of Hindi, count as letters.
-        letters = sum(unicodedata.category(character)[0] in "LM" for character in seen)
-        return f"letters are less than {self.share:.0%}" if letters < self.share * len(seen) else None
+        letters = sum(unicodedata.category(character)[0] in "LM" for character in characters)
+        return f"less than {self.share:.0%} letters" if letters < self.share * len(characters) else None
 
 
 @dataclass(frozen=True)
@@ -101,21 +101,21 @@ class CutLong:
             start = 0
             while len(document.text) - start > self.characters:
                 end = self._end(document.text, start)
-                yield piece(document, start, end)
+                yield cut_piece(document, start, end)
                 start = end
-            yield piece(document, start, len(document.text)) if start else document
+            yield cut_piece(document, start, len(document.text)) if start else document
 
     def _end(self, text: str, start: int) -> int:
         """Return the end of the piece that starts at `start`: a line's end in its second half if there is one."""
         limit = start + self.characters
         for mark in ("\n\n", "\n"):
-            found = text.rfind(mark, start + self.characters // 2, limit)
-            if found >= 0:
-                return found + len(mark)
+            index = text.rfind(mark, start + self.characters // 2, limit)
+            if index >= 0:
+                return index + len(mark)
         return limit
 
 
-def piece(document: Document, start: int, end: int) -> Document:
+def cut_piece(document: Document, start: int, end: int) -> Document:
     """Return part of a document, named by its offset. Turns that start in the part are retained."""
     part = with_text(document, document.text[start:end])
     if "turns" in document.notes:

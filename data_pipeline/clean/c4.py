@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipeline.clean.hash_set import Known
-from data_pipeline.clean.step import require_minimum, stamp, with_text
+from data_pipeline.clean.hash_set import HashSet
+from data_pipeline.clean.step import file_version, require_minimum, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -57,7 +57,7 @@ class C4Quality:
         for document in documents:
             reason, text = self._of_page(document.text), ""
             if reason is None:
-                text = self._kept_lines(document.text)
+                text = self._retained_lines(document.text)
                 if _has_fewer_sentences(text, self.min_sentences):
                     reason = f"fewer than {self.min_sentences} sentences"
             if reason is None:
@@ -70,11 +70,11 @@ class C4Quality:
             return "a curly bracket"
         if self.drop_lorem_ipsum and "lorem ipsum" in text.lower():
             return "lorem ipsum"
-        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words, stamp(self.bad_words))):
+        if self.bad_words is not None and _has_any(text, _phrases(self.bad_words, file_version(self.bad_words))):
             return "a word of the bad-words list"
         return None
 
-    def _kept_lines(self, text: str) -> str:
+    def _retained_lines(self, text: str) -> str:
         if self.remove_citations and "[" in text:
             text = CITATION.sub("", text)
         lowered = text.lower()
@@ -88,11 +88,11 @@ class C4Quality:
             return False
         if len(line.split(None, self.min_words_per_line)) < self.min_words_per_line:
             return False
-        return len(line) <= self.max_word_length or not _longer_than(self.max_word_length).search(line)
+        return len(line) <= self.max_word_length or not _word_longer_than(self.max_word_length).search(line)
 
 
 @lru_cache(maxsize=4)
-def _longer_than(characters: int) -> re.Pattern[str]:
+def _word_longer_than(characters: int) -> re.Pattern[str]:
     return re.compile(rf"\S{{{characters + 1}}}")
 
 
@@ -101,26 +101,26 @@ def _mentions(line: str, phrases: tuple[str, ...]) -> bool:
     return any(phrase in lowered for phrase in phrases)
 
 
-def _has_fewer_sentences(text: str, least: int) -> bool:
+def _has_fewer_sentences(text: str, min_count: int) -> bool:
     """Whether a text has fewer than `least` sentences. Counting stops at `least`."""
     ends = SENTENCE_END.finditer(text)
-    return any(next(ends, None) is None for _ in range(least))
+    return any(next(ends, None) is None for _ in range(min_count))
 
 
 @lru_cache(maxsize=4)
-def _phrases(path: str, _: tuple[int, int]) -> dict[int, Known]:
+def _phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
     """Return number of words -> hashes of the phrases in a file with that many words."""
     try:
         with plain_file(path).open(encoding="utf-8") as file:
             phrases = [Words(line) for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None
-    found: dict[int, list[np.ndarray]] = {}
+    hashes_by_size: dict[int, list[np.ndarray]] = {}
     for words in phrases:
-        found.setdefault(len(words), []).append(words.ngrams(len(words)))
-    return {size: Known(np.concatenate(hashes)) for size, hashes in found.items() if size}
+        hashes_by_size.setdefault(len(words), []).append(words.ngrams(len(words)))
+    return {size: HashSet(np.concatenate(hashes)) for size, hashes in hashes_by_size.items() if size}
 
 
-def _has_any(text: str, phrases: dict[int, Known]) -> bool:
+def _has_any(text: str, phrases: dict[int, HashSet]) -> bool:
     words = Words(text)
-    return any(len(known.places(words.ngrams(size))) for size, known in phrases.items())
+    return any(len(known.indexes_of(words.ngrams(size))) for size, known in phrases.items())

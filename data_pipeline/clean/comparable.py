@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.clean.step import library
+from data_pipeline.clean.step import import_library
 
-JOINT = "\xad"
+FILLER = "\xad"
 """Filler that keeps the text's length when characters are removed: a soft hyphen, itself removed as a format
 character."""
 
@@ -22,19 +22,19 @@ MARKUP = re.compile(
     r"|(?P<entity>&#?\w{2,31};)|\[\[(?:[^\[\]|\n]*\|)?|\]\]|(?<=\])\([^()\s]*\)",
     re.DOTALL,
 )
-MARKS = ("<", "&", "[")
+MARKUP_SIGNS = ("<", "&", "[")
 # Inline tags, which may occur within a word. Any other tag separates words.
-WITHIN = frozenset(
+INLINE_TAGS = frozenset(
     re.findall("[a-z]+", "a abbr b big cite code del em font i ins kbd mark q ref s small span strong sub sup tt u wbr")
 )
 # Invisible characters: control and format characters (Unicode's Cf), variation selectors, halves of surrogate pairs.
-UNSEEN = re.compile(
+INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f"
     "\ufeff\ud800-\udfff\U000e0000-\U000e0fff]+"
 )
 HAN = re.compile("[\u3400-\u9fff\U00020000-\U0003ffff]")
 # Characters that compose with the one before: vowels and finals of Hangul, half-width voiced marks.
-LATER = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
+COMBINING = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 
 
 def comparable(text: str) -> str:
@@ -42,49 +42,49 @@ def comparable(text: str) -> str:
     return _simplified(_folded(_without_markup(text)))
 
 
-def comparable_places(text: str) -> tuple[str, np.ndarray, np.ndarray]:
+def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
     """Return the comparable text, and for each of its characters the start and end in `text` (int64)."""
     plain = _without_markup(text)
     if plain.isascii() and plain.isprintable():
         at = np.arange(len(plain))
         return _folded(plain), at, at + 1
-    seen = [at for at, character in enumerate(plain) if not UNSEEN.match(character)]
-    folded, begins, ends = [], [], []
+    visible = [at for at, character in enumerate(plain) if not INVISIBLE.match(character)]
+    folded, starts, ends = [], [], []
     first = 0
-    for last in range(1, len(seen) + 1):
-        if last < len(seen) and _goes_on(plain[seen[last]]):
+    for last in range(1, len(visible) + 1):
+        if last < len(visible) and _is_combining(plain[visible[last]]):
             continue
-        written = _folded("".join(plain[at] for at in seen[first:last]))
+        written = _folded("".join(plain[at] for at in visible[first:last]))
         folded.append(written)
-        begins += [seen[first]] * len(written)
-        ends += [seen[last - 1] + 1] * len(written)
+        starts += [visible[first]] * len(written)
+        ends += [visible[last - 1] + 1] * len(written)
         first = last
-    return _simplified("".join(folded)), np.array(begins, np.int64), np.array(ends, np.int64)
+    return _simplified("".join(folded)), np.array(starts, np.int64), np.array(ends, np.int64)
 
 
-def _goes_on(character: str) -> bool:
+def _is_combining(character: str) -> bool:
     """Whether a character composes with the one before it."""
-    return unicodedata.category(character)[0] == "M" or re.match(LATER, character) is not None
+    return unicodedata.category(character)[0] == "M" or re.match(COMBINING, character) is not None
 
 
 def _without_markup(text: str) -> str:
     """Replace markup with filler of the same length."""
-    return MARKUP.sub(_instead, text) if any(mark in text for mark in MARKS) else text
+    return MARKUP.sub(_filler, text) if any(mark in text for mark in MARKUP_SIGNS) else text
 
 
-def _instead(match: re.Match[str]) -> str:
+def _filler(match: re.Match[str]) -> str:
     size = len(match[0])
     if match["entity"]:
-        return html.unescape(match[0]).ljust(size, JOINT)
+        return html.unescape(match[0]).ljust(size, FILLER)
     tag = match["tag"]
-    return (" " if tag and tag.lower() not in WITHIN else JOINT) * size
+    return (" " if tag and tag.lower() not in INLINE_TAGS else FILLER) * size
 
 
 def _folded(text: str) -> str:
     if text.isascii():
-        return UNSEEN.sub("", text).lower()
+        return INVISIBLE.sub("", text).lower()
     # Some lower-case letters expand to several characters, which then compose (Unicode's NFKC_Casefold).
-    text = unicodedata.normalize("NFKC", UNSEEN.sub("", text)).casefold()
+    text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold()
     return unicodedata.normalize("NFKC", text)
 
 
@@ -101,7 +101,7 @@ def _simplified(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _opencc() -> Any:
-    return library("opencc", "decontaminate: Chinese text").OpenCC("t2s")
+    return import_library("opencc", "decontaminate: Chinese text").OpenCC("t2s")
 
 
 class _Simplified(dict[int, str]):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_pipeline.annotate.dictionary import read_words
 from data_pipeline.annotate.parts import text_and_parts
-from data_pipeline.annotate.sentences import sentence_begins
+from data_pipeline.annotate.sentences import sentence_starts
 from data_pipeline.clean.step import require_minimum
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
@@ -62,8 +62,8 @@ class PairByConnective:
 
     def _pairs(self, document: Document) -> Iterator[Document]:
         notes = {name: note for name, note in document.notes.items() if name != "turns"}
-        for at, first, label, second in _read(self._file).found(document.text, document.form):
-            if min(len(one.encode("utf-8", "replace")) for one in (first, second)) >= self.min_bytes:
+        for at, first, label, second in _read(self._file).find_pairs(document.text, document.form):
+            if min(len(part.encode("utf-8", "replace")) for part in (first, second)) >= self.min_bytes:
                 text, parts = text_and_parts([first, second])
                 pair = replace(document, text=text, source=f"{document.source}@{at}")
                 yield replace(pair, notes={**notes, **parts, "label": label})
@@ -84,10 +84,10 @@ class Connectives:
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.names.values()))
 
-    def found(self, text: str, form: str) -> Iterator[tuple[int, str, str, str]]:
+    def find_pairs(self, text: str, form: str) -> Iterator[tuple[int, str, str, str]]:
         """Yield the offset of each connective, the clause before, the label, and the clause after."""
         before = ""
-        for begin, end in pairwise([*sentence_begins(text, form).tolist(), len(text)]):
+        for begin, end in pairwise([*sentence_starts(text, form).tolist(), len(text)]):
             if before and (match := self.anywhere.match(text, begin, end)):
                 yield begin, before, self._label(match), text[match.end() : end].strip(AROUND)
             for comma in CLAUSE.finditer(text, begin, end):
@@ -99,7 +99,7 @@ class Connectives:
             before = "" if BLANK_LINE.search(sentence) else sentence.strip(AROUND)
 
     def _label(self, match: re.Match[str]) -> str:
-        return self.names[_plain(match[0])]
+        return self.names[_normalized(match[0])]
 
 
 @lru_cache(maxsize=8)
@@ -108,27 +108,27 @@ def _read(path: str) -> Connectives:
     anywhere, within = [], []
     for line in read_words(path, SETTING):
         label, _, written = (part.strip() for part in line.rpartition("\t"))
-        name = _plain(written)
+        name = _normalized(written)
         if not name:
             raise UserError(f"{SETTING}: {path} has a line without a connective ({line}): correct it.")
         if names.setdefault(name, label or name) != (label or name):
-            raise UserError(f"{SETTING}: {path} gives `{name}` a second label: leave one.")
+            raise UserError(f"{SETTING}: {path} gives `{name}` a second label: remove one.")
         ending = f"(?=[{COMMAS}])" if written[-1] in COMMAS else r"\b" if name[-1].isascii() else ""
         within.append(pattern := r"\s+".join(map(re.escape, name.split())) + ending)
         if written[0] not in COMMAS:
             anywhere.append(pattern)
-    return Connectives(names, _any_of(anywhere), _any_of(within))
+    return Connectives(names, _longest_of(anywhere), _longest_of(within))
 
 
 OLD_LETTERS = str.maketrans({"ı": "i", "ſ": "s"})  # noqa: RUF001
 """Letters that a case-insensitive pattern equates with another letter but `lower` does not."""
 
 
-def _plain(written: str) -> str:
+def _normalized(written: str) -> str:
     """Normalize a connective: lower case, single spaces, without its commas."""
     return " ".join(written.strip(f"{COMMAS} ").lower().translate(OLD_LETTERS).split())
 
 
-def _any_of(patterns: list[str]) -> re.Pattern[str]:
+def _longest_of(patterns: list[str]) -> re.Pattern[str]:
     """Compile a pattern that prefers the longest alternative. An empty list matches nothing."""
     return re.compile("|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)", re.IGNORECASE)

@@ -12,16 +12,16 @@ from typing import Literal
 
 import numpy as np
 
-from data_pipeline.clean.basic import piece
-from data_pipeline.clean.comparable import comparable, comparable_places
-from data_pipeline.clean.hash_set import Known
-from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, require, require_minimum, stamp
+from data_pipeline.clean.basic import cut_piece
+from data_pipeline.clean.comparable import comparable, comparable_with_offsets
+from data_pipeline.clean.hash_set import HashSet
+from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
-LEAST_WORDS = 8
+MIN_WORDS = 8
 """Minimum words of an evaluation text. Shorter ones occur by chance (as in GPT-3's appendix C)."""
 REASON = "contains evaluation text"
 
@@ -53,14 +53,14 @@ class Decontaminate:
 
     def __post_init__(self) -> None:
         require(bool(self.against), "decontaminate: against is empty: name files of evaluation texts.")
-        require(self.ngram >= LEAST_WORDS, f"decontaminate: ngram ({self.ngram}) must be {LEAST_WORDS} words or more.")
+        require(self.ngram >= MIN_WORDS, f"decontaminate: ngram ({self.ngram}) must be {MIN_WORDS} words or more.")
         require_minimum(0, self, "decontaminate", "around", "min_piece_characters")
         require_minimum(1, self, "decontaminate", "max_pieces")
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
     def inputs(self) -> tuple[str, ...]:
         """Paths of all files that `against` matches."""
-        return tuple(path for pattern in self.against for path in _matching(pattern))
+        return tuple(path for pattern in self.against for path in _matching_paths(pattern))
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         return self._run(documents, dropped, before=())
@@ -74,10 +74,10 @@ class Decontaminate:
         self, documents: Iterable[Document], dropped: Dropped, *, before: tuple[CleaningStep, ...]
     ) -> Iterator[Document]:
         paths = self.inputs()
-        known = _known(self, before, paths, tuple(map(stamp, paths)))
+        known = _known_ngrams(self, before, paths, tuple(map(file_version, paths)))
         for batch in batches(documents):
             for document, suspicious in zip(batch, _suspicious(batch, known), strict=True):
-                runs = list(_shared_places(document.text, known)) if suspicious else []
+                runs = list(_shared_spans(document.text, known)) if suspicious else []
                 if not runs:
                     yield document
                 elif self.cut:
@@ -89,13 +89,13 @@ class Decontaminate:
         bounds = list(self._between(runs, len(document.text)))
         if len(bounds) > self.max_pieces:
             dropped.add(
-                f"decontaminate: {REASON} in more than {self.max_pieces} places", document.source, document.text
+                f"decontaminate: {REASON}, cut into more than {self.max_pieces} pieces", document.source, document.text
             )
             return
-        long = [(start, stop) for start, stop in bounds if stop - start >= self.min_piece_characters]
-        if not long:
+        long_enough = [(start, stop) for start, stop in bounds if stop - start >= self.min_piece_characters]
+        if not long_enough:
             dropped.add(f"decontaminate: {REASON}", document.source, document.text)
-        yield from (piece(document, start, stop) for start, stop in long)
+        yield from (cut_piece(document, start, stop) for start, stop in long_enough)
 
     def _between(self, runs: Sequence[tuple[int, int]], length: int) -> Iterator[tuple[int, int]]:
         """Yield start and end of the text between the shared n-grams and their surroundings."""
@@ -108,49 +108,49 @@ class Decontaminate:
             yield begin, length
 
 
-def _suspicious(documents: Sequence[Document], known: dict[int, Known]) -> list[bool]:
+def _suspicious(documents: Sequence[Document], known: dict[int, HashSet]) -> list[bool]:
     """Return for each text whether a known n-gram starts in it, including n-grams that extend into the next text."""
     words, firsts = words_of([comparable(document.text) for document in documents], fold=False)
     suspicious = np.zeros(len(documents), bool)
-    for _, places in _shared_runs(words, known):
-        suspicious[np.searchsorted(firsts, places, side="right") - 1] = True
+    for _, indexes in _shared_ngrams(words, known):
+        suspicious[np.searchsorted(firsts, indexes, side="right") - 1] = True
     return suspicious.tolist()
 
 
-def _shared_places(text: str, known: dict[int, Known]) -> Iterator[tuple[int, int]]:
+def _shared_spans(text: str, known: dict[int, HashSet]) -> Iterator[tuple[int, int]]:
     """Yield start and end, in characters, of each shared n-gram in the text."""
-    compared, begins, ends = comparable_places(text)
+    compared, starts, ends = comparable_with_offsets(text)
     words = Words(compared, fold=False)
     firsts, lasts = words.characters(words.starts), words.characters(words.ends) - 1
-    for size, places in _shared_runs(words, known):
-        yield from ((int(begins[firsts[at]]), int(ends[lasts[at + size - 1]])) for at in places)
+    for size, indexes in _shared_ngrams(words, known):
+        yield from ((int(starts[firsts[at]]), int(ends[lasts[at + size - 1]])) for at in indexes)
 
 
-def _shared_runs(words: Words, known: dict[int, Known]) -> Iterator[tuple[int, np.ndarray]]:
+def _shared_ngrams(words: Words, known: dict[int, HashSet]) -> Iterator[tuple[int, np.ndarray]]:
     """Yield n-gram size and the first words of the matches, for sizes with matches."""
     for size, hashes in known.items():
-        places = hashes.places(words.ngrams(size))
-        if len(places):
-            yield size, places
+        indexes = hashes.indexes_of(words.ngrams(size))
+        if len(indexes):
+            yield size, indexes
 
 
 @lru_cache(maxsize=4)
-def _known(
+def _known_ngrams(
     step: Decontaminate, before: tuple[CleaningStep, ...], paths: tuple[str, ...], _: tuple[tuple[int, int], ...]
-) -> dict[int, Known]:
+) -> dict[int, HashSet]:
     """Return n-gram size -> n-grams of the evaluation texts. Cached per process while the files do not change."""
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
         for compared in (form for text in _texts(path, step) for form in _forms(text, before)):
             words = Words(compared, fold=False)
-            if len(words) >= LEAST_WORDS:
+            if len(words) >= MIN_WORDS:
                 size = min(len(words), step.ngram)
                 runs.setdefault(size, []).append(words.ngrams(size))
     if not runs:
         raise UserError(
-            f"decontaminate: {', '.join(step.against)} have no text of {LEAST_WORDS} words or more: correct `against`."
+            f"decontaminate: {', '.join(step.against)} have no text of {MIN_WORDS} words or more: correct `against`."
         )
-    return {size: Known(np.concatenate(found)) for size, found in sorted(runs.items())}
+    return {size: HashSet(np.concatenate(hashes)) for size, hashes in sorted(runs.items())}
 
 
 def _forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
@@ -161,11 +161,11 @@ def _forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
     return {comparable(text), *(comparable(document.text) for document in changed)}
 
 
-def _matching(pattern: str) -> list[str]:
-    found = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
-    if not found:
-        raise UserError(f"decontaminate: against ({pattern}) is no file: correct the path.")
-    return found
+def _matching_paths(pattern: str) -> list[str]:
+    hashes = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+    if not hashes:
+        raise UserError(f"decontaminate: against ({pattern}) is not a file: correct the path.")
+    return hashes
 
 
 def _texts(path: str, step: Decontaminate) -> Iterator[str]:
@@ -185,7 +185,7 @@ def _fields(line: str, names: tuple[str, ...], where: str) -> list[str]:
     try:
         record = json.loads(line)
     except ValueError as error:
-        raise UserError(f"decontaminate: {where} is no JSON ({error}): correct it.") from None
+        raise UserError(f"decontaminate: {where} is not JSON ({error}): correct it.") from None
     texts = [record[name] for name in names if name in record] if isinstance(record, dict) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise UserError(f"decontaminate: {where} has no text in `{'` or `'.join(names)}`: set `fields`.")

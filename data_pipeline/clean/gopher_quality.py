@@ -11,13 +11,13 @@ import numpy as np
 
 from data_pipeline.clean.lines import lines_of
 from data_pipeline.clean.step import BatchFilter, require_minimum, require_shares
-from data_pipeline.clean.words import per_text, words_of
+from data_pipeline.clean.words import reduce_per_text, words_of
 from data_pipeline.document import Document
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BULLETS = ("•", "-", "‣", "*", "◦", "●", "▪", "■")
 ELLIPSES = ("...", "…")
-LOOKED_AT = 100
+FIRST_WORDS = 100
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class GopherQuality(BatchFilter):
     def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:
         words, firsts = words_of([document.text for document in documents], fold=False, split="spaces")
         counts = np.diff(firsts).tolist()
-        characters = per_text(np.add, words.lengths, firsts).tolist()
-        alphabetic = per_text(np.add, words.alphabetic, firsts).tolist()
+        characters = reduce_per_text(np.add, words.lengths, firsts).tolist()
+        alphabetic = reduce_per_text(np.add, words.alphabetic, firsts).tolist()
         for document, *numbers in zip(documents, counts, characters, alphabetic, strict=True):
             fault = self._of_words(*numbers) or self._of_text(document.text, words=numbers[0])
             yield fault and f"gopher-quality: {fault}"
@@ -81,34 +81,36 @@ class GopherQuality(BatchFilter):
     def _of_text(self, text: str, *, words: int) -> str | None:
         if self.max_symbols_per_word is not None:
             if text.count("#") > self.max_symbols_per_word * words:
-                return f"more than {self.max_symbols_per_word:g} hash signs a word"
+                return f"more than {self.max_symbols_per_word:g} hash signs per word"
             if _count_ellipses(text) > self.max_symbols_per_word * words:
-                return f"more than {self.max_symbols_per_word:g} ellipses a word"
+                return f"more than {self.max_symbols_per_word:g} ellipses per word"
         return self._of_lines(text) or self._of_stop_words(text)
 
     def _of_lines(self, text: str) -> str | None:
-        lines, most = lines_of(text), self.max_bullet_line_share
-        if most is not None and _are_more(most, lines, sum(map(text.count, BULLETS)), _begins_with_bullet):
-            return f"more than {most:.0%} of lines begin with a bullet"
-        most = self.max_ellipsis_line_share
-        if most is not None and _are_more(most, lines, _count_ellipses(text), _ends_with_ellipsis):
-            return f"more than {most:.0%} of lines end with an ellipsis"
+        lines, max_share = lines_of(text), self.max_bullet_line_share
+        if max_share is not None and _exceeds_share(
+            max_share, lines, sum(map(text.count, BULLETS)), _starts_with_bullet
+        ):
+            return f"more than {max_share:.0%} of lines start with a bullet"
+        max_share = self.max_ellipsis_line_share
+        if max_share is not None and _exceeds_share(max_share, lines, _count_ellipses(text), _ends_with_ellipsis):
+            return f"more than {max_share:.0%} of lines end with an ellipsis"
         return None
 
     def _of_stop_words(self, text: str) -> str | None:
-        least = self.min_stop_words
-        if least and _count_different(text, self.stop_words, enough=least) < least:
-            return f"fewer than {least} stop words"
+        min_count = self.min_stop_words
+        if min_count and _count_different(text, self.stop_words, enough=min_count) < min_count:
+            return f"fewer than {min_count} stop words"
         return None
 
 
-def _are_more(most: float, lines: list[str], marks: int, has_mark: Callable[[str], bool]) -> bool:
+def _exceeds_share(max_share: float, lines: list[str], marks: int, has_mark: Callable[[str], bool]) -> bool:
     """Whether more than a share `most` of the lines has a mark. Lines are only checked if the text has enough marks."""
-    limit = most * len(lines)
+    limit = max_share * len(lines)
     return marks > limit and sum(map(has_mark, lines)) > limit
 
 
-def _begins_with_bullet(line: str) -> bool:
+def _starts_with_bullet(line: str) -> bool:
     return line.lstrip().startswith(BULLETS)
 
 
@@ -125,12 +127,12 @@ def _count_different(text: str, words: tuple[str, ...], *, enough: int) -> int:
 
     Most texts contain them in their first hundred words. Only if not, the full text is searched.
     """
-    found = set(words).intersection(map(str.lower, text.split(None, LOOKED_AT)[:LOOKED_AT]))
-    for match in _any_of(words).finditer(text) if len(found) < enough else ():
-        found.add(match[0].lower())
-        if len(found) >= enough:
+    different = set(words).intersection(map(str.lower, text.split(None, FIRST_WORDS)[:FIRST_WORDS]))
+    for match in _any_of(words).finditer(text) if len(different) < enough else ():
+        different.add(match[0].lower())
+        if len(different) >= enough:
             break
-    return len(found)
+    return len(different)
 
 
 @lru_cache(maxsize=8)

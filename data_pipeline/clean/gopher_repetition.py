@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from data_pipeline.clean.lines import lines_of, paragraphs_of
-from data_pipeline.clean.repeats import Runs
+from data_pipeline.clean.repeats import NGrams
 from data_pipeline.clean.step import BatchFilter, require_shares
-from data_pipeline.clean.words import Words, per_text, words_of
+from data_pipeline.clean.words import Words, reduce_per_text, words_of
 from data_pipeline.document import Document
 
-TOP, DUPLICATE = (2, 3, 4), (5, 6, 7, 8, 9, 10)
+TOP_SIZES, DUPLICATE_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class GopherRepetition(BatchFilter):
 
     def reasons(self, documents: Sequence[Document]) -> list[str | None]:
         broken = {at: rule for at, document in enumerate(documents) if (rule := self._of_lines(document.text))}
-        rest = [at for at in range(len(documents)) if at not in broken]
-        broken |= {rest[at]: rule for at, rule in self._of_words([documents[at].text for at in rest]).items()}
-        return [self._told(broken[at]) if at in broken else None for at in range(len(documents))]
+        remaining = [at for at in range(len(documents)) if at not in broken]
+        broken |= {remaining[at]: rule for at, rule in self._of_words([documents[at].text for at in remaining]).items()}
+        return [self._reason(broken[at]) if at in broken else None for at in range(len(documents))]
 
-    def _told(self, rule: str) -> str:
+    def _reason(self, rule: str) -> str:
         return f"gopher-repetition: {rule.replace('_', ' ')} above {getattr(self, rule):.0%}"
 
     def _of_lines(self, text: str) -> str | None:
@@ -60,20 +60,20 @@ class GopherRepetition(BatchFilter):
             return None
         names = ("lines", "line_characters", "paragraphs", "paragraph_characters")
         for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs_of(text))), strict=True):
-            most = getattr(self, f"duplicate_{name}")
-            if most is not None and share > most:
+            max_share = getattr(self, f"duplicate_{name}")
+            if max_share is not None and share > max_share:
                 return f"duplicate_{name}"
         return None
 
     def _of_words(self, texts: Sequence[str]) -> dict[int, str]:
         """Return index of a text -> the first broken rule about n-grams, for texts that break one."""
         words, firsts = words_of(texts, fold=False, split="spaces")
-        total = per_text(np.add, words.lengths, firsts)
+        total = reduce_per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}
-        for size, most in self._rules("top_{}_gram", TOP):
-            over = Runs.of(words, firsts, size).of_most_frequent() > most * total
+        for size, max_share in self._rules("top_{}_gram", TOP_SIZES):
+            over = NGrams.of(words, firsts, size).top_characters() > max_share * total
             broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
-        rules = self._rules("duplicate_{}_grams", DUPLICATE)
+        rules = self._rules("duplicate_{}_grams", DUPLICATE_SIZES)
         return self._of_duplicates(texts, words, firsts, rules) | broken
 
     def _of_duplicates(
@@ -86,22 +86,24 @@ class GopherRepetition(BatchFilter):
         """
         if not rules:
             return {}
-        (size, most), *later = rules
-        total = per_text(np.add, words.lengths, firsts)
-        again = Runs.of(words, firsts, size).of_later()
-        over = again > most * total
+        (size, max_share), *later = rules
+        total = reduce_per_text(np.add, words.lengths, firsts)
+        duplicated = NGrams.of(words, firsts, size).duplicate_characters()
+        over = duplicated > max_share * total
         broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"duplicate_{size}_grams")
-        left = np.flatnonzero(~over & (again > min(share for _, share in rules) * total)).tolist()
-        if left:
-            some = [texts[at] for at in left]
-            found = self._of_duplicates(some, *words_of(some, fold=False, split="spaces"), later)
-            broken |= {left[at]: rule for at, rule in found.items()}
+        remaining = np.flatnonzero(~over & (duplicated > min(share for _, share in rules) * total)).tolist()
+        if remaining:
+            remaining_texts = [texts[at] for at in remaining]
+            broken_later = self._of_duplicates(
+                remaining_texts, *words_of(remaining_texts, fold=False, split="spaces"), later
+            )
+            broken |= {remaining[at]: rule for at, rule in broken_later.items()}
         return broken
 
     def _rules(self, name: str, sizes: Sequence[int]) -> list[tuple[int, float]]:
         """Return (n-gram size, maximum share) of the rules that are enabled."""
         rules = [(size, getattr(self, name.format(size))) for size in sizes]
-        return [(size, most) for size, most in rules if most is not None]
+        return [(size, max_share) for size, max_share in rules if max_share is not None]
 
 
 def _duplicate_shares(parts: Sequence[str]) -> tuple[float, float]:

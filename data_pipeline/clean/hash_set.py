@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-PLACES_A_HASH = 16
-MOST_PLACES_BITS = 26
+SLOTS_PER_HASH = 16
+MAX_TABLE_BITS = 26
 """Limits the table to 64 MiB."""
 
 
-class Known:
+class HashSet:
     """Lookup of known hashes in an array.
 
     A table indexed by the lowest bits rejects all but one in sixteen of the unknown hashes. The others are looked up by
@@ -18,12 +18,12 @@ class Known:
 
     def __init__(self, hashes: np.ndarray) -> None:
         self._hashes = np.unique(hashes)
-        bits = (PLACES_A_HASH * len(self._hashes)).bit_length()
-        self._mask = np.uint64((1 << min(bits, MOST_PLACES_BITS)) - 1)
+        bits = (SLOTS_PER_HASH * len(self._hashes)).bit_length()
+        self._mask = np.uint64((1 << min(bits, MAX_TABLE_BITS)) - 1)
         self._maybe = np.zeros(int(self._mask) + 1, bool)
         self._maybe[self._hashes & self._mask] = True
 
-    def places(self, hashes: np.ndarray) -> np.ndarray:
+    def indexes_of(self, hashes: np.ndarray) -> np.ndarray:
         """Return the ascending indexes (int64) of the known hashes in `hashes` (uint64)."""
         maybe = np.flatnonzero(self._maybe[hashes & self._mask])
         if not len(maybe):

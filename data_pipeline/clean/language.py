@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from data_pipeline.clean.step import library, require
+from data_pipeline.clean.step import import_library, require
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
 
-JUDGED = 2_000
+CLASSIFIED_CHARACTERS = 2_000
 """Characters. The start of a text is enough, and keeps the time constant for long texts."""
 
 
@@ -36,8 +36,8 @@ class KeepLanguage:
 
     def __post_init__(self) -> None:
         require(bool(self.languages), "keep-language: languages is empty: name at least one, like `en`.")
-        good = 0 <= self.min_probability <= 1
-        require(good, f"keep-language: min_probability ({self.min_probability}) must be from 0 to 1.")
+        is_valid = 0 <= self.min_probability <= 1
+        require(is_valid, f"keep-language: min_probability ({self.min_probability}) must be from 0 to 1.")
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         self._require_known()
@@ -60,11 +60,11 @@ class KeepLanguage:
 
 def identify(text: str) -> tuple[str, float]:
     """Return the most likely language of the start of a text, and its probability."""
-    return _identifier().classify(text[:JUDGED])
+    return _identifier().classify(text[:CLASSIFIED_CHARACTERS])
 
 
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
     """Load the model, which takes a second."""
-    langid = library("py3langid.langid", "keep-language")
+    langid = import_library("py3langid.langid", "keep-language")
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

@@ -41,7 +41,7 @@ def lines_of(text: str) -> list[str]:
 def paragraphs_of(text: str) -> list[str]:
     """Return the paragraphs: groups of `lines_of` lines between blank lines."""
     lines = (line.rstrip() for line in text.splitlines())
-    return ["\n".join(run) for some, run in groupby(lines, bool) if some]
+    return ["\n".join(run) for has_text, run in groupby(lines, bool) if has_text]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class DropLines(Change):
             try:
                 re.compile(pattern)
             except re.error as error:
-                require(False, f"drop-lines: patterns: `{pattern}` is no regular expression ({error}): correct it.")
+                require(False, f"drop-lines: patterns: `{pattern}` is not a regular expression ({error}): correct it.")
 
     def change(self, text: str) -> str:
         lowered = text.lower()

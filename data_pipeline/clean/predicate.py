@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from data_pipeline.clean.step import Filter, require
 from data_pipeline.document import Document
-from data_pipeline.functions import file_of, function_named, is_function
+from data_pipeline.functions import file_of, is_function, load_function
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class KeepIf(Filter):
         return () if file is None else (file,)
 
     def reason(self, document: Document) -> str | None:
-        answer = function_named(self.call, "keep-if")(document)
+        answer = load_function(self.call, "keep-if")(document)
         if answer is None or answer is True:
             return None
         if answer is False:
             return f"keep-if: {self.call}"
         if isinstance(answer, str):
             return f"keep-if: {answer}"
-        raise ValueError(f"{self.call} answered {answer!r}: it must say True, False, None or a reason")
+        raise ValueError(f"{self.call} returned {answer!r}, but must return True, False, None or a reason")

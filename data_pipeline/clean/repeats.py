@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.clean.hash_set import Known
-from data_pipeline.clean.words import Words, per_text
+from data_pipeline.clean.hash_set import HashSet
+from data_pipeline.clean.words import Words, reduce_per_text
 
 TEXT_BITS = 8
 """Bits of a hash that hold the index of its text. With the other 56, two of a million n-grams collide with a
@@ -15,13 +15,13 @@ probability of 1 in 100,000."""
 
 
 @dataclass(frozen=True)
-class Runs:
+class NGrams:
     """N-grams of `size` words in up to 256 texts, in the format of `words_of`."""
 
     words: Words
     firsts: np.ndarray
     """int64 [texts + 1]: index of the first word of each text."""
-    begins: np.ndarray
+    starts: np.ndarray
     """int32 [runs]: index of the first word of each n-gram."""
     grams: np.ndarray
     """uint64 [runs]: hash that is equal for equal n-grams of a text; hashes of a text are larger than those of the text
@@ -29,39 +29,39 @@ class Runs:
     size: int
 
     @staticmethod
-    def of(words: Words, firsts: np.ndarray, size: int) -> Runs:
+    def of(words: Words, firsts: np.ndarray, size: int) -> NGrams:
         texts = np.repeat(np.arange(len(firsts) - 1, dtype=np.uint8), np.diff(firsts))
         grams = words.ngrams(size)
-        begins = np.flatnonzero(texts[: len(grams)] == texts[len(texts) - len(grams) :]).astype(np.int32)
-        grams = grams if len(begins) == len(grams) else grams[begins]
+        starts = np.flatnonzero(texts[: len(grams)] == texts[len(texts) - len(grams) :]).astype(np.int32)
+        grams = grams if len(starts) == len(grams) else grams[starts]
         grams >>= np.uint64(TEXT_BITS)
         if len(firsts) > 2:
-            grams |= texts[begins].astype(np.uint64) << np.uint64(64 - TEXT_BITS)
-        return Runs(words, firsts, begins, grams, size)
+            grams |= texts[starts].astype(np.uint64) << np.uint64(64 - TEXT_BITS)
+        return NGrams(words, firsts, starts, grams, size)
 
-    def of_most_frequent(self) -> np.ndarray:
+    def top_characters(self) -> np.ndarray:
         """Return int64 [texts]: characters in the most frequent n-gram (the longest if tied); 0 if none occurs
         twice."""
         grams, counts = np.unique(self._again(), return_counts=True)
-        texts = _text(grams)
-        most = per_text(np.maximum, counts + 1, np.searchsorted(texts, np.arange(len(self.firsts))))
-        tops = Known(grams[counts + 1 == most[texts]]).places(self.grams)
+        texts = _text_index(grams)
+        max_counts = reduce_per_text(np.maximum, counts + 1, np.searchsorted(texts, np.arange(len(self.firsts))))
+        tops = HashSet(grams[counts + 1 == max_counts[texts]]).indexes_of(self.grams)
         before = self.words.characters_before
-        characters = before[self.begins[tops] + self.size] - before[self.begins[tops]]
-        longest = np.zeros(len(most), np.int64)
-        np.maximum.at(longest, _text(self.grams[tops]), characters)
-        return most * longest
+        characters = before[self.starts[tops] + self.size] - before[self.starts[tops]]
+        longest = np.zeros(len(max_counts), np.int64)
+        np.maximum.at(longest, _text_index(self.grams[tops]), characters)
+        return max_counts * longest
 
-    def of_later(self) -> np.ndarray:
+    def duplicate_characters(self) -> np.ndarray:
         """Return int64 [texts]: characters in n-grams that occurred earlier. Each character counts once."""
-        places = Known(self._again()).places(self.grams)
-        _, earliest = np.unique(self.grams[places], return_index=True)
-        later = self.begins[np.delete(places, earliest)]
+        indexes = HashSet(self._again()).indexes_of(self.grams)
+        _, earliest = np.unique(self.grams[indexes], return_index=True)
+        later = self.starts[np.delete(indexes, earliest)]
         steps = np.zeros(len(self.words) + 1, np.int32)
         steps[later] += 1
         steps[later + self.size] -= 1
         is_covered = np.cumsum(steps[:-1], dtype=np.int32) > 0
-        return per_text(np.add, self.words.lengths * is_covered, self.firsts)
+        return reduce_per_text(np.add, self.words.lengths * is_covered, self.firsts)
 
     def _again(self) -> np.ndarray:
         """Return uint64: sorted hashes of repeated n-grams, one entry per further occurrence."""
@@ -69,5 +69,5 @@ class Runs:
         return ordered[1:][ordered[1:] == ordered[:-1]]
 
 
-def _text(grams: np.ndarray) -> np.ndarray:
+def _text_index(grams: np.ndarray) -> np.ndarray:
     return (grams >> np.uint64(64 - TEXT_BITS)).astype(np.int64)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from data_pipeline.annotate.parts import parts_of, with_parts
-from data_pipeline.document import Document, Dropped, OnError, is_of_document
+from data_pipeline.document import Document, Dropped, OnError, is_document_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
@@ -36,10 +36,10 @@ class CleaningStep(Protocol):
 
 def inputs_of(step: CleaningStep) -> tuple[str, ...]:
     """Return the files that a step's result depends on: its `inputs`, and the source file of a user's step."""
-    said: tuple[str, ...] = getattr(step, "inputs", tuple)()
+    inputs: tuple[str, ...] = getattr(step, "inputs", tuple)()
     module = type(step).__module__
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
-    return said if file is None else (*said, file)
+    return inputs if file is None else (*inputs, file)
 
 
 class Filter(ABC):
@@ -75,7 +75,7 @@ class BatchFilter(ABC):
 
 
 def batches(
-    documents: Iterable[Document], most_characters: int = BATCH_CHARACTERS, most: int = BATCH_DOCUMENTS
+    documents: Iterable[Document], max_characters: int = BATCH_CHARACTERS, max_documents: int = BATCH_DOCUMENTS
 ) -> Iterator[list[Document]]:
     """Yield documents in batches that fit the processor's cache by default. A long document ends its batch."""
     batch: list[Document] = []
@@ -83,7 +83,7 @@ def batches(
     for document in documents:
         batch.append(document)
         characters += len(document.text)
-        if characters >= most_characters or len(batch) == most:
+        if characters >= max_characters or len(batch) == max_documents:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -128,14 +128,14 @@ def run_steps(
 ) -> Iterator[Document]:
     """Chain the steps. A document on which a step fails is counted as dropped, or ends the build (`on_error`)."""
     stream = iter(documents)
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         name = re.sub("(?<=.)(?=[A-Z])", "-", type(step).__name__).lower()
-        step = step.after(tuple(steps[:place])) if hasattr(step, "after") else step
-        stream = _run(name, step, stream, dropped, on_error)
+        step = step.after(tuple(steps[:index])) if hasattr(step, "after") else step
+        stream = _run_step(name, step, stream, dropped, on_error)
     return stream
 
 
-def _run(
+def _run_step(
     name: str, step: CleaningStep, documents: Iterable[Document], dropped: Dropped, on_error: OnError
 ) -> Iterator[Document]:
     for batch in batches(documents):
@@ -148,22 +148,22 @@ def _run_batch(
     counted = Dropped()
     try:
         with time_limit(repr(step), *(document.text for document in batch)):
-            kept = list(step(batch, counted))
+            documents = list(step(batch, counted))
     except Exception as error:
-        if not is_of_document(error):
+        if not is_document_error(error):
             raise
         if len(batch) > 1:  # find the document that failed
-            return [kept for one in batch for kept in _run_batch(name, step, [one], dropped, on_error)]
+            return [documents for single in batch for documents in _run_batch(name, step, [single], dropped, on_error)]
         dropped.failed(name, batch[0], error, on_error)
         return []
     dropped.merge(counted)
-    return kept
+    return documents
 
 
-def require(good: bool, sentence: str) -> None:
+def require(condition: bool, message: str) -> None:
     """Raise a `UserError` with this message unless `good`."""
-    if not good:
-        raise UserError(sentence)
+    if not condition:
+        raise UserError(message)
 
 
 def require_shares(step: object, name: str, *fields: str) -> None:
@@ -173,14 +173,14 @@ def require_shares(step: object, name: str, *fields: str) -> None:
         require(value is None or 0 <= value <= 1, f"{name}: {field} ({value}) must be a share from 0 to 1.")
 
 
-def require_minimum(least: int, step: object, name: str, *fields: str) -> None:
+def require_minimum(minimum: int, step: object, name: str, *fields: str) -> None:
     """Raise a `UserError` unless each option is at least `least`, or None."""
     for field in fields:
         value = getattr(step, field)
-        require(value is None or value >= least, f"{name}: {field} ({value}) must be {least} or more.")
+        require(value is None or value >= minimum, f"{name}: {field} ({value}) must be {minimum} or more.")
 
 
-def stamp(path: str) -> tuple[int, int]:
+def file_version(path: str) -> tuple[int, int]:
     """Return a value that changes with the file: (mtime in ns, size), or zeros if it does not exist."""
     try:
         status = plain_file(path).stat()
@@ -189,7 +189,7 @@ def stamp(path: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
-def library(name: str, step: str) -> Any:
+def import_library(name: str, step: str) -> Any:
     """Import an optional library."""
     try:
         return importlib.import_module(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from data_pipeline.clean.step import Change, library, require
+from data_pipeline.clean.step import Change, import_library, require
 
 FORMS = ("NFC", "NFD", "NFKC", "NFKD", "none")
 
@@ -46,14 +46,14 @@ def _suspicious() -> re.Pattern[str]:
 
     It is about a hundred times as fast as ftfy's own check, which is only applied to matching lines.
     """
-    clues = library("ftfy.chardata", "repair-encoding").UTF8_CLUES
+    clues = import_library("ftfy.chardata", "repair-encoding").UTF8_CLUES
     first = "".join(clues[f"utf8_first_of_{count}"] for count in (2, 3, 4))
     return re.compile(f"[{first}][{clues['utf8_continuation']}]|[\x80-\x9f]")
 
 
 def _repaired(line: str) -> str:
     """Repair only the encoding: quotes, ligatures, entities and the like are unchanged."""
-    return library("ftfy", "repair-encoding").fix_encoding(line)
+    return import_library("ftfy", "repair-encoding").fix_encoding(line)
 
 
 @dataclass(frozen=True)
@@ -103,4 +103,4 @@ def _without_invisible(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _opencc() -> Any:
-    return library("opencc", "normalize-unicode: simplify_chinese").OpenCC("t2s")
+    return import_library("opencc", "normalize-unicode: simplify_chinese").OpenCC("t2s")

@@ -11,7 +11,7 @@ import numpy as np
 
 WordSplit = Literal["letters", "spaces"]
 
-BETWEEN, INSIDE, ALPHABETIC, ALONE = range(4)
+SEPARATOR, INSIDE, ALPHABETIC, ALONE = range(4)
 """Kind of a character: between words, inside a word, letter inside a word, or a word by itself."""
 
 # Scripts written without spaces, where each character counts as a word.
@@ -22,16 +22,16 @@ SCRIPTS = 0x20000
 
 AT_ONCE = 1 << 14
 """Characters or words processed at a time, so that intermediate arrays stay in the cache."""
-EIGHT = 8
-LONGEST = 128
+WORD_BYTES = 8
+MAX_HASHED_BYTES = 128
 """Bytes of a word that are hashed, in addition to its length. Longer ones are not natural words."""
-ODD = np.uint64(0x9E3779B97F4A7C15)
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 SHIFTS = np.array([30, 27, 31], np.uint64)
 FACTORS = np.array([0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 # FIRST_BYTES[n] masks the first n of eight bytes; all for n >= 8. A negative n indexes from the end, where masks are 0.
-FIRST_BYTES = np.zeros(2 * LONGEST + 1, np.uint64)
-FIRST_BYTES[: LONGEST + 1] = [(1 << 8 * min(count, EIGHT)) - 1 for count in range(LONGEST + 1)]
+FIRST_BYTES = np.zeros(2 * MAX_HASHED_BYTES + 1, np.uint64)
+FIRST_BYTES[: MAX_HASHED_BYTES + 1] = [(1 << 8 * min(count, WORD_BYTES)) - 1 for count in range(MAX_HASHED_BYTES + 1)]
 
 
 class Words:
@@ -77,13 +77,13 @@ class Words:
         np.cumsum(self.lengths, dtype=np.int64, out=before[1:])
         return before
 
-    def characters(self, places: np.ndarray) -> np.ndarray:
+    def characters(self, offsets: np.ndarray) -> np.ndarray:
         """Convert byte offsets to character offsets: int32, shape of `places`."""
         if self._ascii:
-            return places
+            return offsets
         before = np.zeros(len(self._encoded) + 1, np.int32)
         np.cumsum(~self._is_later(), dtype=np.int32, out=before[1:])
-        return before[places]
+        return before[offsets]
 
     def _is_later(self) -> np.ndarray:
         """Return bool [bytes]: whether a byte is a continuation byte of a character."""
@@ -92,12 +92,12 @@ class Words:
     @cached_property
     def hashes(self) -> np.ndarray:
         """uint64 [words]: hash of each word."""
-        padded = self._folded() + bytes(LONGEST)
-        eight = np.ndarray(len(padded) - EIGHT + 1, "<u8", padded, strides=(1,))
+        padded = self._folded() + bytes(MAX_HASHED_BYTES)
+        eight = np.ndarray(len(padded) - WORD_BYTES + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
         for begin in range(0, len(self), AT_ONCE):
-            some = slice(begin, begin + AT_ONCE)
-            hashes[some] = _hash(eight, self.starts[some], self.ends[some] - self.starts[some])
+            block = slice(begin, begin + AT_ONCE)
+            hashes[block] = _hash(eight, self.starts[block], self.ends[block] - self.starts[block])
         return hashes
 
     def ngrams(self, size: int) -> np.ndarray:
@@ -106,9 +106,9 @@ class Words:
         if count < 1:
             return np.empty(0, np.uint64)
         grams = self.hashes[:count].copy()
-        for place in range(1, size):
-            grams *= ODD
-            grams += self.hashes[place : place + count]
+        for offset in range(1, size):
+            grams *= MULTIPLIER
+            grams += self.hashes[offset : offset + count]
         return _mix(grams)
 
     @cached_property
@@ -141,9 +141,9 @@ class Words:
             return kinds
         kinds = kinds.copy()
         leads, widths, their_kinds = self._beyond_ascii
-        for place in range(4):
-            wide = widths > place
-            kinds[leads[wide] + place] = their_kinds[wide]
+        for offset in range(4):
+            wide = widths > offset
+            kinds[leads[wide] + offset] = their_kinds[wide]
         return kinds
 
     @cached_property
@@ -174,11 +174,11 @@ def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "let
     """
     sizes = [len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts]
     words = Words("\n".join(texts), fold=fold, split=split)
-    begins = np.concatenate(([0], np.cumsum(np.array(sizes, np.int64) + 1)))
-    return words, np.searchsorted(words.starts, begins)
+    text_starts = np.concatenate(([0], np.cumsum(np.array(sizes, np.int64) + 1)))
+    return words, np.searchsorted(words.starts, text_starts)
 
 
-def per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.ndarray:
     """Return the sum (`np.add`) or maximum (`np.maximum`) of word values per text; 0 for a text without words."""
     gathered = np.zeros(len(firsts) - 1, np.int64)
     has_words = np.diff(firsts) > 0
@@ -189,29 +189,29 @@ def per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) -> np.nda
 
 def _hash(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return uint64 [words] from the eight bytes at each offset: the first sixteen bytes at once, then the rest."""
-    own = np.minimum(sizes, LONGEST)
+    own = np.minimum(sizes, MAX_HASHED_BYTES)
     hashes = eight[starts] & FIRST_BYTES[own]
-    hashes *= ODD
+    hashes *= MULTIPLIER
     hashes ^= hashes >> HALF
-    hashes += eight[starts + EIGHT] & FIRST_BYTES[own - EIGHT]
-    hashes *= ODD
+    hashes += eight[starts + WORD_BYTES] & FIRST_BYTES[own - WORD_BYTES]
+    hashes *= MULTIPLIER
     hashes += sizes.astype(np.uint64)
-    longer = np.flatnonzero(own > 2 * EIGHT)
+    longer = np.flatnonzero(own > 2 * WORD_BYTES)
     if len(longer):
         left = own[longer, None]
-        places = np.arange(2 * EIGHT, int(left.max()), EIGHT, dtype=np.int32)
-        read = eight[starts[longer, None] + places] & FIRST_BYTES[left - places]
-        hashes[longer] += np.add.reduce(_mix(read + places.astype(np.uint64)), axis=1)
+        offsets = np.arange(2 * WORD_BYTES, int(left.max()), WORD_BYTES, dtype=np.int32)
+        read = eight[starts[longer, None] + offsets] & FIRST_BYTES[left - offsets]
+        hashes[longer] += np.add.reduce(_mix(read + offsets.astype(np.uint64)), axis=1)
     return _mix(hashes)
 
 
 def _codes_beyond_ascii(text: str) -> np.ndarray:
     """Return uint32: the code points above 127, in order."""
-    found = []
+    above_ascii = []
     for start in range(0, len(text), AT_ONCE):
         codes = np.frombuffer(text[start : start + AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
-        found.append(codes[codes > 127])
-    return np.concatenate(found)
+        above_ascii.append(codes[codes > 127])
+    return np.concatenate(above_ascii)
 
 
 def _widths(codes: np.ndarray) -> np.ndarray:
@@ -222,9 +222,9 @@ def _widths(codes: np.ndarray) -> np.ndarray:
 def _overwrite(encoded: np.ndarray, leads: np.ndarray, codes: np.ndarray) -> None:
     """Overwrite characters in place with others of the same number of UTF-8 bytes."""
     widths, codes = _widths(codes), codes.copy()
-    for place in (3, 2, 1):
-        wide = widths > place
-        encoded[leads[wide] + place] = 0x80 | (codes[wide] & 0x3F)
+    for offset in (3, 2, 1):
+        wide = widths > offset
+        encoded[leads[wide] + offset] = 0x80 | (codes[wide] & 0x3F)
         codes[wide] >>= 6
     encoded[leads] = (0xF00 >> widths & 0xFF) | codes
 
@@ -240,9 +240,9 @@ def _kinds_of_codes(split: WordSplit) -> np.ndarray:
     """Return uint8 [CODES]: kind of each character."""
     characters = np.arange(CODES, dtype=np.uint32).view("U1")
     if split == "spaces":
-        kinds = np.where(np.strings.isspace(characters), BETWEEN, INSIDE).astype(np.uint8)
+        kinds = np.where(np.strings.isspace(characters), SEPARATOR, INSIDE).astype(np.uint8)
     else:
-        kinds = np.where(np.strings.isalnum(characters), INSIDE, BETWEEN).astype(np.uint8)
+        kinds = np.where(np.strings.isalnum(characters), INSIDE, SEPARATOR).astype(np.uint8)
         # Combining vowel signs and accents, which follow their letter.
         kinds[[code for code in range(SCRIPTS) if unicodedata.category(chr(code))[0] == "M"]] = INSIDE
     kinds[np.strings.isalpha(characters)] = ALPHABETIC

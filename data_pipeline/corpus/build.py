@@ -17,15 +17,15 @@ from data_pipeline.corpus.composition import composition_of
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.parts import Part, read_parts
 from data_pipeline.corpus.selection import Selection, select
-from data_pipeline.corpus.tokenizing import ShardResult, stored_as, stored_fields, write_shards
+from data_pipeline.corpus.tokenizing import ShardResult, dtype_of_ids, stored_fields, write_shards
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
-from data_pipeline.corpus.unknown import merged, warnings
+from data_pipeline.corpus.unknown import merge_counts, warn_of_unknown
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import Dropped
 from data_pipeline.page import write_page
 from data_pipeline.recipe import Recipe
-from data_pipeline.report import CorpusReport, report_on
+from data_pipeline.report import CorpusReport, make_report
 from data_pipeline.sources import find_files
 from megaptm import __version__
 from megaptm.console import Console
@@ -52,36 +52,36 @@ def build_corpus(
     `workers`: number of Ray workers; 0 for this process only; None to choose by input size. If the build fails, `out`
     is not created. `scratch`: folder of unfinished work; all machines of a Ray cluster must share it.
     """
-    passed_over = Dropped()
-    files = find_files(recipe.sources, passed_over)
+    skipped = Dropped()
+    files = find_files(recipe.sources, skipped)
     if recipe.annotate is not None:
         recipe.annotate.check()
-    given = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
+    existing = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
     with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
         output, work = build.output, build.start_workers(workers, sum(file.size for file in files))
         parts, dropped = read_parts(recipe, files, work)
-        dropped.merge(passed_over)
+        dropped.merge(skipped)
         if not any(part.documents for part in parts):
-            raise _nothing_left(recipe, dropped)
-        selection = choose(recipe, parts, work, dropped)
-        tokenizer = given
+            raise _empty_corpus_error(recipe, dropped)
+        selection = select_documents(recipe, parts, work, dropped)
+        tokenizer = existing
         if tokenizer is None:
             sample = DocumentSample.of(selection, recipe.tokenizer.kind)
             tokenizer = load(train_tokenizer(recipe.tokenizer, sample, work))
         tokenizer.save(output.scratch / "tokenizer")  # where workers load it from
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
-        annotations = complete(recipe, tokenizer)
+        annotations = complete_annotations(recipe, tokenizer)
         images = any(source.format == "image-text" for source in recipe.sources)
         results = write_shards(recipe, selection, tokenizer, annotations, work, images=images)
         for result in itertools.chain(*results.values()):
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
-            raise _nothing_left(recipe, dropped)
-        found = found_of(itertools.chain(*results.values()), annotations)
+            raise _empty_corpus_error(recipe, dropped)
+        annotation_counts = count_annotations(itertools.chain(*results.values()), annotations)
         fields = stored_fields(annotations, images=images)
-        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), found)
+        manifest = _write_manifest(recipe, tokenizer, results, output, fields, annotations.tables(), annotation_counts)
         composition = composition_of(result.composition for result in itertools.chain(*results.values()))
-        report = report_on(
+        report = make_report(
             folder=str(out),
             manifest=manifest,
             files=len(files),
@@ -90,11 +90,13 @@ def build_corpus(
             notes=[
                 *_notes(recipe, selection, tokenizer, manifest, work),
                 *composition.warnings(),
-                *warnings(merged(result.unknown for result in itertools.chain(*results.values())), tokenizer),
+                *warn_of_unknown(
+                    merge_counts(result.unknown for result in itertools.chain(*results.values())), tokenizer
+                ),
             ],
             composition=composition,
             workers=work.workers.count,
-            found=work.found,
+            reused_jobs=work.reused_jobs,
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
@@ -103,7 +105,7 @@ def build_corpus(
     return report
 
 
-def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
+def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Dropped) -> Selection:
     """Deduplicate, and assign documents to splits. Dropped documents are counted in `dropped`."""
     options, folder = recipe.deduplicate, str(work.folder / "equal")
     if options.paragraphs:
@@ -121,41 +123,41 @@ def choose(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dropped: Drop
         limit_bytes=recipe.limit_bytes,
     )
     left = sum(int(duplicates.stay(number).sum()) for number in range(len(parts)))
-    chosen = sum(len(rows) for split in SPLITS for _, rows in selection.places(split))
+    chosen = sum(len(rows) for split in SPLITS for _, rows in selection.rows_by_part(split))
     dropped.add_many("beyond limit_bytes", left - chosen)
     return selection
 
 
-def complete(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
+def complete_annotations(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
     """Return the recipe's annotations with defaults filled in.
 
     Sentence starts are stored by default if the tokenizer has a separator token, because only objectives on pairs of
     texts use them.
     """
-    asked, special = recipe.annotate or Annotations(), tokenizer.special
+    requested, special = recipe.annotate or Annotations(), tokenizer.special
     separates = special.cls is not None and special.sep is not None
-    sentences = separates if asked.sentences is None else asked.sentences
-    labels = asked.labels or recipe.labels
-    return dataclasses.replace(asked, sentences=sentences, parts=recipe.has_parts, labels=labels)
+    sentences = separates if requested.sentences is None else requested.sentences
+    labels = requested.labels or recipe.labels
+    return dataclasses.replace(requested, sentences=sentences, parts=recipe.has_parts, labels=labels)
 
 
-NEEDED = {
-    "phrases": "phrases that the text has",
-    "tags": "phrases that the text has",
+REMEDIES = {
+    "phrases": "phrases that occur in the text",
+    "tags": "phrases that occur in the text",
     "turns": "sources with `messages`",
 }
 """Annotation that a text may lack -> what the user must provide if none was found."""
 
 
-def found_of(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
+def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
     """Return annotation -> number in the corpus. Raises `UserError` if a requested annotation does not occur."""
-    found = Counter(dict.fromkeys(annotations.fields, 0))
+    annotation_counts = Counter(dict.fromkeys(annotations.fields, 0))
     for result in results:
-        found.update(result.found)
-    for name, remedy in NEEDED.items():
-        if found.get(name) == 0:
-            raise UserError(f"annotate.{name}: the text has no {name} at all: give {remedy}, or leave it out.")
-    return dict(found)
+        annotation_counts.update(result.annotation_counts)
+    for name, remedy in REMEDIES.items():
+        if annotation_counts.get(name) == 0:
+            raise UserError(f"annotate.{name}: the text has no {name}: use {remedy}, or remove the annotation.")
+    return dict(annotation_counts)
 
 
 def _write_manifest(
@@ -165,25 +167,33 @@ def _write_manifest(
     output: CorpusOutput,
     fields: Sequence[str],
     tables: dict[str, list[str]],
-    found: dict[str, int],
+    annotation_counts: dict[str, int],
 ) -> Manifest:
     return write_manifest(
         output.folder,
-        dtype=stored_as(tokenizer),
+        dtype=dtype_of_ids(tokenizer),
         fields=fields,
-        splits={split: [*output.place_shards(split, (one.info for one in some))] for split, some in results.items()},
+        splits={
+            split: [*output.link_shards(split, (result.info for result in shard_results))]
+            for split, shard_results in results.items()
+        },
         tokenizer=tokenizer.for_manifest(),
-        made_from={"recipe": recipe.plain(), "tables": tables, "found": found, "megaptm": __version__},
+        made_from={
+            "recipe": recipe.plain(),
+            "tables": tables,
+            "annotation_counts": annotation_counts,
+            "megaptm": __version__,
+        },
     )
 
 
-def _nothing_left(recipe: Recipe, dropped: Dropped) -> UserError:
+def _empty_corpus_error(recipe: Recipe, dropped: Dropped) -> UserError:
     reasons = ", ".join(
-        f"{count} {reason}{f': the first {said}' if (said := dropped.said.get(reason)) else ''}"
+        f"{count} {reason}{f': the first {message}' if (message := dropped.messages.get(reason)) else ''}"
         for reason, count in dropped.counts.items()
     )
     sources = ", ".join(source.path for source in recipe.sources)
-    return UserError(f"{sources}: no document is left to build from ({reasons}): give other text.")
+    return UserError(f"{sources}: no document is left after reading and cleaning ({reasons}): use other text.")
 
 
 def _notes(
@@ -191,33 +201,34 @@ def _notes(
 ) -> list[str]:
     """Return warnings about a successful build."""
     notes = []
-    held = manifest.splits["validation"]
-    if recipe.validation != 0 and not held.samples:
-        notes.append("there is a single document, so nothing could be held out for validation")
-    elif recipe.validation != 0 and held.tokens < BATCH_TOKENS:
-        notes.append(_little_held(selection, manifest))
+    validation = manifest.splits["validation"]
+    if recipe.validation != 0 and not validation.samples:
+        notes.append("there is only one document, so the validation split is empty")
+    elif recipe.validation != 0 and validation.tokens < BATCH_TOKENS:
+        notes.append(_small_validation_note(selection, manifest))
     if recipe.tokenizer.folder is None and tokenizer.vocabulary < recipe.tokenizer.vocabulary:
         notes.append(
-            f"the text gave {tokenizer.vocabulary:,} of the {recipe.tokenizer.vocabulary:,} ids asked of the tokenizer"
+            f"the tokenizer has {tokenizer.vocabulary:,} ids instead of {recipe.tokenizer.vocabulary:,}, because the "
+            "text has no more pieces"
         )
-    if lacking := [name for name, number in manifest.made_from["found"].items() if not number]:
-        notes.append(f"the text has no {' and no '.join(lacking)}, so nothing can be asked about them")
+    if missing := [name for name, number in manifest.made_from["annotation_counts"].items() if not number]:
+        notes.append(f"the text has no {' and no '.join(missing)}, so objectives cannot use them")
     if work.damaged:
-        some = ", ".join(work.damaged[:2])
+        examples = ", ".join(work.damaged[:2])
         notes.append(
-            f"{len(work.damaged):,} files of an unfinished build were not what it had written ({some}), and were made "
-            "again: look at the disk they are on"
+            f"{len(work.damaged):,} files of an unfinished build had changed since they were written ({examples}), and "
+            "were written again: check their disk"
         )
     return notes
 
 
-def _little_held(selection: Selection, manifest: Manifest) -> str:
+def _small_validation_note(selection: Selection, manifest: Manifest) -> str:
     """Warn that the validation split is too small for a batch, and suggest a setting."""
-    held, splits = manifest.splits["validation"], manifest.splits.values()
+    validation, splits = manifest.splits["validation"], manifest.splits.values()
     per_token = sum(split.bytes for split in splits) / sum(split.tokens for split in splits)
     share = math.ceil(100 * selection.share_of(int(BATCH_TOKENS * per_token))) / 100
-    remedy = f"validation={share:.2f} overwrite=true holds out enough" if share <= 0.5 else "give more text"
+    remedy = f"validation={share:.2f} overwrite=true holds out enough" if share <= 0.5 else "use more text"
     return (
-        f"only {held.tokens:,} tokens are held out for validation, which may be less than one batch of a run "
+        f"only {validation.tokens:,} tokens are held out for validation, which may be less than one batch of a run "
         f"(train.batch x data.sequence; 2,048 in a tiny.yaml): {remedy}, or lower train.batch"
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from data_pipeline.corpus.output import CorpusOutput, building
+from data_pipeline.corpus.output import CorpusOutput, open_output
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
 from data_pipeline.progress import Stages
@@ -31,15 +31,13 @@ class CorpusBuild:
 def open_build(
     out: str | Path, *, overwrite: bool, scratch: str | None, console: Console | None
 ) -> Iterator[CorpusBuild]:
-    """Open a build of the corpus at `out` (`corpus.output.building`)."""
+    """Open a build of the corpus at `out` (`corpus.output.open_output`)."""
     try:
         str(out).encode()
     except UnicodeEncodeError:  # the report contains the name
-        raise UserError(
-            f"out ({shown(str(out), max_length=300)}) has a name that is no UTF-8: choose another."
-        ) from None
+        raise UserError(f"out ({shown(str(out), max_length=300)}) is not valid UTF-8: choose another name.") from None
     with (
-        building(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
+        open_output(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
         Stages(console) as stages,
         ExitStack() as opened,
     ):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from data_pipeline.document import Document
 
-MOST_GIANTS = 32
+MAX_GIANTS = 32
 """Maximum number of documents that count as "a few", and number of largest documents that are recorded."""
 GIANT_SHARE = 0.01
 """Maximum share of all documents that counts as "a few"."""
-LEAST_DOCUMENTS = 10
+MIN_DOCUMENTS = 10
 """Minimum documents for a warning. In a smaller corpus, one document often holds half of the tokens."""
 
 
@@ -49,38 +49,38 @@ class Composition:
         self.formats.setdefault(name or "unknown", TextSize()).add(size)
         power = 1 << tokens.bit_length() - 1
         self.lengths[power] = self.lengths.get(power, 0) + tokens
-        if len(self.largest) < MOST_GIANTS or tokens > self.largest[-1][0]:
-            self.largest = heapq.nlargest(MOST_GIANTS, [*self.largest, (tokens, document.source)])
+        if len(self.largest) < MAX_GIANTS or tokens > self.largest[-1][0]:
+            self.largest = heapq.nlargest(MAX_GIANTS, [*self.largest, (tokens, document.source)])
 
     def merge(self, other: Composition) -> None:
-        for mine, theirs in ((self.sources, other.sources), (self.formats, other.formats)):
-            for name, size in theirs.items():
-                mine.setdefault(name, TextSize()).add(size)
+        for own, added in ((self.sources, other.sources), (self.formats, other.formats)):
+            for name, size in added.items():
+                own.setdefault(name, TextSize()).add(size)
         for power, tokens in other.lengths.items():
             self.lengths[power] = self.lengths.get(power, 0) + tokens
-        self.largest = heapq.nlargest(MOST_GIANTS, [*self.largest, *other.largest])
+        self.largest = heapq.nlargest(MAX_GIANTS, [*self.largest, *other.largest])
 
     def warnings(self) -> list[str]:
         """Return a warning if a few documents hold half of all tokens."""
         documents = sum(size.documents for size in self.sources.values())
         half = sum(size.tokens for size in self.sources.values()) / 2
-        few = min(MOST_GIANTS, max(1, int(GIANT_SHARE * documents)))
+        few = min(MAX_GIANTS, max(1, int(GIANT_SHARE * documents)))
         total = 0
-        for count, (tokens, _) in enumerate(self.largest[:few] if documents >= LEAST_DOCUMENTS else (), 1):
+        for count, (tokens, _) in enumerate(self.largest[:few] if documents >= MIN_DOCUMENTS else (), 1):
             total += tokens
             if total >= half:
-                who = "one document has" if count == 1 else f"{count} documents have"
+                subject = "one document has" if count == 1 else f"{count} documents have"
                 largest, name = self.largest[0]
                 return [
-                    f"{who} half of all tokens, of {documents:,} documents ({name}: {largest:,}): if a file holds many "
-                    "texts, give its source `documents: line` or `documents: blank-line`"
+                    f"{subject} half of the tokens of {documents:,} documents ({name}: {largest:,}): if a file "
+                    "contains many texts, set `documents: line` or `documents: blank-line` for its source"
                 ]
         return []
 
 
 def composition_of(parts: Iterable[Composition]) -> Composition:
     """Return the sum of the compositions of shards."""
-    whole = Composition()
+    total = Composition()
     for part in parts:
-        whole.merge(part)
-    return whole
+        total.merge(part)
+    return total

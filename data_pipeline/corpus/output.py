@@ -31,7 +31,7 @@ from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_pa
 from megaptm.storage import exists, is_remote, join, listed, remove, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
-WORTH_KEEPING = 60.0
+MIN_KEPT_SECONDS = 60.0
 """Seconds of work that a failed build keeps instead of discarding."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
@@ -51,7 +51,7 @@ class CorpusOutput(ABC):
         """Folder of the unfinished corpus."""
         return self.homes[0] / CORPUS
 
-    def place(self, file: str | Path, name: str) -> None:
+    def link(self, file: str | Path, name: str) -> None:
         """Link a finished file of the scratch folder into the corpus; the original stays."""
         try:
             os.link(file, self.folder / name)
@@ -60,14 +60,14 @@ class CorpusOutput(ABC):
                 raise
             shutil.copyfile(file, self.folder / name)
 
-    def place_shards(self, split: str, written: Iterable[ShardInfo | None]) -> Iterator[ShardInfo]:
+    def link_shards(self, split: str, written: Iterable[ShardInfo | None]) -> Iterator[ShardInfo]:
         """Link the finished shards of a split and their indexes into the corpus, and yield them with their new names.
         An element is None for a job without output."""
         for number, info in enumerate(info for info in written if info):
             named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
             # The folder is not taken from a stored result, which another build may have written.
-            self.place(self.scratch / SHARDS / Path(info.name).name, named.name)
-            self.place(self.scratch / SHARDS / Path(info.index_name).name, named.index_name)
+            self.link(self.scratch / SHARDS / Path(info.name).name, named.name)
+            self.link(self.scratch / SHARDS / Path(info.index_name).name, named.index_name)
             yield named
 
     def begin(self) -> None:
@@ -75,7 +75,7 @@ class CorpusOutput(ABC):
         self.scratch.mkdir(parents=True, exist_ok=True)
         for home in self.homes:
             _remove_all_but(home, self.scratch)
-        _remove_halves(self.scratch)
+        _remove_partial_files(self.scratch)
         self.folder.mkdir()
 
     @abstractmethod
@@ -131,10 +131,10 @@ class RemoteOutput(CorpusOutput):
         self.out = out.rstrip("/")
         if exists(join(self.out, MANIFEST)):
             if not overwrite:
-                raise _taken(self.out)
-        elif found := listed(self.out):
+                raise _exists_error(self.out)
+        elif files := listed(self.out):
             raise UserError(
-                f"{self.out} holds {next(iter(found))}, and no corpus: choose another place, or remove what is there."
+                f"{self.out} contains {next(iter(files))} but no corpus: choose another URL, or remove its files."
             )
         self.homes = (_own_folder(scratch or CACHE, self.out),)
         self.scratch = self.homes[0] / SCRATCH
@@ -144,7 +144,9 @@ class RemoteOutput(CorpusOutput):
         sent = {path.relative_to(self.folder).as_posix(): path for path in files}
         manifest = sent.pop(MANIFEST)
         remove(join(self.out, MANIFEST))
-        work.run("upload", send, [SendJob(str(path), join(self.out, name)) for name, path in sent.items()], keep=False)
+        work.run(
+            "upload", send_file, [SendJob(str(path), join(self.out, name)) for name, path in sent.items()], keep=False
+        )
         for name in listed(self.out).keys() - sent.keys():
             remove(join(self.out, name))
         upload(manifest, join(self.out, MANIFEST))
@@ -159,17 +161,17 @@ class SendJob:
     url: str
 
 
-def send(job: SendJob) -> None:
+def send_file(job: SendJob) -> None:
     """Upload a file atomically."""
     upload(Path(job.path), job.url)
 
 
 @contextmanager
-def building(
+def open_output(
     out: str | Path, *, overwrite: bool, scratch: str | None = None, console: Console | None = None
 ) -> Iterator[CorpusOutput]:
     """Open a folder to build in. `publish` turns it into the corpus."""
-    begun = time.monotonic()
+    start_time = time.monotonic()
     output: CorpusOutput = (RemoteOutput if is_remote(out) else LocalOutput)(str(out), scratch, overwrite)
     try:
         with ExitStack() as locks:
@@ -181,16 +183,16 @@ def building(
                 output.begin()
                 yield output
             except BaseException:
-                if not earlier and time.monotonic() - begun < WORTH_KEEPING:
+                if not earlier and time.monotonic() - start_time < MIN_KEPT_SECONDS:
                     output.drop()
                 elif console is not None:
-                    console.print(f"What is finished waits in {output.scratch}: the same command goes on from there.")
+                    console.print(f"Finished work is kept in {output.scratch}: run the same command to continue.")
                 raise
     except OSError as error:
         if error.errno in FULL_DISK:
-            raise UserError(f"{describe_full_disk(error, output.homes[0])} or choose another place.") from None
+            raise UserError(f"{describe_full_disk(error, output.homes[0])} or choose another folder.") from None
         raise UserError(
-            f"{error.filename or out} cannot be written ({describe_path_error(error, out)}): choose another place."
+            f"{error.filename or out} cannot be written ({describe_path_error(error, out)}): choose another folder."
         ) from None
 
 
@@ -202,13 +204,13 @@ def _check_free(out: Path, overwrite: bool) -> None:
     try:
         read_manifest(out)
     except UserError:
-        raise UserError(f"{out} holds something that is not a corpus: choose another place or empty it.") from None
+        raise UserError(f"{out} contains other files than a corpus: choose another folder, or empty it.") from None
     if not overwrite:
-        raise _taken(str(out))
+        raise _exists_error(str(out))
 
 
-def _taken(out: str) -> UserError:
-    return UserError(f"{out} already holds a corpus: choose another place, or replace it with overwrite=true.")
+def _exists_error(out: str) -> UserError:
+    return UserError(f"{out} already contains a corpus: choose another folder, or replace it with overwrite=true.")
 
 
 def _own_folder(scratch: str, out: str) -> Path:
@@ -225,20 +227,20 @@ def _locked(folder: Path) -> Iterator[None]:
             raise BlockingIOError
     except BlockingIOError:
         os.close(handle)
-        raise UserError(f"{folder} is in use by another build: wait for it, or choose another place.") from None
+        raise UserError(f"{folder} is in use by another build: wait for it, or choose another folder.") from None
     try:
         yield
     finally:
         os.close(handle)
 
 
-def _remove_halves(folder: Path) -> None:
+def _remove_partial_files(folder: Path) -> None:
     """Remove incomplete files of a killed build. A worker of it that is still alive then fails, which has no effect."""
     for part in folder.rglob(f"*{SUFFIX}"):
         part.unlink(missing_ok=True)
 
 
-def _remove_all_but(folder: Path, kept: Path) -> None:
+def _remove_all_but(folder: Path, exception: Path) -> None:
     for entry in folder.iterdir():
-        if entry != kept:
+        if entry != exception:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

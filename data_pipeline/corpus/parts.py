@@ -20,13 +20,13 @@ from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Dropped
 from data_pipeline.recipe import MAX_SECONDS, Recipe
 from data_pipeline.sources import InputFile, OnError, Span, partition_files, read_span
-from data_pipeline.time_limit import limiting
+from data_pipeline.time_limit import apply_time_limit
 from megaptm.errors import UserError
 from megaptm.storage import plain_file
 
 PART_BYTES = 4 << 20
 """Input bytes of a part: small enough to balance workers, large enough to make scheduling overhead negligible."""
-MOST_PARTS = 4096
+MAX_PARTS = 4096
 """Maximum number of parts, which bounds the files that later stages open. Larger inputs have larger parts."""
 
 
@@ -73,7 +73,7 @@ def make_part(job: PartJob) -> Part:
     """Read, clean and write one part."""
     dropped = Dropped()
     documents = (document for span in job.spans for document in read_span(span, dropped, job.on_error))
-    with limiting(job.max_seconds, Path(job.folder, "slow")):
+    with apply_time_limit(job.max_seconds, Path(job.folder, "slow")):
         documents_written = write_part(
             job.stem, run_steps(job.steps, documents, dropped, job.on_error), job.deduplicate
         )
@@ -84,15 +84,15 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     """Read and clean all files into parts."""
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
-    size = max(PART_BYTES, sum(file.size for file in files) // MOST_PARTS)
+    size = max(PART_BYTES, sum(file.size for file in files) // MAX_PARTS)
     inputs = hashes_of(path for step in recipe.steps for path in inputs_of(step))
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, recipe.deduplicate, inputs, recipe.max_seconds)
         for spans in partition_files(files, size)
     ]
-    found = work.run("read and clean", make_part, jobs)
+    results = work.run("read and clean", make_part, jobs)
     # The path is taken from the job and not from the result, which may be a stored one.
-    parts = [replace(part, stem=job.stem) for part, job in zip(found, jobs, strict=True)]
+    parts = [replace(part, stem=job.stem) for part, job in zip(results, jobs, strict=True)]
     dropped = Dropped()
     for part in parts:
         dropped.merge(part.dropped)
@@ -110,5 +110,5 @@ def _hash(path: str) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(
-            f"{path}, which the recipe names, cannot be read ({error.strerror}): correct the path."
+            f"{path}, an input of the recipe, cannot be read ({error.strerror}): correct the path."
         ) from None

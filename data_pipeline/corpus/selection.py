@@ -9,12 +9,12 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-EVERY = 1 << 64
+HASH_LIMIT = 1 << 64
 """Upper bound of all 64-bit hashes."""
 
-HELD = 0.02
+VALIDATION_SHARE = 0.02
 """Default share of documents in the validation split."""
-LEAST_HELD, MOST_HELD = 64 << 10, 0.2
+MIN_VALIDATION_BYTES, MAX_VALIDATION_SHARE = 64 << 10, 0.2
 """Minimum bytes of the default validation split, and its maximum share of all bytes.
 
 Validation needs full batches, and a share of 0.02 of a small corpus is less than one.
@@ -63,7 +63,7 @@ class Selection:
         held = _less(digests[:, 1] ^ self.salt, self.held_below)
         return {"train": np.flatnonzero(within & ~held), "validation": np.flatnonzero(within & held)}
 
-    def places(self, split: str) -> Iterator[DocumentRows]:
+    def rows_by_part(self, split: str) -> Iterator[DocumentRows]:
         """Yield all documents of a split."""
         for number in range(len(self.parts)):
             rows = self.rows(number)[split]
@@ -72,20 +72,20 @@ class Selection:
 
     def share_of(self, num_bytes: int) -> float:
         """Return the share (`validation`) that puts at least `num_bytes` of text in the validation split."""
-        return least_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / EVERY
+        return min_bound(lambda: _salted(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
 
     def sample(self, split: str, limit_bytes: int) -> list[DocumentRows]:
         """Sample at most `limit_bytes` of text from a split, or one document. The sample depends only on the texts."""
 
         def hashes() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-            for number, rows in self.places(split):
+            for number, rows in self.rows_by_part(split):
                 part = self.parts[number]
                 yield part.digests[rows, 0], part.sizes[rows]
 
-        bound = hash_bound(hashes, limit_bytes)
+        bound = max_bound(hashes, limit_bytes)
         return [
             (number, rows[chosen])
-            for number, rows in self.places(split)
+            for number, rows in self.rows_by_part(split)
             if (chosen := _less(self.parts[number].digests[rows, 0], bound)).any()
         ]
 
@@ -103,7 +103,7 @@ def select(
     The default share is `HELD`, but at least `LEAST_HELD` bytes or `MOST_HELD` of all text. Training always gets a
     document, and validation too if there are two.
     """
-    below = EVERY if limit_bytes is None else hash_bound(lambda: _hashes(parts, stays), limit_bytes)
+    below = HASH_LIMIT if limit_bytes is None else max_bound(lambda: _hashes(parts, stays), limit_bytes)
     salt = np.frombuffer(hashlib.blake2b(f"split {seed}".encode(), digest_size=8).digest(), dtype="<u8")[0]
     highest = total = 0
     for draws, sizes in _salted(parts, stays, below, salt):
@@ -111,9 +111,11 @@ def select(
             highest, total = max(highest, int(draws.max())), total + int(sizes.sum())
     held_below = 0
     if validation != 0 and total:
-        wanted = 1 if validation is not None else max(min(LEAST_HELD, int(MOST_HELD * total)), 1)
-        least = least_bound(lambda: _salted(parts, stays, below, salt), wanted)
-        held_below = max(int((HELD if validation is None else validation) * EVERY), least)
+        min_bytes = (
+            1 if validation is not None else max(min(MIN_VALIDATION_BYTES, int(MAX_VALIDATION_SHARE * total)), 1)
+        )
+        lower_bound = min_bound(lambda: _salted(parts, stays, below, salt), min_bytes)
+        held_below = max(int((VALIDATION_SHARE if validation is None else validation) * HASH_LIMIT), lower_bound)
     return Selection(parts, stays, below, salt, min(held_below, highest))
 
 
@@ -122,8 +124,8 @@ def _salted(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the salted hashes that decide the split of the selected documents, and their sizes, part by part."""
     for number, part in enumerate(parts):
-        kept = stays(number) & _less(part.digests[:, 0], below)
-        yield part.digests[kept, 1] ^ salt, part.sizes[kept]
+        retained = stays(number) & _less(part.digests[:, 0], below)
+        yield part.digests[retained, 1] ^ salt, part.sizes[retained]
 
 
 def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -132,30 +134,30 @@ def _hashes(parts: Sequence[Documents], stays: Callable[[int], np.ndarray]) -> I
         yield part.digests[rows, 0], part.sizes[rows]
 
 
-def hash_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], limit_bytes: int) -> int:
+def max_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], limit_bytes: int) -> int:
     """Return the largest bound such that documents with hashes below it have at most `limit_bytes` of text, or one
     document.
 
     `hashes()` yields batches of (uint64 hashes, int64 sizes) and is read twice: first to find the interval (of 65,536)
     that contains the bound, then to find the bound in it.
     """
-    if (near := _near(hashes, limit_bytes, "right")) is None:
-        return EVERY
+    if (near := _interval_of_bound(hashes, limit_bytes, "right")) is None:
+        return HASH_LIMIT
     values, totals, before = near
     count = int(np.searchsorted(totals, limit_bytes, side="right"))
     first, bound = int(values[0]), int(values[count])
     return bound if before or bound > first else first + 1
 
 
-def least_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
+def min_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
     """Return the smallest bound such that documents with hashes below it have `num_bytes` of text, or all text."""
-    if (near := _near(hashes, num_bytes, "left")) is None:
-        return EVERY
+    if (near := _interval_of_bound(hashes, num_bytes, "left")) is None:
+        return HASH_LIMIT
     values, totals, _ = near
     return int(values[np.searchsorted(totals, num_bytes, side="left")]) + 1
 
 
-def _near(
+def _interval_of_bound(
     hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int, side: Literal["left", "right"]
 ) -> tuple[np.ndarray, np.ndarray, int] | None:
     """Return the sorted hashes in the interval where the cumulative text reaches `num_bytes`, the cumulative text at
@@ -182,23 +184,25 @@ def _interval(hashes: np.ndarray) -> np.ndarray:
 
 def _less(values: np.ndarray, bound: int) -> np.ndarray:
     """Return which uint64 values are below `bound`, which may be 2**64."""
-    return np.ones(len(values), dtype=bool) if bound >= EVERY else values < np.uint64(bound)
+    return np.ones(len(values), dtype=bool) if bound >= HASH_LIMIT else values < np.uint64(bound)
 
 
-def shards_of(places: Iterable[DocumentRows], parts: Sequence[Documents], size: int) -> Iterator[list[DocumentRows]]:
+def shards_of(
+    rows_by_part: Iterable[DocumentRows], parts: Sequence[Documents], size: int
+) -> Iterator[list[DocumentRows]]:
     """Divide consecutive documents into shards of about `size` bytes of text. Shard boundaries are document
     boundaries."""
     total, stretch = 0, -1
     shard: list[DocumentRows] = []
-    for number, rows in places:
+    for number, rows in rows_by_part:
         sizes = parts[number].sizes[rows]
-        begins = (total + np.cumsum(sizes) - sizes) // size
+        stretches = (total + np.cumsum(sizes) - sizes) // size
         total += int(sizes.sum())
-        for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(begins)) + 1):
-            if shard and begins[piece[0]] != stretch:
+        for piece in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(stretches)) + 1):
+            if shard and stretches[piece[0]] != stretch:
                 yield shard
                 shard = []
-            stretch = int(begins[piece[0]])
+            stretch = int(stretches[piece[0]])
             shard.append((number, rows[piece]))
     if shard:
         yield shard

@@ -24,7 +24,7 @@ from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
 from data_pipeline.corpus.unknown import UnknownWords, count_unknown
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.deduplicate import read_part
-from data_pipeline.document import Document, Dropped, OnError, is_of_document
+from data_pipeline.document import Document, Dropped, OnError, is_document_error
 from data_pipeline.folders import SHARDS
 from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.recipe import Recipe
@@ -38,7 +38,7 @@ BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 
 
 @dataclass(frozen=True)
-class ShardPlace:
+class PartRows:
     """Documents of a part."""
 
     stem: str
@@ -55,7 +55,7 @@ class ShardJob:
     folder: str
     """Output folder. The file name is derived from the job."""
     dtype: str
-    places: tuple[ShardPlace, ...]
+    part_rows: tuple[PartRows, ...]
     tokenizer: str
     """Folder of the tokenizer."""
     fingerprint: str
@@ -76,7 +76,7 @@ class ShardResult:
     """Number of documents with 2**i to 2**(i + 1) - 1 tokens, for i from 0 to 63."""
     dropped: Dropped
     languages: Counter[str]
-    found: Counter[str]
+    annotation_counts: Counter[str]
     """Annotation -> count."""
     unknown: dict[str, UnknownWords]
     """Language -> counts of its words; empty if the tokenizer knows every word."""
@@ -98,7 +98,7 @@ def write_shards(
 
     def shards() -> Iterator[tuple[str, list[DocumentRows]]]:
         for split in ("train", "validation"):
-            for shard in shards_of(selection.places(split), parts, recipe.shard_bytes):
+            for shard in shards_of(selection.rows_by_part(split), parts, recipe.shard_bytes):
                 yield split, shard
 
     splits = [split for split, _ in shards()]
@@ -108,8 +108,8 @@ def write_shards(
     jobs = (
         ShardJob(
             folder=str(folder),
-            dtype=stored_as(tokenizer),
-            places=tuple(ShardPlace(parts[part].stem, rows, firsts[part]) for part, rows in shard),
+            dtype=dtype_of_ids(tokenizer),
+            part_rows=tuple(PartRows(parts[part].stem, rows, firsts[part]) for part, rows in shard),
             tokenizer=str(work.folder / "tokenizer"),
             fingerprint=tokenizer.fingerprint,
             annotations=annotations,
@@ -126,7 +126,7 @@ def write_shards(
     }
 
 
-def stored_as(tokenizer: Tokenizer) -> str:
+def dtype_of_ids(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocabulary <= 1 << 16 else "uint32"
 
 
@@ -138,50 +138,52 @@ def stored_fields(annotations: Annotations, *, images: bool) -> tuple[str, ...]:
 def write_shard(job: ShardJob) -> ShardResult:
     """Tokenize and write one shard."""
     tokenizer = _tokenizer(job.tokenizer, job.fingerprint)
-    documents = (document for place in job.places for document in read_part(place.stem, place.rows))
-    keys = (place.first + row for place in job.places for row in place.rows.tolist())
+    documents = (document for part in job.part_rows for document in read_part(part.stem, part.rows))
+    keys = (part.first + row for part in job.part_rows for row in part.rows.tolist())
     lengths, dropped, languages = np.zeros(64, dtype=np.int64), Dropped(), Counter[str]()
-    found = Counter(dict.fromkeys(job.annotations.fields, 0))
+    annotation_counts = Counter(dict.fromkeys(job.annotations.fields, 0))
     unknown: dict[str, UnknownWords] = {}
     composition = Composition()
     fields = stored_fields(job.annotations, images=job.images)
     writer = ShardWriter(Path(job.folder, f"{key_of(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
         for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
-            for document, annotated in zip(batch, _annotated(batch, tokenizer, job.annotations), strict=True):
+            for document, annotated in zip(batch, _annotate_each(batch, tokenizer, job.annotations), strict=True):
                 key = next(keys)
                 if isinstance(annotated, Exception):
                     dropped.failed("tokenizing", document, annotated, job.on_error)
                     continue
                 ids, annotations = annotated
-                blobs = _image(document) if job.images else {}
-                if blobs is None or (reason := _unfit(ids, annotations)):
+                blobs = _read_image(document) if job.images else {}
+                if blobs is None or (reason := _drop_reason(ids, annotations)):
                     dropped.add("no image" if blobs is None else reason, document.source, document.text)
                     continue
                 lengths[len(ids).bit_length() - 1] += 1
                 if language := document.notes.get("language"):
                     languages[language] += 1
                 count_unknown(document, ids, tokenizer, unknown)
-                found.update({name: len(places) for name, places in annotations.items()})
+                annotation_counts.update({name: len(items) for name, items in annotations.items()})
                 size = len(document.text.encode())
                 composition.add(document, len(ids), size)
                 writer.add(key, ids, annotations, blobs, meta=_meta(document), text_bytes=size)
         info = writer.close() if lengths.any() else None
     finally:
         writer.abort()  # no effect after close
-    return ShardResult(info, lengths.tolist(), dropped, languages, found, unknown, composition)
+    return ShardResult(info, lengths.tolist(), dropped, languages, annotation_counts, unknown, composition)
 
 
-def _annotated(batch: Sequence[Document], tokenizer: Tokenizer, wanted: Annotations) -> list[Annotated | Exception]:
+def _annotate_each(
+    batch: Sequence[Document], tokenizer: Tokenizer, annotations: Annotations
+) -> list[Annotated | Exception]:
     """Annotate each document, and return its annotations or the exception."""
     try:
-        return [*annotate(batch, tokenizer, wanted)]
+        return [*annotate(batch, tokenizer, annotations)]
     except Exception as error:
-        if not is_of_document(error):
+        if not is_document_error(error):
             raise
         if len(batch) == 1:
             return [error]
-        return [annotated for document in batch for annotated in _annotated([document], tokenizer, wanted)]
+        return [annotated for document in batch for annotated in _annotate_each([document], tokenizer, annotations)]
 
 
 def _meta(document: Document) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def _meta(document: Document) -> dict[str, Any]:
     return {"source": document.source, **notes}
 
 
-def _unfit(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
+def _drop_reason(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
     """Return the reason to drop a document, or an empty string."""
     if not len(ids):
         return "no tokens"
@@ -198,15 +200,15 @@ def _unfit(ids: np.ndarray, annotations: Mapping[str, np.ndarray]) -> str:
     return "no parts" if len(annotations.get("parts", (0, 0))) < 2 else ""
 
 
-def _image(document: Document) -> dict[str, bytes] | None:
+def _read_image(document: Document) -> dict[str, bytes] | None:
     """Return suffix -> bytes of the document's image; empty without an image, None if it cannot be read."""
-    place = document.notes.get("image")
-    if place is None:
+    part = document.notes.get("image")
+    if part is None:
         return {}
-    if not is_remote(place) and not Path(place).is_file():  # reading a pipe could block forever
+    if not is_remote(part) and not Path(part).is_file():  # reading a pipe could block forever
         return None
     try:
-        return {MEMBERS[Path(place).suffix.lower()]: read(place)}
+        return {MEMBERS[Path(part).suffix.lower()]: read(part)}
     except (KeyError, OSError, UserError):
         return None
 

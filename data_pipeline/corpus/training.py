@@ -38,8 +38,8 @@ class DocumentSample:
     def of(cls, selection: Selection, kind: str) -> DocumentSample:
         """Sample as much of the training split as this kind of tokenizer needs."""
         parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
-        places = selection.sample("train", TRAINING_BYTES[kind])
-        return cls(tuple((parts[number].stem, rows) for number, rows in places))
+        rows_by_part = selection.sample("train", TRAINING_BYTES[kind])
+        return cls(tuple((parts[number].stem, rows) for number, rows in rows_by_part))
 
     def read(self) -> Iterator[str]:
         return (document.text for stem, rows in self.rows for document in read_part(stem, rows))

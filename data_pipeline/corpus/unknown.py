@@ -71,7 +71,7 @@ def language_of(document: Document) -> str:
     return min(scripts, key=lambda script: (-scripts[script], script)).title() if scripts else "Latin"
 
 
-def merged(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
+def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
     """Return the sums over shards."""
     sums: dict[str, UnknownWords] = {}
     for shard in counts:
@@ -83,14 +83,14 @@ def merged(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWor
     return dict(sorted(sums.items()))
 
 
-def warnings(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
+def warn_of_unknown(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
     """Return a warning per language with too many unknown words. Kind `words` is excluded: it is designed that way."""
     if tokenizer.kind == "words":
         return []
     return [
         f"{count.share:.1%} of the words in {language} documents are unknown to the tokenizer and lost, for example "
-        f"`{count.example}`: compose it with the step normalize-unicode if its letters are decomposed, train the "
-        "tokenizer on such text too, or use kind byte-bpe or bpe, which spell every word"
+        f"`{count.example}`: add the step normalize-unicode if its letters are decomposed, train the tokenizer on such "
+        "text too, or use kind byte-bpe or bpe, which can spell every word"
         for language, count in counts.items()
         if count.share > MAX_SHARE
     ]

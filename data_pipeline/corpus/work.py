@@ -27,7 +27,7 @@ from megaptm.storage import appeared, hash_of, write_whole
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-VERSION = f"{__version__} 5"
+VERSION = f"{__version__} 6"
 """Stored results of another version are ignored. Increment the second number when the meaning of a job changes."""
 
 
@@ -42,7 +42,7 @@ class JobRunner:
         self.folder = folder
         self.workers = workers
         self.stages = stages
-        self.found = 0
+        self.reused_jobs = 0
         """Number of jobs whose result was stored by an earlier build."""
         self.damaged: list[str] = []
         """Files below `folder` that changed after an earlier build had written them. Their jobs ran again."""
@@ -61,18 +61,20 @@ class JobRunner:
         Without `keep`, results are not reused. Use this for effects outside of `folder`, which may be undone by others.
         """
         results: dict[int, Result] = {}
-        kept = Path(FINISHED, name.replace(" ", "-"))
-        (self.folder / kept).mkdir(parents=True, exist_ok=True)
+        results_folder = Path(FINISHED, name.replace(" ", "-"))
+        (self.folder / results_folder).mkdir(parents=True, exist_ok=True)
         count = total if total is not None else len(jobs)  # type: ignore[arg-type]
         calls = (
-            _Call(function, job, str(self.folder), str(kept / f"{key_of(function, job)}.json") if keep else None)
+            _Call(
+                function, job, str(self.folder), str(results_folder / f"{key_of(function, job)}.json") if keep else None
+            )
             for job in jobs
         )
         with self.stages.stage(name, count) as advance:
             # Workers look up stored results themselves, which distributes the hashing of files.
-            for number, done in self.workers.run(_do, calls):
+            for number, done in self.workers.run(_run_job, calls):
                 results[number] = done.result
-                self.found += done.found
+                self.reused_jobs += done.was_stored
                 self.damaged += done.damaged
                 advance()
         return [results[number] for number in range(len(results))]
@@ -88,67 +90,67 @@ class _Call:
 
 
 @dataclass(frozen=True)
-class _Done:
+class _JobOutcome:
     result: Any
-    found: bool = False
+    was_stored: bool = False
     damaged: tuple[str, ...] = ()
 
 
-class _Damaged(Exception):  # noqa: N818  # no end, only more work
+class _DamagedFilesError(Exception):  # no end, only more work
     """Changed files, as arguments of the exception."""
 
 
-def _do(call: _Call) -> _Done:
+def _run_job(call: _Call) -> _JobOutcome:
     """Run a job on a worker. The worker stores the result itself, because the driver may be gone by then."""
     if call.kept is None:
-        return _Done(call.function(call.job))
+        return _JobOutcome(call.function(call.job))
     try:
-        return _Done(_remembered(call.function, Path(call.folder), call.kept), found=True)
+        return _JobOutcome(_load_result(call.function, Path(call.folder), call.kept), was_stored=True)
     except FileNotFoundError:
         damaged: tuple[str, ...] = ()
-    except _Damaged as files:
+    except _DamagedFilesError as files:
         damaged = files.args
     with appeared() as paths:
         result = call.function(call.job)
-    _remember(result, call.function, Path(call.folder), call.kept, paths)
-    return _Done(result, damaged=damaged)
+    _store_result(result, call.function, Path(call.folder), call.kept, paths)
+    return _JobOutcome(result, damaged=damaged)
 
 
 FILES = TypeAdapter(dict[str, str])
 """Path below the folder -> sha256."""
-BEGINNING = b'{"sha256":"%s","job":'
+RESULT_PREFIX = b'{"sha256":"%s","job":'
 """Start of a stored result, with the hash of what follows up to the closing brace."""
 
 
-def _remember(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:
+def _store_result(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:
     files = {path.relative_to(folder).as_posix(): hash_of(str(path)) for path in paths}
-    job = b'{"files":%s,"result":%s}' % (json.dumps(files).encode(), _type(function).dump_json(result))
-    write_whole(folder / name, BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}")
+    job = b'{"files":%s,"result":%s}' % (json.dumps(files).encode(), _return_type(function).dump_json(result))
+    write_whole(folder / name, RESULT_PREFIX % hashlib.sha256(job).hexdigest().encode() + job + b"}")
 
 
-def _remembered(function: Callable, folder: Path, name: str) -> Any:
+def _load_result(function: Callable, folder: Path, name: str) -> Any:
     """Return a stored result; raise `FileNotFoundError` if there is none, and `_Damaged` if files have changed."""
     try:
         content = (folder / name).read_bytes()
     except FileNotFoundError:
         raise
     except OSError:  # unreadable: run the job again
-        raise _Damaged(name) from None
-    job = content[len(BEGINNING % bytes(64)) : -1]
-    if content != BEGINNING % hashlib.sha256(job).hexdigest().encode() + job + b"}":
-        raise _Damaged(name)
+        raise _DamagedFilesError(name) from None
+    job = content[len(RESULT_PREFIX % bytes(64)) : -1]
+    if content != RESULT_PREFIX % hashlib.sha256(job).hexdigest().encode() + job + b"}":
+        raise _DamagedFilesError(name)
     try:
         parsed = json.loads(job)
-        result = _type(function).validate_json(json.dumps(parsed["result"]), strict=True)
+        result = _return_type(function).validate_json(json.dumps(parsed["result"]), strict=True)
         files = FILES.validate_python(parsed["files"])
     except (ValueError, LookupError, TypeError, ValidationError):  # not written by this code
-        raise _Damaged(name) from None
-    if damaged := [file for file, sha256 in files.items() if not _is(folder / file, sha256)]:
-        raise _Damaged(*damaged)
+        raise _DamagedFilesError(name) from None
+    if damaged := [file for file, sha256 in files.items() if not _has_hash(folder / file, sha256)]:
+        raise _DamagedFilesError(*damaged)
     return result
 
 
-def _is(path: Path, sha256: str) -> bool:
+def _has_hash(path: Path, sha256: str) -> bool:
     try:
         return hash_of(str(path)) == sha256
     except (OSError, UserError):  # missing or unreadable: run the job again
@@ -156,7 +158,7 @@ def _is(path: Path, sha256: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _type(function: Callable) -> TypeAdapter[Any]:
+def _return_type(function: Callable) -> TypeAdapter[Any]:
     """Return a type adapter for the function's return type, to write JSON and to validate what is read."""
     return TypeAdapter(get_type_hints(function)["return"])
 

@@ -14,7 +14,7 @@ from megaptm.schedulers.ray.connection import connected
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-SMALL = 64 << 20
+MIN_RAY_BYTES = 64 << 20
 """Bytes of input below which starting Ray (about 8 seconds) takes longer than the work (10 to 50 MB/s)."""
 
 # A lost worker (out of memory, lost machine) is replaced, and its job runs again. Jobs write under a temporary name and
@@ -52,7 +52,7 @@ class OnRay:
     def run(self, function: Callable[[Job], Result], jobs: Iterable[Job]) -> Iterator[tuple[int, Result]]:
         import ray
 
-        task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_quietly)
+        task: Any = ray.remote(num_cpus=1, max_retries=RETRIES)(_run_single_threaded)
         waiting = iter(enumerate(jobs))
         running: dict[ray.ObjectRef, int] = {}
         try:
@@ -70,7 +70,7 @@ class OnRay:
             ray.exceptions.NodeDiedError,
             ray.exceptions.OutOfMemoryError,
         ) as error:
-            raise UserError(_given_up(error)) from None
+            raise UserError(_lost_job_message(error)) from None
         finally:
             _cancel(list(running))
 
@@ -85,12 +85,12 @@ def _cancel(running: list[Any]) -> None:
         ray.wait(running, num_returns=len(running), timeout=CANCEL_SECONDS)
 
 
-def _given_up(error: Exception) -> str:
+def _lost_job_message(error: Exception) -> str:
     """Return the message for a job whose worker was lost in every attempt."""
-    said = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
     return (
-        f"Ray gives up a job whose worker was lost {RETRIES + 1} times ({said}): see that its machine lives and has "
-        "memory enough, or use fewer workers (workers=N)."
+        f"the worker of a Ray job was lost {RETRIES + 1} times ({reason}): check that its machine is running and has "
+        "enough memory, or use fewer workers (workers=N)."
     )
 
 
@@ -101,7 +101,7 @@ def open_workers(count: int | None, input_bytes: int, scratch: Path | None = Non
     Uses the Ray cluster that this process is connected to, else that of RAY_ADDRESS, else starts its own. Any other Ray
     on this machine is not used. `scratch`: a folder that must be visible on every machine of the cluster.
     """
-    if count is None and input_bytes < SMALL:
+    if count is None and input_bytes < MIN_RAY_BYTES:
         count = 0
     if count == 0:
         yield InProcess()
@@ -120,24 +120,26 @@ def _check_shared(scratch: Path) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
-    others = [node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")]
-    if not others:
+    other_nodes = [
+        node for node in ray.nodes() if node["Alive"] and node["NodeID"] != here and node["Resources"].get("CPU")
+    ]
+    if not other_nodes:
         return
     mark = scratch / f".{here}.part"
     mark.touch()
     exists: Any = ray.remote(num_cpus=1)(os.path.exists)
-    on_node = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in others)
-    seen = ray.get([exists.options(scheduling_strategy=strategy).remote(str(mark)) for strategy in on_node])
+    on_node = (NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in other_nodes)
+    is_visible = ray.get([exists.options(scheduling_strategy=strategy).remote(str(mark)) for strategy in on_node])
     mark.unlink(missing_ok=True)
-    if not all(seen):
-        blind = others[seen.index(False)]["NodeManagerAddress"]
+    if not all(is_visible):
+        blind = other_nodes[is_visible.index(False)]["NodeManagerAddress"]
         raise UserError(
-            f"machine {blind} of the Ray cluster does not see {scratch}: name a folder that all machines share with "
+            f"node {blind} of the Ray cluster cannot access {scratch}: set a folder that all nodes share with "
             "scratch=FOLDER."
         )
 
 
-def _quietly(function: Callable[[Job], Result], job: Job) -> Result:
+def _run_single_threaded(function: Callable[[Job], Result], job: Job) -> Result:
     """Run a job on a worker without tokenizer threads, because many workers share the CPUs."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(job)

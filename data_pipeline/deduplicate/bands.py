@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import PartListing, within
+from data_pipeline.deduplicate.buckets import PartListing, bucket_slice
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.options import Near
-from data_pipeline.deduplicate.sketch import PLACE_BITS
+from data_pipeline.deduplicate.sketch import ROW_BITS
 from data_pipeline.deduplicate.tables import load, save
 
 WINDOW = 8
@@ -27,7 +27,7 @@ different components, so that the same two documents are not separated in all ba
 BLOCK = 1 << 17
 """Maximum number of entries whose signatures are in memory together. A band with more documents is compared in
 blocks."""
-COMPARED = 1 << 13
+PAIRS_AT_ONCE = 1 << 13
 """Pairs of signatures compared at a time."""
 NO_PAIRS = np.empty((2, 0), np.int64)
 
@@ -56,10 +56,10 @@ class BandJob:
 
 def compare_bands(job: BandJob) -> int:
     """Write both results; return the number of doubtful pairs."""
-    keys, rows = _meeting(*_entries(job))
+    keys, rows = _shared_entries(*_entries(job))
     certain, doubtful = [NO_PAIRS], [NO_PAIRS]
     for block in _blocks(keys):
-        sure, unsure = _compared(keys[block], rows[block], job)
+        sure, unsure = _compare_block(keys[block], rows[block], job)
         certain.append(sure)
         doubtful.append(unsure)
     save(job.certain, np.concatenate(certain, axis=1))
@@ -70,23 +70,23 @@ def compare_bands(job: BandJob) -> int:
 
 def _entries(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
     """Return uint64 [n] keys and int64 [n] rows of the job's range, part by part."""
-    begins = job.listing.begins
+    first_rows = job.listing.first_rows
     dropped = load(job.dropped) if job.dropped else None
     keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
-    for stem, begin, end in zip(job.listing.stems, begins, begins[1:], strict=False):
+    for stem, begin, end in zip(job.listing.stems, first_rows, first_rows[1:], strict=False):
         table = load(f"{stem}.bands.npy")
-        entries = np.array(table[within(table, job.bucket, job.of)])
-        places = (entries & np.uint64((1 << PLACE_BITS) - 1)).astype(np.int64)
-        entries >>= np.uint64(PLACE_BITS)
+        entries = np.array(table[bucket_slice(table, job.bucket, job.of)])
+        rows_in_part = (entries & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
+        entries >>= np.uint64(ROW_BITS)
         if dropped is not None:
-            stay = ~dropped[begin:end][places]
-            entries, places = entries[stay], places[stay]
+            stay = ~dropped[begin:end][rows_in_part]
+            entries, rows_in_part = entries[stay], rows_in_part[stay]
         keys.append(entries)
-        rows.append(places + begin)
+        rows.append(rows_in_part + begin)
     return np.concatenate(keys), np.concatenate(rows)
 
 
-def _meeting(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shared_entries(keys: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the entries whose key occurs more than once, sorted by key."""
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
@@ -102,38 +102,38 @@ def _blocks(keys: np.ndarray) -> Iterator[slice]:
     while begin < len(keys):
         end = min(begin + BLOCK, len(keys))
         if end < len(keys):
-            whole = int(np.searchsorted(keys, keys[end], side="left"))
-            end = whole if whole > begin else end
+            start_of_key = int(np.searchsorted(keys, keys[end], side="left"))
+            end = start_of_key if start_of_key > begin else end
         yield slice(begin, end)
         begin = end
 
 
-def _compared(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np.ndarray, np.ndarray]:
+def _compare_block(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np.ndarray, np.ndarray]:
     """Return `job.certain` and `job.doubtful` for a block of entries."""
     unique, row_of = np.unique(rows, return_inverse=True)
-    signatures = gather(job.listing, unique, job.near.hashes)
-    for crowd in _crowds(keys):
-        row_of[crowd] = row_of[crowd][_order(signatures[row_of[crowd]], int(keys[crowd.start]))]
+    signatures = gather_signatures(job.listing, unique, job.near.hashes)
+    for crowd in _frequent_keys(keys):
+        row_of[crowd] = row_of[crowd][_sort_order(signatures[row_of[crowd]], int(keys[crowd.start]))]
     components, doubtful = Components(len(unique)), NO_PAIRS
     for shift in range(1, WINDOW + 1):
-        places = np.flatnonzero(keys[shift:] == keys[:-shift])
-        pairs = np.stack([row_of[places], row_of[places + shift]])
-        agreeing = _agreeing(signatures, pairs)
+        rows_in_part = np.flatnonzero(keys[shift:] == keys[:-shift])
+        pairs = np.stack([row_of[rows_in_part], row_of[rows_in_part + shift]])
+        agreeing = _count_agreeing(signatures, pairs)
         components.join(*pairs[:, agreeing >= job.near.certain])
         unsure = pairs[:, (agreeing >= job.near.possible) & (agreeing < job.near.certain)]
         doubtful = np.unique(np.concatenate([doubtful, -np.sort(-unsure, axis=0)], axis=1), axis=1)
-    doubtful = doubtful[:, components.apart(*doubtful)]
+    doubtful = doubtful[:, components.are_separate(*doubtful)]
     return np.stack([unique[rows] for rows in components.connected()]), unique[doubtful]
 
 
-def _crowds(keys: np.ndarray) -> Iterator[slice]:
+def _frequent_keys(keys: np.ndarray) -> Iterator[slice]:
     """Yield the entries of each key with more than WINDOW + 1 entries."""
-    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
-    for run in np.flatnonzero(np.diff(begins) > WINDOW + 1):
-        yield slice(int(begins[run]), int(begins[run + 1]))
+    first_rows = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1], [True]]))
+    for run in np.flatnonzero(np.diff(first_rows) > WINDOW + 1):
+        yield slice(int(first_rows[run]), int(first_rows[run + 1]))
 
 
-def _order(signatures: np.ndarray, key: int) -> np.ndarray:
+def _sort_order(signatures: np.ndarray, key: int) -> np.ndarray:
     """Return int64 [n]: sort order by the components with most distinct values, then by all components."""
     width = signatures.shape[1]
     numbers = signatures[:, (key + np.arange(CONSIDERED)) % width]
@@ -144,22 +144,22 @@ def _order(signatures: np.ndarray, key: int) -> np.ndarray:
     return np.lexsort((signatures.view("<u8") @ odd, *numbers[:, deciding].T))
 
 
-def _agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+def _count_agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     """Return int64 [pairs]: number of equal components of two signatures."""
     agreeing = np.empty(pairs.shape[1], np.int64)
-    for begin in range(0, len(agreeing), COMPARED):
-        some = slice(begin, begin + COMPARED)
-        left, right = pairs[:, some]
-        agreeing[some] = np.count_nonzero(signatures[left] == signatures[right], axis=1)
+    for begin in range(0, len(agreeing), PAIRS_AT_ONCE):
+        block = slice(begin, begin + PAIRS_AT_ONCE)
+        first, second = pairs[:, block]
+        agreeing[block] = np.count_nonzero(signatures[first] == signatures[second], axis=1)
     return agreeing
 
 
-def gather(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
+def gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
     """Return uint32 [rows, hashes]: signatures of ascending rows. Opens one file at a time."""
-    stems, begins = listing.stems, listing.begins
-    cuts = np.searchsorted(rows, begins)
-    found = np.empty((len(rows), hashes), np.uint32)
+    stems, first_rows = listing.stems, listing.first_rows
+    cuts = np.searchsorted(rows, first_rows)
+    signatures = np.empty((len(rows), hashes), np.uint32)
     for part in np.flatnonzero(np.diff(cuts)):
-        these = slice(cuts[part], cuts[part + 1])
-        found[these] = load(f"{stems[part]}.signatures.npy")[rows[these] - begins[part]]
-    return found
+        slots = slice(cuts[part], cuts[part + 1])
+        signatures[slots] = load(f"{stems[part]}.signatures.npy")[rows[slots] - first_rows[part]]
+    return signatures

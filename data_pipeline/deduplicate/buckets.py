@@ -19,7 +19,7 @@ from megaptm.storage import write_whole
 Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
 """`run(name, function, jobs)`: return the results of `function(job)` in the order of the jobs, from any executor."""
 
-ENTRIES = 1 << 22
+ENTRIES_PER_JOB = 1 << 22
 """Average number of band keys per job, at 40 bytes each: 170 MB. Hashes are uniform, so no job has many more, unless a
 single key occurs millions of times."""
 
@@ -48,7 +48,7 @@ class PartListing:
         return [stem for stem, _ in _listed(self.path)]
 
     @property
-    def begins(self) -> np.ndarray:
+    def first_rows(self) -> np.ndarray:
         """int64 [parts + 1]: first row of each part, and the total number of rows."""
         return np.cumsum([0, *(documents for _, documents in _listed(self.path))])
 
@@ -59,12 +59,12 @@ def _listed(path: str) -> list[tuple[str, int]]:
         return json.load(file)[1]
 
 
-def buckets(entries: int) -> int:
+def num_buckets(entries: int) -> int:
     """Return the number of ranges into which `entries` hashes are divided."""
-    return max(-(-entries // ENTRIES), 1)
+    return max(-(-entries // ENTRIES_PER_JOB), 1)
 
 
-def within(keys: np.ndarray, bucket: int, of: int) -> slice:
+def bucket_slice(keys: np.ndarray, bucket: int, of: int) -> slice:
     """Return the slice of sorted 64-bit `keys` in range `bucket` of `of` equal ranges."""
     first, last = (bucket << 64) // of, ((bucket + 1) << 64) // of - 1
     begin = np.searchsorted(keys, np.uint64(first), side="left")

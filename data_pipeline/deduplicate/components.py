@@ -12,18 +12,18 @@ class Components:
         self._lower = np.arange(rows, dtype=np.uint32 if rows <= 1 << 32 else np.int64)
         """A lower row of the same component, or the row itself if it is the lowest."""
 
-    def join(self, left: np.ndarray, right: np.ndarray) -> None:
+    def join(self, first: np.ndarray, second: np.ndarray) -> None:
         """Connect `left[i]` with `right[i]`."""
-        while len(left):
-            left, right = self._lowest(left), self._lowest(right)
-            apart = left != right
-            left, right = left[apart], right[apart]
+        while len(first):
+            first, second = self._lowest(first), self._lowest(second)
+            separate = first != second
+            first, second = first[separate], second[separate]
             # If several rows are attached to the same root, the lowest is stored and the others are retried.
-            np.minimum.at(self._lower, np.maximum(left, right), np.minimum(left, right))
+            np.minimum.at(self._lower, np.maximum(first, second), np.minimum(first, second))
 
-    def apart(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def are_separate(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return bool [n]: whether `left[i]` and `right[i]` are not connected."""
-        return self._lowest(left) != self._lowest(right)
+        return self._lowest(first) != self._lowest(second)
 
     def lowest(self) -> np.ndarray:
         """Return [rows]: lowest row of each row's component."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipeline.deduplicate.buckets import PartListing, Run, buckets, within
+from data_pipeline.deduplicate.buckets import PartListing, Run, bucket_slice, num_buckets
 from data_pipeline.deduplicate.tables import load, save
 
 DUPLICATE = "duplicate"
@@ -36,7 +36,7 @@ def find_equal(job: EqualJob) -> int:
     begin = 0
     for stem in job.listing.stems:
         table = load(f"{stem}.{job.table}.npy")
-        entries = np.array(table[:, within(table[0], job.bucket, job.of)])
+        entries = np.array(table[:, bucket_slice(table[0], job.bucket, job.of)])
         entries[2] += np.uint64(begin)
         tables.append(entries)
         begin += table.shape[1]
@@ -47,21 +47,21 @@ def find_equal(job: EqualJob) -> int:
     again = np.zeros(len(order), bool)
     again[1:] = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
     firsts = numbers[np.flatnonzero(~again)[np.cumsum(~again) - 1]]
-    found = np.stack([numbers[again], firsts[again]])
-    save(job.path, found[:, np.argsort(found[0])])
-    return found.shape[1]
+    duplicates = np.stack([numbers[again], firsts[again]])
+    save(job.path, duplicates[:, np.argsort(duplicates[0])])
+    return duplicates.shape[1]
 
 
-def equal(listing: PartListing, table: str, count: int, run: Run) -> list[str]:
+def find_equal_entries(listing: PartListing, table: str, count: int, run: Run) -> list[str]:
     """Find duplicates among the `count` entries of all parts; return the result files (`EqualJob.path`)."""
-    of = buckets(2 * count)  # an entry takes twice the memory of a band entry
+    of = num_buckets(2 * count)  # an entry takes twice the memory of a band entry
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]
     run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], find_equal, jobs)
     return [job.path for job in jobs]
 
 
-def between(paths: Sequence[str], begin: int, end: int) -> Iterator[np.ndarray]:
+def entries_between(paths: Sequence[str], begin: int, end: int) -> Iterator[np.ndarray]:
     """Yield from each file the columns [2, n] whose index is in [begin, end)."""
     for path in paths:
-        found = load(path)
-        yield np.array(found[:, slice(*np.searchsorted(found[0], [begin, end]))])
+        duplicates = load(path)
+        yield np.array(duplicates[:, slice(*np.searchsorted(duplicates[0], [begin, end]))])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.deduplicate.buckets import PartListing, Run
-from data_pipeline.deduplicate.exact import DUPLICATE, equal
+from data_pipeline.deduplicate.exact import DUPLICATE, find_equal_entries
 from data_pipeline.deduplicate.files import PartFile, read_part
-from data_pipeline.deduplicate.near import near
+from data_pipeline.deduplicate.near import find_near
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.document import EXAMPLES
@@ -25,7 +25,7 @@ class Duplicates:
 
     reasons: np.ndarray
     """uint8 [documents]: index in REASONS, 0 for documents that are kept; all parts concatenated."""
-    begins: np.ndarray
+    first_rows: np.ndarray
     """int64 [parts + 1]: first row of each part."""
     counts: dict[str, int]
     """Reason -> number of documents."""
@@ -34,7 +34,7 @@ class Duplicates:
 
     def stay(self, part: int) -> np.ndarray:
         """Return bool [documents of the part]: whether each is kept."""
-        return self.reasons[self.begins[part] : self.begins[part + 1]] == STAYS
+        return self.reasons[self.first_rows[part] : self.first_rows[part + 1]] == STAYS
 
 
 def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, folder: str) -> Duplicates:
@@ -44,24 +44,29 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
     less than 20 bytes per document (twice that from 2**32 on), and the duplicates found by one job.
     """
     listing = PartListing.write(folder, parts, options)
-    reasons = np.zeros(int(listing.begins[-1]), np.uint8)
+    reasons = np.zeros(int(listing.first_rows[-1]), np.uint8)
     examples = {}
     if options.documents:
         pairs = np.empty((2, 0), np.int64)
-        for path in equal(listing, "digests", len(reasons), run):
-            found = load(path)
-            reasons[found[0]] = EQUAL
-            pairs = _lowest(np.concatenate([pairs, found[:, :EXAMPLES]], axis=1))
+        for path in find_equal_entries(listing, "digests", len(reasons), run):
+            duplicates = load(path)
+            reasons[duplicates[0]] = EQUAL
+            pairs = _lowest(np.concatenate([pairs, duplicates[:, :EXAMPLES]], axis=1))
         examples[REASONS[EQUAL]] = _sources(listing, pairs)
     if options.near:
         dropped = listing.name("equal.npy")
         save(dropped, reasons == EQUAL)
-        rows, stay = near(listing, options.near, dropped, run).connected()
+        rows, stay = find_near(listing, options.near, dropped, run).connected()
         reasons[rows] = NEAR
         examples[REASONS[NEAR]] = _sources(listing, np.stack([rows[:EXAMPLES], stay[:EXAMPLES]]).astype(np.int64))
     numbers = np.bincount(reasons, minlength=len(REASONS))
     counts = {reason: int(number) for reason, number in zip(REASONS, numbers, strict=True) if reason and number}
-    return Duplicates(reasons, listing.begins, counts, {reason: some for reason, some in examples.items() if some})
+    return Duplicates(
+        reasons,
+        listing.first_rows,
+        counts,
+        {reason: pairs_of_reason for reason, pairs_of_reason in examples.items() if pairs_of_reason},
+    )
 
 
 def _lowest(pairs: np.ndarray) -> np.ndarray:
@@ -73,6 +78,6 @@ def _sources(listing: PartListing, pairs: np.ndarray) -> list[tuple[str, str]]:
 
 
 def _source(listing: PartListing, row: int) -> str:
-    part = int(np.searchsorted(listing.begins, row, side="right")) - 1
-    (document,) = read_part(listing.stems[part], np.array([row - listing.begins[part]]))
+    part = int(np.searchsorted(listing.first_rows, row, side="right")) - 1
+    (document,) = read_part(listing.stems[part], np.array([row - listing.first_rows[part]]))
     return document.source

@@ -32,17 +32,17 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     overhead. ASCII texts are processed separately, because they are three times as fast.
     """
     ascii_ = np.array([text.isascii() for text in texts], bool)
-    found = [_shingles(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
-    hashes, text_of = zip(*found, strict=True) if found else ((), ())
+    by_alphabet = [_shingles(texts, np.flatnonzero(kind), ngram) for kind in (ascii_, ~ascii_) if kind.any()]
+    hashes, text_of = zip(*by_alphabet, strict=True) if by_alphabet else ((), ())
     return np.concatenate([NO_HASHES, *hashes]), np.concatenate([NO_NUMBERS, *text_of])
 
 
 def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np.ndarray, np.ndarray]:
     """Return `shingles` of the texts at these indexes."""
-    some = [texts[number] for number in numbers]
+    selected = [texts[number] for number in numbers]
     # A line break separates words, so joined texts have the same words as separate ones.
-    words = Words("\n".join(some))
-    sizes = [0, *(len(text.encode("utf-8", "surrogatepass")) + 1 for text in some)]
+    words = Words("\n".join(selected))
+    sizes = [0, *(len(text.encode("utf-8", "surrogatepass")) + 1 for text in selected)]
     counts = np.diff(np.searchsorted(words.starts, np.cumsum(sizes)))
     text_of = np.repeat(numbers, counts)
     firsts, lasts = text_of[: max(len(words) - ngram + 1, 0)], text_of[ngram - 1 :]
@@ -52,27 +52,27 @@ def _shingles(texts: Sequence[str], numbers: np.ndarray, ngram: int) -> tuple[np
     return hashes, np.concatenate([firsts[within], text_of[short]])
 
 
-def bins(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
+def bin_minima(hashes: np.ndarray, text_of: np.ndarray, *, texts: int, width: int, seed: int) -> np.ndarray:
     """Return uint32 [texts, width]: minimum value of each bin, EMPTY for an empty bin."""
     values = _mix(hashes ^ _mix(np.array([seed], np.uint64)))
-    places = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
-    least = np.full(texts * width, EMPTY)
-    np.minimum.at(least, places, values.astype(np.uint32))
-    return least.reshape(texts, width)
+    bin_indexes = ((values >> HALF) * np.uint64(width) >> HALF).astype(np.int64) + text_of * width
+    minima = np.full(texts * width, EMPTY)
+    np.minimum.at(minima, bin_indexes, values.astype(np.uint32))
+    return minima.reshape(texts, width)
 
 
-def densify(least: np.ndarray, seed: int) -> np.ndarray:
+def densify(minima: np.ndarray, seed: int) -> np.ndarray:
     """Fill the empty bins of `bins` in place. A text without shingles stays empty."""
-    width = least.shape[1]
-    full = least != EMPTY
-    texts, places = np.nonzero(~full & full.any(axis=1, keepdims=True))
+    width = minima.shape[1]
+    full = minima != EMPTY
+    texts, bin_indexes = np.nonzero(~full & full.any(axis=1, keepdims=True))
     orders = _orders(width, seed)
     for begin in range(0, len(texts), AT_ONCE // width):
-        some = slice(begin, begin + AT_ONCE // width)
-        order = orders[places[some]]
-        lender = full[texts[some, None], order].argmax(axis=1)
-        least[texts[some], places[some]] = least[texts[some], order[np.arange(len(order)), lender]]
-    return least
+        selected = slice(begin, begin + AT_ONCE // width)
+        order = orders[bin_indexes[selected]]
+        lender = full[texts[selected, None], order].argmax(axis=1)
+        minima[texts[selected], bin_indexes[selected]] = minima[texts[selected], order[np.arange(len(order)), lender]]
+    return minima
 
 
 def band_keys(signatures: np.ndarray, *, bands: int, rows: int, seed: int) -> np.ndarray:

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.deduplicate.bands import BandJob, compare_bands
-from data_pipeline.deduplicate.buckets import PartListing, Run, buckets
+from data_pipeline.deduplicate.buckets import PartListing, Run, num_buckets
 from data_pipeline.deduplicate.components import Components
-from data_pipeline.deduplicate.exact import between
+from data_pipeline.deduplicate.exact import entries_between
 from data_pipeline.deduplicate.options import Near
 from data_pipeline.deduplicate.tables import load, save
-from data_pipeline.deduplicate.texts import Texts
+from data_pipeline.deduplicate.texts import TextComparer
 
-PAIRS = 1 << 15
+PAIRS_PER_JOB = 1 << 15
 """Doubtful pairs per job; they take some seconds."""
 AT_ONCE = 1 << 8
 """Pairs whose texts are read together."""
 
 
 @dataclass(frozen=True)
-class ReadJob:
+class CompareJob:
     """Job to compare the texts of doubtful pairs whose higher row is in a range."""
 
     listing: PartListing
@@ -40,28 +40,28 @@ class ReadJob:
         return self.listing.name(f"read-{self.bucket}-of-{self.of}.npy")
 
 
-def compare_texts(job: ReadJob) -> int:
+def compare_texts(job: CompareJob) -> int:
     """Write `job.path`; return the number of pairs that were read."""
     connected = load(job.connected)
     begin, end = (bucket * len(connected) // job.of for bucket in (job.bucket, job.bucket + 1))
-    pairs = np.unique(np.concatenate(list(between(job.doubtful, begin, end)), axis=1), axis=1)
+    pairs = np.unique(np.concatenate(list(entries_between(job.doubtful, begin, end)), axis=1), axis=1)
     pairs = pairs[:, connected[pairs[0]] != connected[pairs[1]]]
     rows, numbers = np.unique(pairs, return_inverse=True)
     numbers = numbers.reshape(pairs.shape)
-    components, texts, read = Components(len(rows)), Texts(job.listing, job.near), 0
+    components, texts, read = Components(len(rows)), TextComparer(job.listing, job.near), 0
     for start in range(0, pairs.shape[1], AT_ONCE):
-        some = numbers[:, start : start + AT_ONCE]
-        some = some[:, components.apart(*some)]
-        components.join(*some[:, texts.alike(*rows[some])])
-        read += some.shape[1]
+        block = numbers[:, start : start + AT_ONCE]
+        block = block[:, components.are_separate(*block)]
+        components.join(*block[:, texts.are_similar(*rows[block])])
+        read += block.shape[1]
     save(job.path, np.stack([rows[numbers] for numbers in components.connected()]))
     return read
 
 
-def near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
+def find_near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> Components:
     """Find near duplicates among all rows except those marked in `dropped`, a file of bool [rows]."""
-    components, rows = Components(int(listing.begins[-1])), int(listing.begins[-1])
-    of = buckets(rows * options.bands)
+    components, rows = Components(int(listing.first_rows[-1])), int(listing.first_rows[-1])
+    of = num_buckets(rows * options.bands)
     jobs = [BandJob(listing, options, bucket, of, dropped) for bucket in range(of)]
     doubtful = sum(run("near duplicates", compare_bands, jobs))
     for job in jobs:
@@ -69,8 +69,8 @@ def near(listing: PartListing, options: Near, dropped: str | None, run: Run) -> 
     if doubtful:
         connected = listing.name("connected.npy")
         save(connected, components.lowest())
-        of, files = -(-doubtful // PAIRS), tuple(job.doubtful for job in jobs)
-        readers = [ReadJob(listing, options, files, connected, bucket, of) for bucket in range(of)]
+        of, files = -(-doubtful // PAIRS_PER_JOB), tuple(job.doubtful for job in jobs)
+        readers = [CompareJob(listing, options, files, connected, bucket, of) for bucket in range(of)]
         run("doubtful pairs", compare_texts, readers)
         for reader in readers:
             components.join(*load(reader.path))

@@ -28,7 +28,7 @@ class Near:
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
-            raise UserError(f"threshold must be a similarity above 0 and at most 1, not {self.threshold}.")
+            raise UserError(f"threshold must be above 0 and at most 1, not {self.threshold}.")
         if self.ngram < 1:
             raise UserError(f"ngram must be 1 word or more, not {self.ngram}.")
         if not 16 <= self.hashes <= 1024 or self.hashes % 2:
@@ -40,7 +40,7 @@ class Near:
     def rows(self) -> int:
         """Components per band: the maximum that satisfies RECALL, to minimize chance matches."""
         rows = 1
-        while 2 * (rows + 1) <= self.hashes and self.meeting(self.threshold, rows + 1) >= RECALL:
+        while 2 * (rows + 1) <= self.hashes and self.match_probability(self.threshold, rows + 1) >= RECALL:
             rows += 1
         return rows
 
@@ -48,7 +48,7 @@ class Near:
     def bands(self) -> int:
         return self.hashes // self.rows
 
-    def meeting(self, similarity: float, rows: int | None = None) -> float:
+    def match_probability(self, similarity: float, rows: int | None = None) -> float:
         """Return the probability that two documents of this similarity agree on at least one band."""
         rows = rows or self.rows
         return 1 - (1 - similarity**rows) ** (self.hashes // rows)

@@ -9,14 +9,14 @@ import numpy as np
 
 from data_pipeline.clean.step import with_text
 from data_pipeline.deduplicate.buckets import PartListing, Run
-from data_pipeline.deduplicate.exact import DUPLICATE, between, equal
+from data_pipeline.deduplicate.exact import DUPLICATE, entries_between, find_equal_entries
 from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.options import Deduplicate
-from data_pipeline.deduplicate.split import repeatable, without
+from data_pipeline.deduplicate.split import repeatable_paragraphs, without_paragraphs
 from data_pipeline.deduplicate.tables import load
 from data_pipeline.document import Document, Dropped
 
-NOTHING_NEW = "nothing but repeated paragraphs"
+ONLY_REPEATED = "only repeated paragraphs"
 
 
 @dataclass(frozen=True)
@@ -55,34 +55,34 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
     counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
-    begins = np.cumsum([0, *counts]).tolist()
-    documents = equal(listing, "digests", int(listing.begins[-1]), run) if options.documents else []
-    paragraphs = equal(listing, "paragraphs", begins[-1], run)
+    first_paragraphs = np.cumsum([0, *counts]).tolist()
+    documents = find_equal_entries(listing, "digests", int(listing.first_rows[-1]), run) if options.documents else []
+    paragraphs = find_equal_entries(listing, "paragraphs", first_paragraphs[-1], run)
     jobs = [
-        CutJob(listing, number, begins[number], tuple(documents), tuple(paragraphs), options)
+        CutJob(listing, number, first_paragraphs[number], tuple(documents), tuple(paragraphs), options)
         for number in range(len(parts))
     ]
-    found: list[CutPart] = run("repeated paragraphs", cut_part, jobs)
-    return [replace(cut, stem=job.stem) for cut, job in zip(found, jobs, strict=True)]
+    results: list[CutPart] = run("repeated paragraphs", cut_part, jobs)
+    return [replace(cut, stem=job.stem) for cut, job in zip(results, jobs, strict=True)]
 
 
 def cut_part(job: CutJob) -> CutPart:
     """Rewrite a part. There are no effects besides the files of the new part."""
-    cutting = _Cutting(job)
+    cutting = _ParagraphCutter(job)
     # The texts are final now, so sketches for near duplicates can be written.
     count = write_part(job.stem, cutting.documents(), replace(job.options, paragraphs=None))
     return CutPart(job.stem, count, cutting.dropped, cutting.paragraphs, cutting.characters)
 
 
-class _Cutting:
+class _ParagraphCutter:
     """Removal of duplicates from one part, with counts."""
 
     def __init__(self, job: CutJob):
         assert job.options.paragraphs is not None
         self._options = job.options.paragraphs
         self._stem = job.listing.stems[job.number]
-        begins = job.listing.begins[job.number : job.number + 2].tolist()
-        self._equal = _marked(job.documents, begins[0], begins[1] - begins[0])
+        first_paragraphs = job.listing.first_rows[job.number : job.number + 2].tolist()
+        self._equal = _marked(job.documents, first_paragraphs[0], first_paragraphs[1] - first_paragraphs[0])
         paragraphs = load(f"{self._stem}.paragraphs.npy").shape[1]
         self._repeated = _marked(job.paragraphs, job.first_paragraph, paragraphs)
         self.dropped, self.paragraphs, self.characters = Dropped(), 0, 0
@@ -90,19 +90,19 @@ class _Cutting:
     def documents(self) -> Iterator[Document]:
         at = 0
         for document, equal_to_another in zip(read_part(self._stem), self._equal, strict=True):
-            count = len(repeatable(document, self._options))
+            count = len(repeatable_paragraphs(document, self._options))
             repeated = self._repeated[at : at + count]
             at += count
             if equal_to_another:
                 self.dropped.add(DUPLICATE, document.source, document.text)
             elif not repeated.any():
                 yield document
-            elif (text := without(document, repeated.tolist(), self._options)).strip():
+            elif (text := without_paragraphs(document, repeated.tolist(), self._options)).strip():
                 self._count(document, text, repeated)
                 yield with_text(document, text)
             else:
                 self._count(document, text, repeated)
-                self.dropped.add(NOTHING_NEW, document.source, document.text)
+                self.dropped.add(ONLY_REPEATED, document.source, document.text)
 
     def _count(self, document: Document, text: str, repeated: np.ndarray) -> None:
         self.paragraphs += int(np.count_nonzero(repeated))
@@ -112,6 +112,6 @@ class _Cutting:
 def _marked(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
     """Return bool [count]: which indexes from `begin` on are in the files."""
     marked = np.zeros(count, bool)
-    for numbers, _ in between(paths, begin, begin + count):
+    for numbers, _ in entries_between(paths, begin, begin + count):
         marked[numbers - begin] = True
     return marked

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bins, densify, shingles
+from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bin_minima, densify, shingles
 from data_pipeline.deduplicate.options import Deduplicate, Near
-from data_pipeline.deduplicate.split import repeatable
-from data_pipeline.deduplicate.tables import COLUMNS, Rows, save
+from data_pipeline.deduplicate.split import repeatable_paragraphs
+from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save
 from data_pipeline.document import Document
 
-PLACE_BITS = 24
+ROW_BITS = 24
 """Bits of a band entry that hold the row. The other 40 hold the key; a collision only costs a comparison."""
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
@@ -45,7 +45,7 @@ class Sketcher:
         self._digests += _digest(text)
         self._rows.append((len(text), offset))
         if self._options.paragraphs:
-            for paragraph in repeatable(document, self._options.paragraphs):
+            for paragraph in repeatable_paragraphs(document, self._options.paragraphs):
                 self._paragraphs += _digest(paragraph.encode("utf-8", "surrogatepass"))
         if self._signatures:
             self._signatures.add(document.text)
@@ -74,7 +74,7 @@ class Signatures:
         self._texts: list[str] = []
         self._characters = 0
         self._entries: list[np.ndarray] = []
-        self._file = Rows(f"{stem}.signatures.npy", "<u4", near.hashes)
+        self._file = RowWriter(f"{stem}.signatures.npy", "<u4", near.hashes)
 
     def add(self, text: str) -> None:
         self._texts.append(text)
@@ -90,29 +90,29 @@ class Signatures:
         save(f"{self._stem}.bands.npy", entries)
 
     def _sketch(self) -> None:
-        signatures = sign(self._texts, self._near)
+        signatures = compute_signatures(self._texts, self._near)
         rows = np.arange(self._file.count, self._file.count + len(signatures), dtype=np.uint64)
         self._file.add(signatures)
-        assert self._file.count <= 1 << PLACE_BITS, "a part has more documents than a band entry has room for"
+        assert self._file.count <= 1 << ROW_BITS, "too many documents in a part for the row bits of a band entry"
         keys = band_keys(signatures, bands=self._near.bands, rows=self._near.rows, seed=self._near.seed)
-        entries = keys >> np.uint64(PLACE_BITS) << np.uint64(PLACE_BITS) | rows[:, None]
+        entries = keys >> np.uint64(ROW_BITS) << np.uint64(ROW_BITS) | rows[:, None]
         self._entries.append(entries[(signatures != EMPTY).any(axis=1)].ravel())
         self._texts, self._characters = [], 0
 
 
-def sign(texts: Sequence[str], near: Near) -> np.ndarray:
+def compute_signatures(texts: Sequence[str], near: Near) -> np.ndarray:
     """Return uint32 [texts, hashes]: signatures. All components are EMPTY for a text without words."""
-    least = _least([text[:PIECE] for text in texts], near)
+    minima = _min_values([text[:PIECE] for text in texts], near)
     for number, text in enumerate(texts):
         for begin in range(PIECE, len(text), PIECE):
-            piece = _least([text[begin : begin + PIECE]], near)
-            np.minimum(least[number], piece[0], out=least[number])
-    return densify(least, near.seed)
+            piece = _min_values([text[begin : begin + PIECE]], near)
+            np.minimum(minima[number], piece[0], out=minima[number])
+    return densify(minima, near.seed)
 
 
-def _least(texts: Sequence[str], near: Near) -> np.ndarray:
+def _min_values(texts: Sequence[str], near: Near) -> np.ndarray:
     hashes, text_of = shingles(texts, near.ngram)
-    return bins(hashes, text_of, texts=len(texts), width=near.hashes, seed=near.seed)
+    return bin_minima(hashes, text_of, texts=len(texts), width=near.hashes, seed=near.seed)
 
 
 def _digest(text: bytes) -> bytes:

@@ -11,23 +11,23 @@ from data_pipeline.document import Document
 BETWEEN = {"blank lines": re.compile(r"(\n[^\S\n]*\n\s*)"), "lines": re.compile(r"(\n\s*)")}
 
 
-def repeatable(document: Document, options: Paragraphs) -> list[str]:
+def repeatable_paragraphs(document: Document, options: Paragraphs) -> list[str]:
     """Return the paragraphs subject to removal, stripped."""
-    return [paragraph for _, paragraph in _numbered(_divided(document, options), options)]
+    return [paragraph for _, paragraph in _numbered(_split(document, options), options)]
 
 
-def without(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
+def without_paragraphs(document: Document, repeated: Sequence[bool], options: Paragraphs) -> str:
     """Return the text without the marked paragraphs of `repeatable`, each removed with the separator after it."""
-    pieces = _divided(document, options)
-    for (place, _), cut in zip(_numbered(pieces, options), repeated, strict=True):
+    pieces = _split(document, options)
+    for (index, _), cut in zip(_numbered(pieces, options), repeated, strict=True):
         if cut:
-            pieces[place] = ""
+            pieces[index] = ""
             # The last paragraph has no separator after it, so the one before it is removed.
-            pieces[place + 1 if place + 1 < len(pieces) else place - 1] = ""
+            pieces[index + 1 if index + 1 < len(pieces) else index - 1] = ""
     return "".join(pieces)
 
 
-def _divided(document: Document, options: Paragraphs) -> list[str]:
+def _split(document: Document, options: Paragraphs) -> list[str]:
     """Return paragraph, separator, paragraph, ..."""
     # Offsets of turns and parts would become invalid, and a dialogue with a gap is incoherent.
     if (document.form == "code" and not options.code) or document.notes.keys() & {"turns", "parts"}:
@@ -37,5 +37,5 @@ def _divided(document: Document, options: Paragraphs) -> list[str]:
 
 def _numbered(pieces: list[str], options: Paragraphs) -> list[tuple[int, str]]:
     """Return (index in `pieces`, paragraph) of each paragraph that is long enough."""
-    paragraphs = ((place, pieces[place].strip()) for place in range(0, len(pieces), 2))
-    return [(place, paragraph) for place, paragraph in paragraphs if len(paragraph) >= options.characters]
+    paragraphs = ((index, pieces[index].strip()) for index in range(0, len(pieces), 2))
+    return [(index, paragraph) for index, paragraph in paragraphs if len(paragraph) >= options.characters]

@@ -24,12 +24,10 @@ def load(path: str) -> np.ndarray:
         except ValueError:
             return np.load(path, allow_pickle=False)
     except (ValueError, EOFError):
-        raise UserError(
-            f"{path} is damaged: start the build again, which makes it anew, and look at the disk it is on."
-        ) from None
+        raise UserError(f"{path} is damaged: run the build again, which rewrites it, and check its disk.") from None
 
 
-class Rows:
+class RowWriter:
     """Writer of an .npy file row by row. The file gets its name when it is closed."""
 
     HEADER = 128

@@ -18,23 +18,23 @@ from data_pipeline.images.digits import write_digits
 from data_pipeline.images.folders import (
     ImageFile,
     ImageShardJob,
-    deal,
-    hashed,
-    images_below,
-    labels_below,
-    refuse_odd_name,
+    hash_name,
+    list_images,
+    list_labels,
+    partition_images,
+    require_utf8,
     write_image_shard,
 )
-from data_pipeline.images.index_shards import GivenShardJob, index_shard
-from data_pipeline.images.page import kept_pictures, write_image_page
-from data_pipeline.images.pairs import find_pairs, packed, with_texts
+from data_pipeline.images.index_shards import IndexJob, index_shard
+from data_pipeline.images.page import sample_pictures, write_image_page
+from data_pipeline.images.pairs import add_texts, find_pairs, pack_pairs
 from data_pipeline.images.recipe import DIGITS, SHAPES, ImageRecipe
 from data_pipeline.images.region_shapes import write_region_shapes
 from data_pipeline.images.report import ImageReport
 from data_pipeline.images.shapes import write_shapes
-from data_pipeline.images.shard_source import GivenShard, given_shards
-from data_pipeline.images.splits import SPLITS, Results, addresses_of, labeled, linked, split_by_hash
-from data_pipeline.images.text_steps import NONE, TextSteps
+from data_pipeline.images.shard_source import ExistingShard, list_shards
+from data_pipeline.images.splits import SPLITS, Results, finish_labeled, link_shards, split_by_hash, urls_of_shards
+from data_pipeline.images.text_steps import NO_STEPS, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm import __version__
 from megaptm.console import Console
@@ -44,7 +44,7 @@ from megaptm.errors import UserError
 from megaptm.storage import is_remote, local_path, plain_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
-MOST_LABELS = 1 << 16
+MAX_LABELS = 1 << 16
 """Maximum number of unnamed labels in given shards, unless there are more images."""
 
 
@@ -60,72 +60,74 @@ def build_images(
     """Build the corpus of a recipe in the folder or at the URL `out`, like `corpus.build.build_corpus` for text."""
     with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
         output = build.output
-        source = _folder(recipe, recipe.source, output)
-        held_out = None if recipe.held_out is None else _folder(recipe, recipe.held_out, output)
-        given, dropped = given_shards(source), DroppedImages()
+        source = _source_folder(recipe, recipe.source, output)
+        held_out = None if recipe.held_out is None else _source_folder(recipe, recipe.held_out, output)
+        existing, dropped = list_shards(source), DroppedImages()
         files: dict[str, list[ImageFile]] = {}
         beside: dict[tuple[str, str], str] = {}
         labels: list[str] = []
-        if not given:
-            folder, apart = _here(source), None if held_out is None else _here(held_out)
+        if not existing:
+            folder, held_out_folder = _require_local(source), None if held_out is None else _require_local(held_out)
             if recipe.texts:
-                files, beside = find_pairs(recipe, folder, apart, dropped)
+                files, beside = find_pairs(recipe, folder, held_out_folder, dropped)
             else:
-                files, labels = _files(recipe, folder, apart, dropped), labels_below(folder)
-        shards = _given(recipe, given, held_out) if given else {}
-        total = sum(one.size for some in files.values() for one in some)
-        total += sum(one.size for some in shards.values() for one in some)
+                files, labels = _files(recipe, folder, held_out_folder, dropped), list_labels(folder)
+        shards = _split_shards(recipe, existing, held_out) if existing else {}
+        total = sum(result.size for results_of_split in files.values() for result in results_of_split)
+        total += sum(result.size for results_of_split in shards.values() for result in results_of_split)
         work = build.start_workers(workers, total)
         (output.scratch / SHARDS).mkdir(exist_ok=True)
         if recipe.texts:
-            shards = shards or packed(recipe, files, beside, work, dropped)
-            found = with_texts(recipe, _indexed(recipe, shards, work), shards, work, output, dropped)
-        elif given:
-            results = _indexed(recipe, shards, work)
-            found = labeled(results, linked(results, shards, output), _names(recipe, results))
+            shards = shards or pack_pairs(recipe, files, beside, work, dropped)
+            finished = add_texts(recipe, _index_shards(recipe, shards, work), shards, work, output, dropped)
+        elif existing:
+            results = _index_shards(recipe, shards, work)
+            finished = finish_labeled(results, link_shards(results, shards, output), _label_names(recipe, results))
         else:
-            results = _written(recipe, files, work)
-            infos = {split: [*output.place_shards(split, (one.info for one in results[split]))] for split in SPLITS}
-            found = labeled(results, infos, labels)
-        for some in found.results.values():
-            for one in some:
-                dropped.merge(one.dropped)
-        if not found.infos["train"]:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items()) or "nothing found"
-            remedy = "give what a detector found in each, a file .npz" if recipe.regions else "give others"
-            raise UserError(f"{recipe.source}: no image is left to build from ({reasons}): {remedy}.")
-        found.tokenizer.save(output.folder / "tokenizer")
+            results = _write_shards(recipe, files, work)
+            infos = {
+                split: [*output.link_shards(split, (result.info for result in results[split]))] for split in SPLITS
+            }
+            finished = finish_labeled(results, infos, labels)
+        for results_of_split in finished.results.values():
+            for result in results_of_split:
+                dropped.merge(result.dropped)
+        if not finished.infos["train"]:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.counts.items()) or "none was found"
+            remedy = "use .npz files of detected regions" if recipe.regions else "use other images"
+            raise UserError(f"{recipe.source}: no image is left after the checks ({reasons}): {remedy}.")
+        finished.tokenizer.save(output.folder / "tokenizer")
         manifest = write_manifest(
             output.folder,
-            dtype=found.dtype,
+            dtype=finished.dtype,
             fields=recipe.limits.fields,
-            addresses=addresses_of(found.results, shards) if shards else None,
-            splits=found.infos,
-            tokenizer=found.tokenizer.for_manifest(),
+            addresses=urls_of_shards(finished.results, shards) if shards else None,
+            splits=finished.infos,
+            tokenizer=finished.tokenizer.for_manifest(),
             made_from={"images": recipe.for_manifest(), "megaptm": __version__},
         )
         report = ImageReport.of(
             str(out),
             manifest,
-            found.names,
-            found.results,
+            finished.names,
+            finished.results,
             dropped,
             workers=work.workers.count,
-            found=work.found,
+            reused_jobs=work.reused_jobs,
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
         # Images that stay at a URL are not downloaded for thumbnails.
-        kept = [] if recipe.regions or manifest.addresses else kept_pictures(output.folder, found.tokenizer)
-        write_image_page(report, kept, dropped, output.folder)
+        pictures = [] if recipe.regions or manifest.addresses else sample_pictures(output.folder, finished.tokenizer)
+        write_image_page(report, pictures, dropped, output.folder)
         output.publish(work)
     return report
 
 
-def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | str:
+def _source_folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | str:
     """Return the folder or URL of the images. Generated sources are written to the scratch folder."""
     if recipe.regions and source == DIGITS:
-        raise UserError(f"{source} have no regions: name {SHAPES}, or a folder of what a detector found.")
+        raise UserError(f"{source} have no regions: use {SHAPES}, or a folder of detected regions.")
     if source in GENERATED:
         folder = output.scratch / source
         if recipe.regions:
@@ -138,94 +140,96 @@ def _folder(recipe: ImageRecipe, source: str, output: CorpusOutput) -> Path | st
         return source
     folder = Path(os.path.abspath(local_path(source)))
     if not folder.is_dir():
-        raise UserError(f"{source} is no folder: name one with a folder of images for each label, or with shards.")
-    refuse_odd_name(folder)
+        raise UserError(
+            f"{source} is not a folder: name a folder with a subfolder of images per label, or with shards."
+        )
+    require_utf8(folder)
     return folder
 
 
-def _here(folder: Path | str) -> Path:
+def _require_local(folder: Path | str) -> Path:
     if isinstance(folder, str):
-        raise UserError(
-            f"{folder}: what is held out of images in a folder is read from a folder, too: copy it to this machine."
-        )
+        raise UserError(f"{folder}: held_out must be a local folder if the source is one: copy it to this machine.")
     return folder
 
 
 def _files(recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped) -> dict[str, list[ImageFile]]:
     """Return split -> files. Without a validation folder, images are split by hash."""
-    labels = labels_below(source)
-    found = [*images_below(source, labels, dropped)]
+    labels = list_labels(source)
+    finished = [*list_images(source, labels, dropped)]
     if held_out is not None:
-        if unknown := [name for name in labels_below(held_out) if name not in labels]:
-            raise UserError(f"held_out ({held_out}) has a label {unknown[0]}, which {source} has not: remove it.")
-        return {"train": found, "validation": [*images_below(held_out, labels, dropped)]}
-    return split_by_hash(recipe, found)
+        if unknown := [name for name in list_labels(held_out) if name not in labels]:
+            raise UserError(f"held_out ({held_out}) has a label {unknown[0]}, which {source} does not have: remove it.")
+        return {"train": finished, "validation": [*list_images(held_out, labels, dropped)]}
+    return split_by_hash(recipe, finished)
 
 
-def _written(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work: JobRunner) -> Results:
+def _write_shards(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]], work: JobRunner) -> Results:
     """Write shards of the files, and return the results by split."""
     jobs: list[ImageShardJob] = []
     counts, first = {}, 0
     for split in SPLITS:
-        shards = deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes)
+        shards = partition_images(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes)
         counts[split] = len(shards)
         for shard in shards:
             jobs.append(ImageShardJob(str(work.folder / SHARDS), shard, first, recipe.limits))
             first += len(shard)
-    results = work.run("look and write", write_image_shard, jobs)
+    results = work.run("check and write", write_image_shard, jobs)
     return {"train": results[: counts["train"]], "validation": results[counts["train"] :]}
 
 
-def _given(
-    recipe: ImageRecipe, shards: Sequence[GivenShard], held_out: Path | str | None
-) -> dict[str, list[GivenShard]]:
+def _split_shards(
+    recipe: ImageRecipe, shards: Sequence[ExistingShard], held_out: Path | str | None
+) -> dict[str, list[ExistingShard]]:
     """Return split -> given shards. Those of a single folder are split by hashes of their names."""
     if held_out is not None:
-        return {"train": [*shards], "validation": given_shards(held_out)}
+        return {"train": [*shards], "validation": list_shards(held_out)}
     if not recipe.validation:
         return {"train": [*shards], "validation": []}
     if len(shards) < 2:
         raise UserError(
-            f"{recipe.source} has one shard, of which nothing can be held out: give more, or held_out=FOLDER, or "
+            f"{recipe.source} has one shard, so none can be held out: add shards, or set held_out=FOLDER or "
             "validation=0."
         )
     number = max(1, round(recipe.validation * len(shards)))
-    chosen = {*sorted(shards, key=lambda shard: hashed(shard.name, recipe.seed))[:number]}
+    chosen = {*sorted(shards, key=lambda shard: hash_name(shard.name, recipe.seed))[:number]}
     return {
         "train": [shard for shard in shards if shard not in chosen],
         "validation": [shard for shard in shards if shard in chosen],
     }
 
 
-def _indexed(recipe: ImageRecipe, shards: Mapping[str, Sequence[GivenShard]], work: JobRunner) -> Results:
+def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingShard]], work: JobRunner) -> Results:
     """Index each shard."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # Shards packed by this build have been checked already.
-    looked = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
+    header_only = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
     steps = TextSteps.of(recipe.steps)
     jobs = [
-        GivenShardJob(folder, shard, field, *done, texts=recipe.texts)
+        IndexJob(folder, shard, field, *limits_and_steps, texts=recipe.texts)
         for split in SPLITS
         for shard in shards[split]
-        for done in [(looked, NONE) if Path(shard.place).is_relative_to(work.folder) else (recipe.limits, steps)]
+        for limits_and_steps in [
+            (header_only, NO_STEPS) if Path(shard.location).is_relative_to(work.folder) else (recipe.limits, steps)
+        ]
     ]
-    results = work.run("look and index", index_shard, jobs)
+    results = work.run("check and index", index_shard, jobs)
     return {"train": results[: len(shards["train"])], "validation": results[len(shards["train"]) :]}
 
 
-def _names(recipe: ImageRecipe, results: Results) -> list[str]:
+def _label_names(recipe: ImageRecipe, results: Results) -> list[str]:
     """Return label names for the label indexes in given shards."""
     counts = Counter[int]()
-    for some in results.values():
-        for one in some:
-            counts.update(one.labels)
+    for results_of_split in results.values():
+        for result in results_of_split:
+            counts.update(result.labels)
     number = max(counts, default=-1) + 1
     if recipe.classes is None:
-        if number > max(MOST_LABELS, counts.total()):
+        if number > max(MAX_LABELS, counts.total()):
             raise UserError(
                 f"{recipe.source} has a label {number - 1:,} and {counts.total():,} images: number labels from 0 on, "
-                "or say label=FIELD of another field of .json."
+                "or set label=FIELD to another field of .json."
             )
         return [str(label) for label in range(number)]
     try:
@@ -234,8 +238,8 @@ def _names(recipe: ImageRecipe, results: Results) -> list[str]:
         raise UserError(f"classes ({recipe.classes}) cannot be read ({error}): name a text file.") from None
     if len(names) < number:
         raise UserError(
-            f"classes ({recipe.classes}) names {len(names)} labels, and label {number - 1} is there: add it."
+            f"classes ({recipe.classes}) has {len(names)} names, but label {number - 1} occurs: add its name."
         )
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"classes ({recipe.classes}) names {twice[0]!r} twice: give each label a name of its own.")
+        raise UserError(f"classes ({recipe.classes}) names {twice[0]!r} twice: use a different name for each label.")
     return names

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from data_pipeline.images.duplicates import picture_sketch
+from data_pipeline.images.duplicates import appearance_sketch
 from data_pipeline.images.region_hdf5 import SUFFIXES as HDF5
 from data_pipeline.images.suffixes import MEMBERS
-from data_pipeline.images.truncation import ends_early
+from data_pipeline.images.truncation import is_truncated
 from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 NAMES = frozenset(MEMBERS)
 """Suffixes of image files that are checked."""
-OTHERS = frozenset(name.removeprefix(".") for name, suffix in MEMBERS.items() if suffix not in SUFFIXES)
+CONVERTED_SUFFIXES = frozenset(name.removeprefix(".") for name, suffix in MEMBERS.items() if suffix not in SUFFIXES)
 """Image suffixes that webdataset readers do not support. Files are converted to PNG; in a given shard they are
 dropped."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
 """Suffix of an image in a public shard -> suffix in a corpus."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Maximum bytes of a file that is read into memory."""
-MOST_PIXELS = 178_956_970
+MAX_PIXELS = 178_956_970
 """Maximum pixels of an image: Pillow opens no larger one, neither in the build nor in training."""
 
 
@@ -69,7 +69,7 @@ class ImageLimits:
 
 
 @dataclass(frozen=True)
-class KeptImage:
+class ValidImage:
     """Image that is kept."""
 
     suffix: str
@@ -85,84 +85,84 @@ class KeptImage:
 
 
 @dataclass(frozen=True)
-class RefusedImage:
+class InvalidImage:
     """Image that is dropped, and the reason."""
 
     reason: str
-    said: str = ""
+    message: str = ""
     """Details about this image."""
 
 
-def look(content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
+def check_image(content: bytes, limits: ImageLimits) -> ValidImage | InvalidImage:
     """Check an image. Never raises for invalid bytes, and holds the pixels of at most one image in memory."""
-    if len(content) > MOST_BYTES:
-        return RefusedImage(f"more than {MOST_BYTES >> 20} MiB")
+    if len(content) > MAX_BYTES:
+        return InvalidImage(f"more than {MAX_BYTES >> 20} MiB")
     if limits.detector is not None:
-        return _look_at_regions(content, *limits.detector)
+        return _check_regions(content, *limits.detector)
     from PIL import UnidentifiedImageError
     from PIL.Image import DecompressionBombError
 
     try:
         with open_image(content) as image:
-            return _kept(image, content, limits)
+            return _check_opened(image, content, limits)
     except UnidentifiedImageError:
-        return RefusedImage("no image that can be read")
+        return InvalidImage("not a readable image")
     except DecompressionBombError:
-        return RefusedImage("too many pixels")
+        return InvalidImage("too many pixels")
     except MemoryError:
         raise  # not caused by the image, whose number of pixels is limited
     except Exception as error:  # Pillow's decoders raise various exceptions on invalid bytes
-        return RefusedImage("damaged", f"{type(error).__name__}: {error}"[:200])
+        return InvalidImage("damaged", f"{type(error).__name__}: {error}"[:200])
 
 
-def _look_at_regions(content: bytes, features: int, classes: int) -> KeptImage | RefusedImage:
+def _check_regions(content: bytes, features: int, classes: int) -> ValidImage | InvalidImage:
     try:
-        found = read_regions(content, features=features, classes=classes)
+        regions = read_regions(content, features=features, classes=classes)
     except RefusedRegions as refused:
-        return RefusedImage(refused.reason, refused.said)
-    return KeptImage(SUFFIX, content, len(found), len(found))
+        return InvalidImage(refused.reason, refused.said)
+    return ValidImage(SUFFIX, content, len(regions), len(regions))
 
 
-def _kept(image: Image, content: bytes, limits: ImageLimits) -> KeptImage | RefusedImage:
+def _check_opened(image: Image, content: bytes, limits: ImageLimits) -> ValidImage | InvalidImage:
     width, height = image.size
     if min(width, height) < limits.min_side:
-        return RefusedImage("too small", f"{width} x {height}")
+        return InvalidImage("too small", f"{width} x {height}")
     if width * height > limits.max_pixels:
-        return RefusedImage("too many pixels", f"{width:,} x {height:,}")
+        return InvalidImage("too many pixels", f"{width:,} x {height:,}")
     if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        return RefusedImage("too long for its width", f"{width} x {height}")
+        return InvalidImage("aspect ratio too large", f"{width} x {height}")
     if image.mode == "F":
-        return RefusedImage("pixels that are no colors", f"mode {image.mode}")
+        return InvalidImage("unsupported pixel type", f"mode {image.mode}")
     oddities = _oddities(image)
     suffix, sketch = FORMATS.get(image.format or ""), 0
-    if limits.check == "header" and ends_early(content, suffix):
-        return RefusedImage("damaged", "the file ends early")
+    if limits.check == "header" and is_truncated(content, suffix):
+        return InvalidImage("damaged", "the file is truncated")
     if limits.check == "pixels" or suffix is None:
         picture = rgb(image)  # decodes the full image
-        sketch = picture_sketch(picture) if limits.sketch else 0
+        sketch = appearance_sketch(picture) if limits.sketch else 0
         if suffix is None:
             # GIF, BMP, TIFF ...: webdataset readers support only the others.
             encoded = io.BytesIO()
             picture.save(encoded, "PNG")
             oddities = (*oddities, f"{image.format} to PNG")
-            return KeptImage("png", encoded.getvalue(), width, height, oddities, sketch)
-    return KeptImage(suffix, content, width, height, oddities, sketch)
+            return ValidImage("png", encoded.getvalue(), width, height, oddities, sketch)
+    return ValidImage(suffix, content, width, height, oddities, sketch)
 
 
 def _oddities(image: Image) -> tuple[str, ...]:
-    found = []
+    regions = []
     if image.mode in SIXTEEN_BITS:
-        found.append("16 bits")
+        regions.append("16 bits")
     elif image.mode in ("1", "L", "LA"):
-        found.append("grey")
+        regions.append("grey")
     elif image.mode != "RGB":
-        found.append({"P": "palette", "PA": "palette", "RGBA": "transparency"}.get(image.mode, image.mode))
-    if image.format != "MPO" and _goes_on(image):
-        found.append("animated: first picture")
-    return tuple(found)
+        regions.append({"P": "palette", "PA": "palette", "RGBA": "transparency"}.get(image.mode, image.mode))
+    if image.format != "MPO" and _is_animated(image):
+        regions.append("animated: first picture")
+    return tuple(regions)
 
 
-def _goes_on(image: Image) -> bool:
+def _is_animated(image: Image) -> bool:
     """Whether there is a second picture. Counting pictures can take hours for a large TIFF."""
     if image.format != "TIFF":
         return bool(getattr(image, "is_animated", False))

@@ -18,12 +18,12 @@ def write_digits(folder: Path, *, texts: bool = False) -> None:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError:
-        raise UserError("the digits come with scikit-learn: install it with `pip install 'megaptm[images]'`.") from None
+        raise UserError("the digits need scikit-learn: `pip install 'megaptm[images]'`.") from None
     from PIL import Image
 
-    found = load_digits()
-    pixels = (found.images * (255 / 16)).round().astype(np.uint8)
-    for number, (label, picture) in enumerate(zip(found.target.tolist(), pixels, strict=True)):
+    data = load_digits()
+    pixels = (data.images * (255 / 16)).round().astype(np.uint8)
+    for number, (label, picture) in enumerate(zip(data.target.tolist(), pixels, strict=True)):
         path = folder / str(label) / f"{number:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(picture).save(path)

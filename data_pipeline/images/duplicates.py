@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SIDE = 8
 """Comparisons per row, and rows, of a sketch: 64 bits."""
-FEW = 3
+MAX_DIFFERENT_BITS = 3
 """Maximum number of different bits between sketches of images with the same appearance."""
 BANDS = 4
 """Parts of a sketch. Two sketches that differ in at most `FEW` bits agree on at least one part."""
@@ -25,7 +25,7 @@ def file_sketch(content: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
 
 
-def picture_sketch(picture: Image) -> int:
+def appearance_sketch(picture: Image) -> int:
     """Return a 64-bit sketch of an image's appearance: whether each of 8 x 8 areas is brighter than the one before
     (difference hash of N. Krawetz, "Kind of Like That", 2013)."""
     from PIL.Image import Resampling
@@ -35,22 +35,22 @@ def picture_sketch(picture: Image) -> int:
     return int.from_bytes(bits.tobytes(), "little", signed=True)
 
 
-def repeated(sketches: Iterable[int], *, near: bool) -> Iterator[bool]:
+def find_repeated(sketches: Iterable[int], *, near: bool) -> Iterator[bool]:
     """Yield for each sketch whether an earlier kept one is equal or, with `near`, differs in at most `FEW` bits."""
-    seen: set[int] = set()
+    known: set[int] = set()
     buckets: list[dict[int, list[int]]] = [{} for _ in range(BANDS)]
     for signed in sketches:
         sketch = signed & (1 << 64) - 1
-        again = sketch in seen
+        is_repeated = sketch in known
         bands = [sketch >> BITS * band & (1 << BITS) - 1 for band in range(BANDS)] if near else []
-        if not again:
-            again = any(
-                (other ^ sketch).bit_count() <= FEW
+        if not is_repeated:
+            is_repeated = any(
+                (other ^ sketch).bit_count() <= MAX_DIFFERENT_BITS
                 for bucket, band in zip(buckets, bands, strict=False)
                 for other in bucket.get(band, ())
             )
-        yield again
-        if not again:
-            seen.add(sketch)
+        yield is_repeated
+        if not is_repeated:
+            known.add(sketch)
             for bucket, band in zip(buckets, bands, strict=False):
                 bucket.setdefault(band, []).append(sketch)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.check import MOST_BYTES, NAMES, ImageLimits, RefusedImage, look
+from data_pipeline.images.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo, ShardWriter, through_outages
@@ -62,41 +62,41 @@ class ImageShardResult:
     """Number of images whose shorter side has 2**i to 2**(i + 1) - 1 pixels."""
 
 
-def labels_below(folder: Path) -> list[str]:
+def list_labels(folder: Path) -> list[str]:
     """Return the sorted names of label folders."""
-    found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not found:
+    labels = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not labels:
         raise UserError(
-            f"{folder} has no folders: put the images of each label in a folder of its name, {folder}/LABEL/*.jpg, or "
-            "name a folder of webdataset shards (*.tar)."
+            f"{folder} has no subfolders: put the images of each label in {folder}/LABEL/*.jpg, or name a folder of "
+            "webdataset shards (*.tar)."
         )
-    for name in found:
-        refuse_odd_name(folder / name)
-    return found
+    for name in labels:
+        require_utf8(folder / name)
+    return labels
 
 
-def images_below(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
+def list_images(folder: Path, labels: Sequence[str], dropped: Dropped) -> Iterator[ImageFile]:
     """Yield all images, label by label. Files with other suffixes are counted as dropped."""
     for label, name in enumerate(labels):
         if not (folder / name).is_dir():
             continue
-        for place, below, files in os.walk(folder / name):
-            below.sort()
+        for subfolder, inner_folders, files in os.walk(folder / name):
+            inner_folders.sort()
             for file in sorted(files):
-                path = Path(place, file)
+                path = Path(subfolder, file)
                 shown = path.relative_to(folder).as_posix()
-                if not in_utf8(shown):
-                    dropped.add("name that is no UTF-8", shown)
+                if not is_utf8(shown):
+                    dropped.add("name is not UTF-8", shown)
                 elif path.suffix.lower() not in NAMES or file.startswith("."):
-                    dropped.add("no suffix of an image", shown)
+                    dropped.add("not an image suffix", shown)
                 elif not path.is_file():  # reading a pipe could block forever
-                    dropped.add("no plain file", shown)
+                    dropped.add("not a regular file", shown)
                 else:
                     status = path.stat()
                     yield ImageFile(shown, str(path), label, status.st_size, status.st_mtime_ns)
 
 
-def in_utf8(name: str) -> bool:
+def is_utf8(name: str) -> bool:
     """Whether a file name is valid UTF-8. On Linux it may contain any bytes."""
     try:
         name.encode()
@@ -105,27 +105,27 @@ def in_utf8(name: str) -> bool:
     return True
 
 
-def refuse_odd_name(path: Path) -> None:
+def require_utf8(path: Path) -> None:
     """Raise `UserError` if the name of a file or folder is not UTF-8, since the manifest or the report contains it."""
-    if not in_utf8(str(path)):
-        raise UserError(f"{shown(str(path), max_length=300)} has a name that is no UTF-8: rename it.")
+    if not is_utf8(str(path)):
+        raise UserError(f"{shown(str(path), max_length=300)} has a name that is not UTF-8: rename it.")
 
 
-def hashed(name: str, seed: int) -> int:
+def hash_name(name: str, seed: int) -> int:
     """Return a 64-bit hash of a name, which determines split and shard of an image independently of other images."""
     return int.from_bytes(hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest())
 
 
-def deal(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tuple[ImageFile, ...]]:
+def partition_images(files: Sequence[ImageFile], *, seed: int, shard_bytes: int) -> list[tuple[ImageFile, ...]]:
     """Divide files into shards in the order of their hashes, so that each shard has images of many labels."""
     shards: list[list[ImageFile]] = []
     room = 0
-    for file in sorted(files, key=lambda file: (hashed(file.name, seed), file.name)):
+    for file in sorted(files, key=lambda file: (hash_name(file.name, seed), file.name)):
         if room <= 0:
             shards.append([])
             room = shard_bytes
         shards[-1].append(file)
-        room -= min(file.size, MOST_BYTES)
+        room -= min(file.size, MAX_BYTES)
     return [tuple(shard) for shard in shards]
 
 
@@ -135,24 +135,24 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
     writer = ShardWriter(Path(job.folder, f"{key_of(write_image_shard, job)}.tar"), dtype=LABELS, fields=FIELDS)
     try:
         for number, file in enumerate(job.files, job.first):
-            if file.size > MOST_BYTES:
-                result.dropped.add(f"more than {MOST_BYTES >> 20} MiB", file.name)
+            if file.size > MAX_BYTES:
+                result.dropped.add(f"more than {MAX_BYTES >> 20} MiB", file.name)
                 continue
             try:
                 content = through_outages(Path(file.path).read_bytes, Path(file.path))
             except OSError as error:
-                result.dropped.add("unreadable", file.name, said=str(error))
+                result.dropped.add("unreadable", file.name, message=str(error))
                 continue
-            found = look(content, job.limits)
-            if isinstance(found, RefusedImage):
-                result.dropped.add_image(found.reason, file.name, content, said=found.said)
+            labels = check_image(content, job.limits)
+            if isinstance(labels, InvalidImage):
+                result.dropped.add_image(labels.reason, file.name, content, message=labels.message)
                 continue
-            meta = {"source": file.name, "width": found.width, "height": found.height}
-            blobs = {found.suffix: found.content}
-            writer.add(number, [file.label], blobs=blobs, meta=meta, text_bytes=len(found.content))
-            result.oddities.update(found.oddities)
+            meta = {"source": file.name, "width": labels.width, "height": labels.height}
+            blobs = {labels.suffix: labels.content}
+            writer.add(number, [file.label], blobs=blobs, meta=meta, text_bytes=len(labels.content))
+            result.oddities.update(labels.oddities)
             result.labels[file.label] += 1
-            result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
+            result.sides[min(31, min(labels.width, labels.height).bit_length() - 1)] += 1
         result.info = writer.close() if result.labels else None
     finally:
         writer.abort()  # no effect after close

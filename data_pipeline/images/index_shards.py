@@ -14,12 +14,12 @@ import numpy as np
 
 from data_pipeline.corpus.work import key_of
 from data_pipeline.document import Dropped
-from data_pipeline.images.check import MOST_BYTES, OTHERS, ImageLimits, RefusedImage, look
+from data_pipeline.images.check import CONVERTED_SUFFIXES, MAX_BYTES, ImageLimits, InvalidImage, check_image
 from data_pipeline.images.duplicates import file_sketch
 from data_pipeline.images.folders import ImageShardResult
-from data_pipeline.images.shard_source import GivenShard, opened
-from data_pipeline.images.text_steps import NONE, RefusedText, TextSteps
-from data_pipeline.images.texts import MOST_TEXT_BYTES, save_texts, text_of
+from data_pipeline.images.shard_source import ExistingShard, local_copy
+from data_pipeline.images.text_steps import NO_STEPS, InvalidTextError, TextSteps
+from data_pipeline.images.texts import MAX_TEXT_BYTES, save_texts, text_of
 from data_pipeline.images.thumbnails import DroppedImages
 from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
@@ -29,16 +29,16 @@ from megaptm.storage import hash_of, write_whole
 
 
 @dataclass(frozen=True)
-class GivenShardJob:
+class IndexJob:
     """Job to index one shard."""
 
     folder: str
     """Output folder of the index."""
-    shard: GivenShard
+    shard: ExistingShard
     field: str
     """Field of `.json` that holds the label if there is no `.cls`, or the text if there is no `.txt`."""
     limits: ImageLimits
-    steps: TextSteps = NONE
+    steps: TextSteps = NO_STEPS
     """Cleaning steps of texts."""
     texts: bool = False
     """Whether images have texts, which are saved beside the index, instead of labels."""
@@ -59,54 +59,54 @@ class _Sample:
     """Content of a file, and for JSON the field that holds the text."""
 
 
-def index_shard(job: GivenShardJob) -> ImageShardResult:
+def index_shard(job: IndexJob) -> ImageShardResult:
     """Read a shard sequentially, check each image, and write an index of the images that are kept.
 
     Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
     result = ImageShardResult(None, DroppedImages(), Counter(), Counter())
     name = f"{key_of(index_shard, job)}.tar"
-    with opened(job.shard, Path(job.folder)) as path:
-        return _index(job, path, result, name)
+    with local_copy(job.shard, Path(job.folder)) as path:
+        return _write_index(job, path, result, name)
 
 
-def _index(job: GivenShardJob, path: Path, result: ImageShardResult, name: str) -> ImageShardResult:
+def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str) -> ImageShardResult:
     rows, texts, size = [], [], 0
     for sample in _samples(path, job, result.dropped):
         where = f"{job.shard.name}:{sample.key}"
         if len(sample.images) != 1:
-            result.dropped.add(_why_not_one(sample, texts=job.texts), where)
+            result.dropped.add(_sample_drop_reason(sample, texts=job.texts), where)
             continue
         text = ""
         try:
             if job.texts:
                 text = job.steps.text(text_of(*(sample.text or (b"", None))), where)
             elif sample.label is None:
-                raise RefusedText("no label")
-        except RefusedText as refused:
+                raise InvalidTextError("no label")
+        except InvalidTextError as refused:
             result.dropped.add_text(refused, where, sample.content)
             continue
-        [(suffix, place)] = sample.images.items()
-        found = look(sample.content, job.limits)
-        if isinstance(found, RefusedImage):
-            result.dropped.add_image(found.reason, where, sample.content, said=found.said)
+        [(suffix, span)] = sample.images.items()
+        checked = check_image(sample.content, job.limits)
+        if isinstance(checked, InvalidImage):
+            result.dropped.add_image(checked.reason, where, sample.content, message=checked.message)
             continue
-        if found.content is not sample.content:
-            result.dropped.add_image("another format than its suffix says", where, sample.content)
+        if checked.content is not sample.content:
+            result.dropped.add_image("format does not match suffix", where, sample.content)
             continue
-        places = [place if one == suffix else (0, 0) for one in job.limits.fields[1:]]
+        spans = [span if name == suffix else (0, 0) for name in job.limits.fields[1:]]
         # Token ids of a text are not known yet. Their column temporarily holds the image sketch.
         first = sample.label or 0
         if job.texts:
-            first = found.sketch if job.limits.sketch else file_sketch(sample.content)
-        rows.append((first, 1, *(number for pair in places for number in pair)))
-        size += place[1]
-        result.oddities.update(found.oddities)
+            first = checked.sketch if job.limits.sketch else file_sketch(sample.content)
+        rows.append((first, 1, *(number for pair in spans for number in pair)))
+        size += span[1]
+        result.oddities.update(checked.oddities)
         if job.texts:
             texts.append(text)
         else:
             result.labels[sample.label or 0] += 1
-        result.sides[min(31, min(found.width, found.height).bit_length() - 1)] += 1
+        result.sides[min(31, min(checked.width, checked.height).bit_length() - 1)] += 1
     if rows:
         index = npy_bytes(np.array(rows, dtype="<i8"))
         beside = Path(job.folder, index_name(name))
@@ -125,7 +125,7 @@ def _index(job: GivenShardJob, path: Path, result: ImageShardResult, name: str) 
     return result
 
 
-def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Sample]:
+def _samples(path: Path, job: IndexJob, dropped: Dropped) -> Iterator[_Sample]:
     """Yield adjacent members with the same key, grouped as in webdataset: the key ends at the first dot of the file
     name."""
     sample: _Sample | None = None
@@ -141,47 +141,49 @@ def _samples(path: Path, job: GivenShardJob, dropped: Dropped) -> Iterator[_Samp
                     if sample is not None:
                         yield sample
                     sample = _Sample(key)
-                _note(sample, tar, member, suffix.lower(), job)
+                _add_member(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # frees the list of members
     except (tarfile.TarError, EOFError) as error:
-        dropped.add("archive that ends early", job.shard.name, said=str(error))
+        dropped.add("truncated archive", job.shard.name, message=str(error))
         sample = None  # the last sample may be incomplete
     except OSError as error:  # not counted: a later attempt may succeed
-        what = f"cannot be read to its end ({error.strerror or error})"
-        raise UserError(f"{job.shard.place} {what}: see to its disk, or take it out of the source.") from error
+        problem = f"cannot be read to its end ({error.strerror or error})"
+        raise UserError(
+            f"{job.shard.location} {problem}: check its disk, or remove the shard from the source."
+        ) from error
     if sample is not None:
         yield sample
 
 
-def _why_not_one(sample: _Sample, *, texts: bool) -> str:
+def _sample_drop_reason(sample: _Sample, *, texts: bool) -> str:
     """Return the drop reason of a sample that does not have exactly one image."""
     if sample.images:
         return "several images"
     if sample.other:
-        return "another format than jpg, png and webp"
+        return "format other than jpg, png and webp"
     return "text without image" if texts and sample.text else "no image"
 
 
-def _note(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: GivenShardJob) -> None:
+def _add_member(sample: _Sample, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, job: IndexJob) -> None:
     """Add a member to its sample."""
     if suffix in job.limits.spellings:
         sample.images[job.limits.spellings[suffix]] = (member.offset_data, member.size)
-        if member.size <= MOST_BYTES:
-            sample.content = _content(tar, member)
-    elif suffix in OTHERS and job.limits.detector is None:
+        if member.size <= MAX_BYTES:
+            sample.content = _read_member(tar, member)
+    elif suffix in CONVERTED_SUFFIXES and job.limits.detector is None:
         sample.other = True
     elif suffix in ("txt", "json") and job.texts:
         # A text that is too long is replaced by a placeholder that exceeds the maximum.
         if suffix == "txt" or sample.text is None:
-            content = _content(tar, member) if member.size <= MOST_TEXT_BYTES else bytes(MOST_TEXT_BYTES + 1)
+            content = _read_member(tar, member) if member.size <= MAX_TEXT_BYTES else bytes(MAX_TEXT_BYTES + 1)
             sample.text = (content, job.field if suffix == "json" else None)
-    elif suffix in ("cls", "json") and not job.texts and member.size <= MOST_TEXT_BYTES:
-        said = _label(_content(tar, member), job.field if suffix == "json" else None)
-        if said is not None and (suffix == "cls" or sample.label is None):
-            sample.label = said
+    elif suffix in ("cls", "json") and not job.texts and member.size <= MAX_TEXT_BYTES:
+        label = _parse_label(_read_member(tar, member), job.field if suffix == "json" else None)
+        if label is not None and (suffix == "cls" or sample.label is None):
+            sample.label = label
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+def _read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     file = tar.extractfile(member)
     content = b"" if file is None else file.read()
     if len(content) != member.size:
@@ -189,15 +191,15 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return content
 
 
-def _label(content: bytes, name: str | None) -> int | None:
+def _parse_label(content: bytes, name: str | None) -> int | None:
     """Parse a label index from text or a JSON field; None if it is invalid."""
     try:
-        said: Any = json.loads(content) if name is not None else _digits(content)
+        label: Any = json.loads(content) if name is not None else _digits(content)
     except (ValueError, RecursionError):
         return None
     if name is not None:
-        said = said.get(name) if isinstance(said, dict) else None
-    return said if type(said) is int and 0 <= said < 1 << 24 else None
+        label = label.get(name) if isinstance(label, dict) else None
+    return label if type(label) is int and 0 <= label < 1 << 24 else None
 
 
 def _digits(content: bytes) -> int:

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.images.report import ImageReport
-from data_pipeline.images.thumbnails import DroppedImages, thumbnail
-from data_pipeline.page import PAGE, bars, table, tiles, titled, whole_page
+from data_pipeline.images.thumbnails import DroppedImages, make_thumbnail
+from data_pipeline.page import PAGE, bars, full_page, table, tiles, titled_bars
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.objectives.pixels import SUFFIXES
 from megaptm.tokenizers import Tokenizer
 
-KEPT = 24
+NUM_VALID_SHOWN = 24
 """Images of the training split that are shown."""
-MOST_BYTES = 512 << 10
+MAX_BYTES = 512 << 10
 """Maximum bytes of all thumbnails on a page. Further images are listed by name only."""
 CAPTION = 80
 """Maximum characters of a caption."""
@@ -37,73 +37,73 @@ class Picture:
     content: str
 
 
-def kept_pictures(folder: Path, tokenizer: Tokenizer) -> list[Picture]:
+def sample_pictures(folder: Path, tokenizer: Tokenizer) -> list[Picture]:
     """Return images evenly spread over the training split, with their labels or texts."""
     corpus = Corpus.open(folder)
     shards = corpus.split("train").shards
-    begins = np.cumsum([0, *(info.samples for info in shards)])
-    found = []
-    for number in np.unique(np.linspace(0, begins[-1] - 1, KEPT).astype(int)):
-        place = int(np.searchsorted(begins, number, side="right")) - 1
-        shard, document = corpus.open_shard(shards[place]), int(number - begins[place])
+    first_samples = np.cumsum([0, *(info.samples for info in shards)])
+    pictures = []
+    for number in np.unique(np.linspace(0, first_samples[-1] - 1, NUM_VALID_SHOWN).astype(int)):
+        shard_index = int(np.searchsorted(first_samples, number, side="right")) - 1
+        shard, document = corpus.open_shard(shards[shard_index]), int(number - first_samples[shard_index])
         content = next((blob for name in SUFFIXES if (blob := shard.blob(name, document))), b"")
         tokens = shard.tokens(document)
         labels = corpus.manifest.dtype == LABELS
-        said = tokenizer.name(int(tokens[0])) if labels else tokenizer.decode(tokens)
-        found.append(Picture(said, thumbnail(content)))
-    return found
+        caption = tokenizer.name(int(tokens[0])) if labels else tokenizer.decode(tokens)
+        pictures.append(Picture(caption, make_thumbnail(content)))
+    return pictures
 
 
-def write_image_page(report: ImageReport, kept: Sequence[Picture], dropped: DroppedImages, folder: Path) -> None:
+def write_image_page(report: ImageReport, pictures: Sequence[Picture], dropped: DroppedImages, folder: Path) -> None:
     """Write the page beside the corpus."""
-    (folder / PAGE).write_text(whole_page(report.folder, _body(report, kept, dropped)), encoding="utf-8")
+    (folder / PAGE).write_text(full_page(report.folder, _body(report, pictures, dropped)), encoding="utf-8")
 
 
-def _body(report: ImageReport, kept: Sequence[Picture], dropped: DroppedImages) -> Iterator[str]:
-    show = _Shown()
+def _body(report: ImageReport, valid_pictures: Sequence[Picture], dropped: DroppedImages) -> Iterator[str]:
+    show = _ThumbnailRenderer()
     total = sum(counts["images"] for counts in report.splits.values())
-    what = f"{len(report.labels):,} labels" if report.labels else f"texts of {report.tokens:,} tokens"
+    content = f"{len(report.labels):,} labels" if report.labels else f"texts of {report.tokens:,} tokens"
     yield f"<h1>Corpus {escape(report.folder)}</h1>"
-    yield f"<p class=faint>id <code>{report.id}</code>; {what}</p>"
-    yield tiles({name: f"{sum(one[name] for one in report.splits.values()):,}" for name in COUNTS})
+    yield f"<p class=faint>id <code>{report.id}</code>; {content}</p>"
+    yield tiles({name: f"{sum(picture[name] for picture in report.splits.values()):,}" for name in COUNTS})
     yield "<h2>Splits</h2>"
-    rows = ([name, *(f"{counts[one]:,}" for one in COUNTS)] for name, counts in report.splits.items())
+    rows = ([name, *(f"{counts[picture]:,}" for picture in COUNTS)] for name, counts in report.splits.items())
     yield table(("split", *COUNTS), rows)
-    if kept:
-        yield f"<h2>Kept: {len(kept)} of {total:,}</h2>{show.pictures(kept)}"
-    yield "<h2>Left out</h2>"
+    if valid_pictures:
+        yield f"<h2>In the corpus: {len(valid_pictures)} of {total:,}</h2>{show.pictures(valid_pictures)}"
+    yield "<h2>Dropped</h2>"
     by_number = dict(sorted(report.dropped.items(), key=lambda item: -item[1]))
-    found = total + sum(by_number.values())
-    yield bars(by_number, share_of=found, lost=True) if by_number else "<p>Nothing was left out.</p>"
+    pictures = total + sum(by_number.values())
+    yield bars(by_number, share_of=pictures, lost=True) if by_number else "<p>No image was dropped.</p>"
     for reason in by_number:
         few = [
             Picture(f"{source}: {text}" if text else source, dropped.picture(reason, number))
             for number, (source, text) in enumerate(report.examples.get(reason, ()))
         ]
         if few:
-            said = f"<p>The first: {escape(report.said[reason])}.</p>" if reason in report.said else ""
+            caption = f"<p>The first: {escape(report.messages[reason])}.</p>" if reason in report.messages else ""
             yield f"<details open><summary>{escape(reason)}: {len(few)} of {by_number[reason]:,}</summary>"
-            yield f"{said}{show.pictures(few)}</details>"
-    yield from titled("Converted when read", report.converted)
-    yield f"<h2>Images by {'how many regions they have' if report.regions else 'pixels of their shorter side'}</h2>"
+            yield f"{caption}{show.pictures(few)}</details>"
+    yield from titled_bars("Converted when read", report.converted)
+    yield f"<h2>Images by {'number of regions' if report.regions else 'pixels of their shorter side'}</h2>"
     yield bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.sides.items())})
-    yield from titled("Labels", dict(sorted(report.labels.items(), key=lambda item: -item[1])[:50]))
+    yield from titled_bars("Labels", dict(sorted(report.labels.items(), key=lambda item: -item[1])[:50]))
     yield "<h2>Time</h2>" + bars(report.seconds, form="{:,.1f} s")
 
 
-class _Shown:
+class _ThumbnailRenderer:
     """Renders thumbnails until their total size reaches the maximum."""
 
     def __init__(self) -> None:
-        self._room = MOST_BYTES
+        self._room = MAX_BYTES
 
-    def pictures(self, some: Iterable[Picture]) -> str:
-        return f"<div class=pictures>{''.join(map(self._figure, some))}</div>"
+    def pictures(self, pictures_: Iterable[Picture]) -> str:
+        return f"<div class=pictures>{''.join(map(self._figure, pictures_))}</div>"
 
-    def _figure(self, one: Picture) -> str:
+    def _figure(self, counts: Picture) -> str:
         image = ""
-        if one.content and len(one.content) <= self._room:
-            self._room -= len(one.content)
-            image = f"<img alt='' src='data:image/jpeg;base64,{one.content}'>"
-        caption = one.caption[:CAPTION] + (" ..." if len(one.caption) > CAPTION else "")
+        if counts.content and len(counts.content) <= self._room:
+            self._room -= len(counts.content)
+            image = f"<img alt='' src='data:image/jpeg;base64,{counts.content}'>"
+        caption = counts.caption[:CAPTION] + (" ..." if len(counts.caption) > CAPTION else "")
         return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"

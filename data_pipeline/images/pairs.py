@@ -13,13 +13,13 @@ from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
-from data_pipeline.images.duplicates import repeated
-from data_pipeline.images.folders import ImageFile, ImageShardResult, deal
+from data_pipeline.images.duplicates import find_repeated
+from data_pipeline.images.folders import ImageFile, ImageShardResult, partition_images
 from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.shard_source import GivenShard
-from data_pipeline.images.splits import SPLITS, FinishedShards, Results, labeled, linked, split_by_hash
+from data_pipeline.images.shard_source import ExistingShard
+from data_pipeline.images.splits import SPLITS, FinishedShards, Results, finish_labeled, link_shards, split_by_hash
 from data_pipeline.images.text_steps import TextSteps
-from data_pipeline.images.texts import PackJob, pack, pairs_below, sketches, text_tokenizer, with_ids
+from data_pipeline.images.texts import PackJob, encode_shards, list_pairs, pack_shard, read_sketches, text_tokenizer
 from megaptm.data.shards import ShardInfo
 
 
@@ -27,23 +27,23 @@ def find_pairs(
     recipe: ImageRecipe, source: Path, held_out: Path | None, dropped: Dropped
 ) -> tuple[dict[str, list[ImageFile]], dict[tuple[str, str], str]]:
     """Return split -> images with a text, and (path, group) of an image -> name of the text file."""
-    found = dict(pairs_below(source, dropped, recipe.limits))
-    held = dict(pairs_below(held_out, dropped, recipe.limits)) if held_out else {}
-    splits = {"train": [*found], "validation": [*held]} if held_out else split_by_hash(recipe, found)
-    return splits, {(file.path, file.group): beside for file, beside in (found | held).items()}
+    pairs = dict(list_pairs(source, dropped, recipe.limits))
+    held_out_pairs = dict(list_pairs(held_out, dropped, recipe.limits)) if held_out else {}
+    splits = {"train": [*pairs], "validation": [*held_out_pairs]} if held_out else split_by_hash(recipe, pairs)
+    return splits, {(file.path, file.group): beside for file, beside in (pairs | held_out_pairs).items()}
 
 
-def packed(
+def pack_pairs(
     recipe: ImageRecipe,
     files: Mapping[str, Sequence[ImageFile]],
     beside: Mapping[tuple[str, str], str],
     work: JobRunner,
     dropped: Dropped,
-) -> dict[str, list[GivenShard]]:
+) -> dict[str, list[ExistingShard]]:
     """Pack images and texts into plain shards, which are then processed like given shards. Returns split -> shards."""
     jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
     for split in SPLITS:
-        for shard in deal(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
+        for shard in partition_images(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
             names = tuple(beside[file.path, file.group] for file in shard)
             changed = tuple(
                 Path(file.path).with_name(name).stat().st_mtime_ns for file, name in zip(shard, names, strict=True)
@@ -52,18 +52,18 @@ def packed(
             jobs.append(PackJob(folder, shard, names, changed, first, recipe.text, recipe.limits, steps))
             splits.append(split)
             first += len(shard)
-    written: dict[str, list[GivenShard]] = {split: [] for split in SPLITS}
-    for split, result in zip(splits, work.run("look and write", pack, jobs), strict=True):
+    written: dict[str, list[ExistingShard]] = {split: [] for split in SPLITS}
+    for split, result in zip(splits, work.run("check and write", pack_shard, jobs), strict=True):
         dropped.merge(result.dropped)
         if result.samples:
-            written[split].append(GivenShard.at(work.folder / SHARDS / result.name))
+            written[split].append(ExistingShard.at(work.folder / SHARDS / result.name))
     return written
 
 
-def with_texts(
+def add_texts(
     recipe: ImageRecipe,
     results: Results,
-    shards: Mapping[str, Sequence[GivenShard]],
+    shards: Mapping[str, Sequence[ExistingShard]],
     work: JobRunner,
     output: CorpusOutput,
     dropped: Dropped,
@@ -71,37 +71,39 @@ def with_texts(
     """Return the shards with indexes that contain the ids of their texts."""
     learned = [result.info for result in results["train"] if result.info]
     if not learned:
-        return labeled(results, dict.fromkeys(SPLITS, ()), [])  # the caller reports the error
-    tokenizer, place = text_tokenizer(recipe.tokenizer, learned, work, regions=recipe.regions)
+        return finish_labeled(results, dict.fromkeys(SPLITS, ()), [])  # the caller reports the error
+    tokenizer, tokenizer_folder = text_tokenizer(recipe.tokenizer, learned, work, regions=recipe.regions)
     columns = 2 * len(recipe.limits.fields)
     finished: dict[str, list[ImageShardResult]] = {}
-    every = [result.info for split in SPLITS for result in results[split] if result.info]
-    rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(every)
+    infos = [result.info for split in SPLITS for result in results[split] if result.info]
+    rows: list[np.ndarray] = [np.zeros(0, np.int64)] * len(infos)
     if recipe.duplicates != "keep":
         # Validation comes last, so that it contains no image of the training split.
-        seen = [sketches(info, work, columns) for info in every]
-        again = repeated(chain.from_iterable(one.tolist() for one in seen), near=recipe.duplicates == "near")
-        rows = [np.flatnonzero([*islice(again, len(one))]) for one in seen]
-        reason = "an image that looks the same was there" if recipe.duplicates == "near" else "the image was there"
+        sketches = [read_sketches(info, work, columns) for info in infos]
+        again = find_repeated(chain.from_iterable(item.tolist() for item in sketches), near=recipe.duplicates == "near")
+        rows = [np.flatnonzero([*islice(again, len(item))]) for item in sketches]
+        reason = "near-duplicate image" if recipe.duplicates == "near" else "duplicate image"
         dropped.add_many(reason, sum(map(len, rows)))
-    dtype, encoded = with_ids(
-        every,
-        [tuple(one.tolist()) for one in rows],
+    dtype, encoded = encode_shards(
+        infos,
+        [tuple(item.tolist()) for item in rows],
         tokenizer,
-        place,
+        tokenizer_folder,
         max_tokens=recipe.max_tokens,
         columns=columns,
         work=work,
     )
-    known = sum(one.samples for one in every) - sum(map(len, rows))
-    dropped.add_many("text of which the tokenizer says nothing", known - sum(one.samples for one in encoded))
+    known = sum(item.samples for item in infos) - sum(map(len, rows))
+    dropped.add_many("text without tokens", known - sum(item.samples for item in encoded))
     ids = iter(encoded)
     for split in SPLITS:
-        finished[split] = [dataclasses.replace(one, info=_left(ids)) if one.info else one for one in results[split]]
-    return FinishedShards(finished, linked(finished, shards, output), [], dtype, tokenizer)
+        finished[split] = [
+            dataclasses.replace(item, info=_next_with_samples(ids)) if item.info else item for item in results[split]
+        ]
+    return FinishedShards(finished, link_shards(finished, shards, output), [], dtype, tokenizer)
 
 
-def _left(infos: Iterator[ShardInfo]) -> ShardInfo | None:
+def _next_with_samples(infos: Iterator[ShardInfo]) -> ShardInfo | None:
     """Return the next shard; None if it has no samples."""
     info = next(infos)
     return info if info.samples else None

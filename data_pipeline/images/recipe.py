@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from data_pipeline.clean import CleaningStep
-from data_pipeline.images.check import MOST_PIXELS, ImageLimits
+from data_pipeline.images.check import MAX_PIXELS, ImageLimits
 from data_pipeline.images.region_shapes import DETECTOR as OF_SHAPES
 from data_pipeline.images.text_steps import check_text_steps
-from data_pipeline.recipe import TokenizerRecipe, plain_step
+from data_pipeline.recipe import TokenizerRecipe, step_for_manifest
 from megaptm.config.yamls import read_override
 from megaptm.errors import UserError
 
@@ -21,9 +21,9 @@ DIGITS = "digits"
 SHAPES = "shapes"
 """Source name: 2,048 drawn images, 32 x 32 pixels, of four shapes in four colors."""
 TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=49_408, specials="clip")
-OF_TEXTS = ("text", "steps", "duplicates", "tokenizer", "max_tokens")
+TEXT_SETTINGS = ("text", "steps", "duplicates", "tokenizer", "max_tokens")
 """Settings that only apply to images with texts."""
-CASED = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
+CASED_TOKENIZER = TokenizerRecipe(kind="wordpiece", vocabulary=28_996, lowercase=False)
 """Tokenizer for texts with image regions (UNITER)."""
 DETECTOR = (2048, 1601)
 """Number of a region's features, and number of classes, in UNITER's published files."""
@@ -70,7 +70,7 @@ class ImageRecipe:
     """Given shards without `.cls`: field of `.json` that holds the label index."""
     min_side: Annotated[int, Field(ge=1)] = ImageLimits.min_side
     """Minimum pixels of an image's shorter side."""
-    max_pixels: Annotated[int, Field(ge=1, le=MOST_PIXELS)] = ImageLimits.max_pixels
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = ImageLimits.max_pixels
     """Maximum pixels of an image."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = ImageLimits.max_aspect_ratio
     """Maximum ratio of the longer to the shorter side."""
@@ -80,19 +80,19 @@ class ImageRecipe:
     def for_manifest(self) -> dict[str, Any]:
         """Return the recipe for the manifest, without settings of absent texts and without an existing tokenizer, whose
         fingerprint the manifest has."""
-        told = asdict(self)
+        content = asdict(self)
         if self.steps:
-            told["steps"] = [plain_step(step) for step in self.steps]
+            content["steps"] = [step_for_manifest(step) for step in self.steps]
         else:  # manifests from before `steps` existed do not have it
-            del told["steps"]
+            del content["steps"]
         if not self.regions:
-            del told["regions"], told["detector"]
+            del content["regions"], content["detector"]
         if not self.texts:
-            for name in ("texts", *OF_TEXTS):
-                told.pop(name, None)
+            for name in ("texts", *TEXT_SETTINGS):
+                content.pop(name, None)
         elif self.tokenizer.folder is not None:
-            del told["tokenizer"]
-        return told
+            del content["tokenizer"]
+        return content
 
     @property
     def limits(self) -> ImageLimits:
@@ -106,42 +106,44 @@ class ImageRecipe:
         )
 
     def __post_init__(self) -> None:
-        usual = {name: type(self).__dataclass_fields__[name].default for name in OF_TEXTS}
-        if not self.texts and (said := [name for name in OF_TEXTS if getattr(self, name) != usual[name]]):
-            raise UserError(f"{said[0]} is of images with texts: add texts=true, or leave it out.")
+        defaults = {name: type(self).__dataclass_fields__[name].default for name in TEXT_SETTINGS}
+        if not self.texts and (text_only := [name for name in TEXT_SETTINGS if getattr(self, name) != defaults[name]]):
+            raise UserError(f"{text_only[0]} applies to images with texts: add texts=true, or remove it.")
         if self.texts and self.classes is not None:
-            raise UserError("classes names labels, and images with texts have none: leave it out, or texts=true.")
+            raise UserError("classes names labels, but images with texts have none: remove classes or texts=true.")
         check_text_steps(self.steps)
         if self.duplicates == "near" and self.check == "header":
-            raise UserError("duplicates=near looks at pixels, and check=header does not: leave out either.")
+            raise UserError("duplicates=near needs pixels, which check=header does not read: remove one of them.")
         if self.regions and not self.texts:
-            raise UserError("regions (true) come with texts: say texts=true as well.")
+            raise UserError("regions=true needs texts=true: add it.")
         if self.regions and self.duplicates == "near":
-            raise UserError("duplicates=near looks at pixels, and regions have none: say exact, or keep.")
+            raise UserError("duplicates=near needs pixels, which regions do not have: use exact or keep.")
         if self.detector is not None and not self.regions:
-            raise UserError(f"detector ({[*self.detector]}) means nothing without regions=true: remove it.")
+            raise UserError(f"detector ({[*self.detector]}) applies to regions: add regions=true, or remove detector.")
 
 
 def read_image_settings(words: Sequence[str]) -> dict[str, Any]:
     """Convert words of a command to settings of an `ImageRecipe`. `tokenizer` may be a folder. Unset fields of a
     tokenizer are those of `TOKENIZER`, or of `CASED` with regions."""
     settings: dict[str, Any] = {}
-    told: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for word in words:
         values = dict(read_override(word).values)
         if isinstance(values.get("text"), bool):
-            raise UserError("text is the name of a field; of images that come with texts say texts=true.")
+            raise UserError("text is the name of a field: for images with texts, set texts=true.")
         tokenizer = values.pop("tokenizer", None)
         if isinstance(tokenizer, str):
-            told = {"folder": tokenizer}
+            content = {"folder": tokenizer}
         elif isinstance(tokenizer, dict):
-            told |= tokenizer
+            content |= tokenizer
         elif tokenizer is not None:
             settings["tokenizer"] = tokenizer
         settings |= values
-    default = CASED if settings.get("regions") is True else TOKENIZER
-    if told or (default is CASED and "tokenizer" not in settings):
+    default = CASED_TOKENIZER if settings.get("regions") is True else TOKENIZER
+    if content or (default is CASED_TOKENIZER and "tokenizer" not in settings):
         # The default special tokens only fit the default kind.
-        usual = asdict(default) if told.get("kind", default.kind) == default.kind and "folder" not in told else {}
-        settings["tokenizer"] = usual | told
+        defaults = (
+            asdict(default) if content.get("kind", default.kind) == default.kind and "folder" not in content else {}
+        )
+        settings["tokenizer"] = defaults | content
     return settings

@@ -20,9 +20,9 @@ from megaptm.errors import UserError
 from megaptm.objectives.region_files import ARRAYS, MOST_BYTES, RefusedRegions
 
 SUFFIXES = (".h5", ".hdf5")
-MOST_PACKED = 64
+MAX_COMPRESSION = 64
 """Maximum ratio of unpacked to stored bytes of an array. Only zeros compress better with deflate."""
-MOST_OF_A_CHUNK = 1 << 24
+MAX_CHUNK_ELEMENTS = 1 << 24
 """Maximum elements of a chunk, because a chunk is always decompressed completely."""
 FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """Exceptions that h5py raises for damaged files."""
@@ -30,19 +30,19 @@ FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 def groups_in(path: Path) -> list[str]:
     """Return the sorted names of images; raise `RefusedRegions` if the file is damaged."""
-    with _damage_told(), _library().File(path, "r") as file:
+    with _errors_as_refused(), _library().File(path, "r") as file:
         return sorted(file)
 
 
 def regions_of(path: Path, name: str) -> bytes:
     """Return the regions of an image as `.npz`; raise `RefusedRegions` if they are invalid."""
     library = _library()
-    with _damage_told(), library.File(path, "r") as file:
-        group = _own(library, file, name)
+    with _errors_as_refused(), library.File(path, "r") as file:
+        group = _own_item(library, file, name)
         if not isinstance(group, library.Group):
-            raise RefusedRegions("regions of an HDF5 file that are in no group")
+            raise RefusedRegions("HDF5 regions outside of a group")
         read: dict[str, Any] = {
-            array: _read(library, _own(library, group, array)) for array in ARRAYS if array in group
+            array: _read(library, _own_item(library, group, array)) for array in ARRAYS if array in group
         }
     content = io.BytesIO()
     np.savez(content, **read)
@@ -50,7 +50,7 @@ def regions_of(path: Path, name: str) -> bytes:
 
 
 @contextmanager
-def _damage_told() -> Iterator[None]:
+def _errors_as_refused() -> Iterator[None]:
     """Convert errors of h5py to `RefusedRegions`. Errors of the disk are re-raised unchanged."""
     try:
         yield
@@ -60,22 +60,22 @@ def _damage_told() -> Iterator[None]:
         raise RefusedRegions("damaged", f"{type(error).__name__}: {error}"[:200]) from None
 
 
-def _own(library: Any, group: Any, name: str) -> Any:
+def _own_item(library: Any, group: Any, name: str) -> Any:
     """Return the item of a group. Links and virtual data sets are rejected: they could read any file of this
     machine."""
     if not isinstance(group.get(name, getlink=True), library.HardLink):
-        raise RefusedRegions("regions of an HDF5 file that are a link")
+        raise RefusedRegions("HDF5 regions behind a link")
     return group[name]
 
 
-def _read(library: Any, found: Any) -> np.ndarray:
-    if not isinstance(found, library.Dataset) or found.external or found.is_virtual or found.dtype.kind not in "fiu":
-        raise RefusedRegions("regions of another shape", "no numbers in this file")
-    if found.nbytes > MOST_BYTES or found.id.get_storage_size() * MOST_PACKED < found.nbytes:
-        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"{found.nbytes:,} bytes")
-    if math.prod(found.chunks or (0,)) > MOST_OF_A_CHUNK:
-        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"chunks of {found.chunks}")
-    return np.asarray(found[()])
+def _read(library: Any, item: Any) -> np.ndarray:
+    if not isinstance(item, library.Dataset) or item.external or item.is_virtual or item.dtype.kind not in "fiu":
+        raise RefusedRegions("regions of another shape", "not numbers in this file")
+    if item.nbytes > MOST_BYTES or item.id.get_storage_size() * MAX_COMPRESSION < item.nbytes:
+        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"{item.nbytes:,} bytes")
+    if math.prod(item.chunks or (0,)) > MAX_CHUNK_ELEMENTS:
+        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"chunks of {item.chunks}")
+    return np.asarray(item[()])
 
 
 def _library() -> Any:

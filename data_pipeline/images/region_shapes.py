@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-NUMBER = 2048
+NUM_IMAGES = 2048
 COLORS = ("red", "green", "blue", "yellow")
 SHAPES = ("circle", "square", "triangle", "cross")
-PLACES = ("left", "right")
+SIDES = ("left", "right")
 """Halves of an image, each with at most one shape."""
 REGIONS = (3, 6)
 """Minimum and maximum regions of an image. Regions without a shape are background, and wide."""
@@ -22,7 +22,7 @@ DETECTOR = (24, 1 + len(COLORS) * len(SHAPES))
 TEXTS = ("{}.", "{} here.", "{} on a plain ground.")
 
 
-def write_region_shapes(folder: Path, *, images: int = NUMBER) -> None:
+def write_region_shapes(folder: Path, *, images: int = NUM_IMAGES) -> None:
     """Write `folder/0017.npz` in the format of `objectives.region_files`, with `0017.txt`. The files are the same each
     time.
 
@@ -30,14 +30,17 @@ def write_region_shapes(folder: Path, *, images: int = NUMBER) -> None:
     vectors for color and shape, and its box shows the side.
     """
     rng = np.random.default_rng(0)
-    looks = _looks(rng)
+    looks = _class_features(rng)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(images):
-        places = np.sort(rng.permutation(len(PLACES))[: rng.integers(1, len(PLACES), endpoint=True)])
-        there = 1 + rng.permutation(DETECTOR[1] - 1)[: len(places)]
-        names = [f"{_name(one)} {PLACES[place]}" for one, place in zip(there.tolist(), places.tolist(), strict=True)]
+        sides = np.sort(rng.permutation(len(SIDES))[: rng.integers(1, len(SIDES), endpoint=True)])
+        classes = 1 + rng.permutation(DETECTOR[1] - 1)[: len(sides)]
+        names = [
+            f"{_name(class_index)} {SIDES[side]}"
+            for class_index, side in zip(classes.tolist(), sides.tolist(), strict=True)
+        ]
         (folder / f"{number:04d}.txt").write_text(str(rng.choice(TEXTS)).format(" and ".join(names)))
-        arrays: dict[str, Any] = _found(there, places, looks, rng)
+        arrays: dict[str, Any] = _region_arrays(classes, sides, looks, rng)
         np.savez(folder / f"{number:04d}.npz", **arrays)
 
 
@@ -46,21 +49,23 @@ def _name(number: int) -> str:
     return f"a {COLORS[color]} {SHAPES[shape]}"
 
 
-def _looks(rng: np.random.Generator) -> np.ndarray:
+def _class_features(rng: np.random.Generator) -> np.ndarray:
     """Return [C, F]: features of a region of each class."""
     ground, colors, shapes = (rng.normal(size=(number, DETECTOR[0])) for number in (1, len(COLORS), len(SHAPES)))
     return np.concatenate([ground, (colors[:, None] + shapes).reshape(-1, DETECTOR[0])])
 
 
-def _found(there: np.ndarray, places: np.ndarray, looks: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def _region_arrays(
+    classes: np.ndarray, sides: np.ndarray, looks: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
     """Return the arrays of a file: noisy features of each class, which the detector mostly assigns a high
     probability."""
     count = int(rng.integers(*REGIONS, endpoint=True))
-    classes_R = np.concatenate([there, np.zeros(count - len(there), dtype=np.int64)])
+    classes_R = np.concatenate([classes, np.zeros(count - len(classes), dtype=np.int64)])
     is_shape_R = classes_R > 0
     size = rng.uniform(0.1, 0.2, (count, 2))
     corner = rng.uniform(0, 0.1, (count, 2))
-    corner[: len(there), 0] += 0.6 * places
+    corner[: len(classes), 0] += 0.6 * sides
     corner[:, 1] += rng.uniform(0, 0.5, count)
     size[~is_shape_R, 0] += 0.6
     likely = rng.dirichlet(np.full(len(looks), 0.1), count) * 0.2

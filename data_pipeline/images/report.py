@@ -13,7 +13,7 @@ from rich.text import Text
 
 from data_pipeline.document import Dropped
 from data_pipeline.images.folders import ImageShardResult
-from data_pipeline.report import REPORT, histogram, left_out
+from data_pipeline.report import REPORT, drop_lines, histogram
 from megaptm.console import Console
 from megaptm.data.shards import Manifest
 from megaptm.objectives.region_files import SUFFIX
@@ -35,7 +35,7 @@ class ImageReport:
     """Reason -> number of dropped images."""
     examples: dict[str, list[tuple[str, str]]]
     """Reason -> sources of some dropped images, with their texts."""
-    said: dict[str, str]
+    messages: dict[str, str]
     """Reason -> detailed message about the first dropped image, if there is one."""
     converted: dict[str, int]
     """Property -> number of images that are kept, and converted when read."""
@@ -44,7 +44,7 @@ class ImageReport:
     regions: bool
     """Whether the corpus has detected regions instead of images."""
     workers: int
-    found: int
+    reused_jobs: int
     """Jobs whose result was stored by an earlier build."""
     seconds: dict[str, float]
     """Stage -> wall time in seconds."""
@@ -59,16 +59,16 @@ class ImageReport:
         dropped: Dropped,
         *,
         workers: int,
-        found: int,
+        reused_jobs: int,
         seconds: dict[str, float],
     ) -> ImageReport:
         """Make the report from the manifest and the results of all shards."""
-        all_results = [one for some in results.values() for one in some]
+        all_results = [result for split_results in results.values() for result in split_results]
         labels, oddities, sides = Counter[int](), Counter[str](), Counter[int]()
-        for one in all_results:
-            labels.update(one.labels)
-            oddities.update(one.oddities)
-            sides.update({1 << power: count for power, count in enumerate(one.sides) if count})
+        for result in all_results:
+            labels.update(result.labels)
+            oddities.update(result.oddities)
+            sides.update({1 << power: count for power, count in enumerate(result.sides) if count})
         return cls(
             folder=folder,
             id=manifest.id,
@@ -80,12 +80,12 @@ class ImageReport:
             tokens=sum(split.tokens for split in manifest.splits.values()),
             dropped=dict(dropped.counts),
             examples=dropped.examples,
-            said=dropped.said,
+            messages=dropped.messages,
             converted=dict(oddities),
             sides=dict(sides),
             regions=SUFFIX in manifest.fields,
             workers=workers,
-            found=found,
+            reused_jobs=reused_jobs,
             seconds=seconds,
         )
 
@@ -99,16 +99,16 @@ class ImageReport:
         for name, counts in self.splits.items():
             table.add_row(name, *(f"{counts[key]:,}" for key in ("images", "bytes", "shards")))
         console.print(table)
-        who = f"{self.workers} Ray workers" if self.workers else "one process"
-        what = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
-        console.print(Text(f"{what}; {sum(self.seconds.values()):.1f} s with {who}"))
+        executor = f"{self.workers} Ray workers" if self.workers else "one process"
+        content = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
+        console.print(Text(f"{content}; {sum(self.seconds.values()):.1f} s with {executor}"))
         for line in self._lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
-        by = "how many regions they have" if self.regions else "the pixels of their shorter side"
+        by = "number of regions" if self.regions else "pixels of their shorter side"
         console.print(histogram(self.sides, f"images by {by}"))
 
     def _lines(self) -> list[str]:
-        lines = left_out(self.dropped, self.examples, self.said)
+        lines = drop_lines(self.dropped, self.examples, self.messages)
         for oddity, count in sorted(self.converted.items(), key=lambda item: -item[1]):
             lines.append(f"converted when read: {count:,} {oddity}")
         if empty := [name for name, count in self.labels.items() if not count]:

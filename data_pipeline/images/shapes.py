@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-NUMBER = 2048
+NUM_IMAGES = 2048
 SIDE = 32
 """Side length of an image in pixels."""
 COLORS = {"red": (210, 40, 40), "green": (40, 170, 60), "blue": (50, 70, 220), "yellow": (225, 205, 40)}
@@ -17,13 +17,13 @@ SIZES = {"small": (5, 7), "large": (9, 12)}
 TEXTS = ("a photo of a {}.", "a picture of one {}.", "there is a {} here.", "a {} on a plain ground.")
 
 
-def write_shapes(folder: Path, *, texts: bool = False, number: int = NUMBER) -> None:
+def write_shapes(folder: Path, *, texts: bool = False, number: int = NUM_IMAGES) -> None:
     """Write `folder/red circle/0017.png` ... With `texts`, add `0017.txt` for each, which sometimes names the size. The
     files are the same each time."""
     from PIL import Image, ImageDraw
 
     rng = np.random.default_rng(0)
-    for place in range(number):
+    for index in range(number):
         color, shape, size = (str(rng.choice(names)) for names in ([*COLORS], SHAPES, [*SIZES]))
         radius = int(rng.integers(*SIZES[size], endpoint=True))
         x, y = rng.integers(radius, SIDE - radius, 2).tolist()
@@ -31,12 +31,12 @@ def write_shapes(folder: Path, *, texts: bool = False, number: int = NUMBER) -> 
         image = Image.fromarray(ground.clip(0, 255).astype(np.uint8))
         shade = tuple((np.array(COLORS[color]) + rng.integers(-25, 26, 3)).clip(0, 255).tolist())
         _draw(ImageDraw.Draw(image), shape, x, y, radius, shade)
-        path = folder / f"{color} {shape}" / f"{place:04d}.png"
+        path = folder / f"{color} {shape}" / f"{index:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path)
         if texts:
-            said = f"{size} {color} {shape}" if rng.integers(2) else f"{color} {shape}"
-            path.with_suffix(".txt").write_text(str(rng.choice(TEXTS)).format(said))
+            name = f"{size} {color} {shape}" if rng.integers(2) else f"{color} {shape}"
+            path.with_suffix(".txt").write_text(str(rng.choice(TEXTS)).format(name))
 
 
 def _draw(draw: Any, shape: str, x: int, y: int, radius: int, color: tuple[int, ...]) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from data_pipeline.corpus.output import CorpusOutput
 from data_pipeline.folders import SHARDS
-from data_pipeline.images.folders import ImageFile, ImageShardResult, hashed
+from data_pipeline.images.folders import ImageFile, ImageShardResult, hash_name
 from data_pipeline.images.recipe import ImageRecipe
-from data_pipeline.images.shard_source import GivenShard
+from data_pipeline.images.shard_source import ExistingShard
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
@@ -37,15 +37,15 @@ class FinishedShards:
     tokenizer: Tokenizer
 
 
-def labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
+def finish_labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:
     """Return finished shards of images with these label names."""
     return FinishedShards(results, infos, names, LABELS, label_tokenizer(names))
 
 
-def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
+def split_by_hash(recipe: ImageRecipe, images: Iterable[ImageFile]) -> dict[str, list[ImageFile]]:
     """Split files by hashes of their names. If a share is requested, at least one file is in the validation split."""
-    files = [*found]
-    hashes = [hashed(file.name, recipe.seed) for file in files]
+    files = [*images]
+    hashes = [hash_name(file.name, recipe.seed) for file in files]
     below = int(recipe.validation * 2**64)
     if below and len(files) > 1:
         below = max(below, min(hashes) + 1)
@@ -55,33 +55,33 @@ def split_by_hash(recipe: ImageRecipe, found: Iterable[ImageFile]) -> dict[str, 
     return splits
 
 
-def addresses_of(results: Results, shards: Mapping[str, Sequence[GivenShard]]) -> dict[str, list[str]]:
+def urls_of_shards(results: Results, shards: Mapping[str, Sequence[ExistingShard]]) -> dict[str, list[str]]:
     """Return split -> URLs of its kept shards, for splits whose shards stay at a URL."""
-    found = {}
-    for split, given in shards.items():
-        kept = [one.place for result, one in zip(results[split], given, strict=True) if result.info]
-        if any(map(is_remote, kept)):
-            found[split] = kept
-    return found
+    images = {}
+    for split, existing in shards.items():
+        retained = [shard.location for result, shard in zip(results[split], existing, strict=True) if result.info]
+        if any(map(is_remote, retained)):
+            images[split] = retained
+    return images
 
 
-def linked(
-    results: Results, shards: Mapping[str, Sequence[GivenShard]], output: CorpusOutput
+def link_shards(
+    results: Results, shards: Mapping[str, Sequence[ExistingShard]], output: CorpusOutput
 ) -> dict[str, list[ShardInfo]]:
     """Return split -> shards in the corpus, each with an index. Local shards are symbolic links, shards packed by this
     build are moved, and remote shards have only an index."""
-    return {split: [*_with_index(split, results[split], shards[split], output)] for split in SPLITS}
+    return {split: [*_link_split(split, results[split], shards[split], output)] for split in SPLITS}
 
 
-def _with_index(
-    split: str, results: Sequence[ImageShardResult], given: Sequence[GivenShard], output: CorpusOutput
+def _link_split(
+    split: str, results: Sequence[ImageShardResult], existing: Sequence[ExistingShard], output: CorpusOutput
 ) -> Iterator[ShardInfo]:
-    kept = [(result.info, one.place) for result, one in zip(results, given, strict=True) if result.info]
-    for number, (info, place) in enumerate(kept):
+    retained = [(result.info, shard.location) for result, shard in zip(results, existing, strict=True) if result.info]
+    for number, (info, location) in enumerate(retained):
         named = dataclasses.replace(info, name=f"{split}-{number:06d}.tar")
-        if Path(place).is_relative_to(output.scratch):
-            output.place(place, named.name)
-        elif not is_remote(place):
-            os.symlink(place, output.folder / named.name)
-        output.place(output.scratch / SHARDS / index_name(info.name), named.index_name)
+        if Path(location).is_relative_to(output.scratch):
+            output.link(location, named.name)
+        elif not is_remote(location):
+            os.symlink(location, output.folder / named.name)
+        output.link(output.scratch / SHARDS / index_name(info.name), named.index_name)
         yield named

@@ -11,16 +11,16 @@ from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.clean.step import inputs_of
 from data_pipeline.corpus.parts import hashes_of
 from data_pipeline.document import Document, Dropped
-from data_pipeline.recipe import plain_step
+from data_pipeline.recipe import step_for_manifest
 from megaptm.errors import UserError
 
 
-class RefusedText(Exception):  # noqa: N818  # no end, a reason
+class InvalidTextError(Exception):  # no end, a reason
     """Raised with the reason why a text is dropped with its image."""
 
-    def __init__(self, reason: str, text: str = "", said: str = "") -> None:
+    def __init__(self, reason: str, text: str = "", message: str = "") -> None:
         super().__init__(reason)
-        self.reason, self.text, self.said = reason, text, said
+        self.reason, self.text, self.message = reason, text, message
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,22 @@ class TextSteps:
         if not self.steps:
             return text
         dropped = Dropped()
-        kept = [*run_steps(self.steps, [Document(text, source)], dropped, "skip")]
-        if len(kept) > 1:
-            raise UserError(f"steps made {len(kept)} texts of that of {source}, and an image has one: mend them.")
-        if any(not isinstance(one, Document) or not isinstance(one.text, str) for one in kept):
-            raise UserError(f"steps made of the text of {source} what is no `Document` with a text: mend them.")
+        documents = [*run_steps(self.steps, [Document(text, source)], dropped, "skip")]
+        if len(documents) > 1:
+            raise UserError(
+                f"steps made {len(documents)} texts of the text of {source}, but an image has one text: correct them."
+            )
+        if any(not isinstance(document, Document) or not isinstance(document.text, str) for document in documents):
+            raise UserError(f"steps did not return a `Document` for the text of {source}: correct them.")
         for reason in dropped.counts:
-            raise RefusedText(reason, text, dropped.said.get(reason, ""))
+            raise InvalidTextError(reason, text, dropped.messages.get(reason, ""))
         # Reduce white space to single spaces, as before the steps.
-        if not kept or not (found := " ".join(kept[0].text.split())):
-            raise RefusedText("image without text", text)
-        return found
+        if not documents or not (cleaned := " ".join(documents[0].text.split())):
+            raise InvalidTextError("image without text", text)
+        return cleaned
 
 
-NONE = TextSteps()
+NO_STEPS = TextSteps()
 """No steps."""
 
 
@@ -62,5 +64,5 @@ def check_text_steps(steps: Sequence[CleaningStep]) -> None:
     for step in steps:
         cuts = isinstance(step, CutLong) or (isinstance(step, Decontaminate) and step.cut)
         if cuts or hasattr(step, "labels"):
-            [name] = plain_step(step)
-            raise UserError(f"step {name} may make several texts of one, and an image has one: remove it.")
+            [name] = step_for_manifest(step)
+            raise UserError(f"step {name} may make several texts of one, but an image has one text: remove the step.")

@@ -20,10 +20,10 @@ from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
 from data_pipeline.corpus.work import JobRunner, key_of
 from data_pipeline.document import Dropped
 from data_pipeline.folders import SHARDS
-from data_pipeline.images.check import MOST_BYTES, ImageLimits, RefusedImage, look
-from data_pipeline.images.folders import ImageFile, in_utf8
+from data_pipeline.images.check import MAX_BYTES, ImageLimits, InvalidImage, check_image
+from data_pipeline.images.folders import ImageFile, is_utf8
 from data_pipeline.images.region_hdf5 import groups_in, regions_of
-from data_pipeline.images.text_steps import RefusedText, TextSteps
+from data_pipeline.images.text_steps import InvalidTextError, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_of, npy_bytes, tar_header
@@ -35,9 +35,9 @@ from megaptm.objectives.region_files import RefusedRegions
 from megaptm.storage import AtomicFile, hash_of, write_whole
 from megaptm.tokenizers import Tokenizer, load
 
-MOST_TEXT_BYTES = 1 << 20
+MAX_TEXT_BYTES = 1 << 20
 """Maximum bytes of a `.txt` or `.json`."""
-BESIDE = (".txt", ".json")
+TEXT_SUFFIXES = (".txt", ".json")
 """Suffixes of files with the text of the image of the same name, in order of precedence."""
 BLOCK = 512
 """Block size of a tar in bytes."""
@@ -45,80 +45,82 @@ BLOCK = 512
 
 def text_of(content: bytes, field: str | None) -> str:
     """Return the text of a file or of a JSON field, with white space reduced to single spaces."""
-    if len(content) > MOST_TEXT_BYTES:
-        raise RefusedText(f"text of more than {MOST_TEXT_BYTES >> 20} MiB")
+    if len(content) > MAX_TEXT_BYTES:
+        raise InvalidTextError(f"text of more than {MAX_TEXT_BYTES >> 20} MiB")
     try:
-        said = content.decode()
+        text = content.decode()
     except UnicodeDecodeError:
-        raise RefusedText("text that is no UTF-8") from None
+        raise InvalidTextError("text is not UTF-8") from None
     if field is not None:
         try:
-            found = json.loads(said)
+            record = json.loads(text)
         except (ValueError, RecursionError):
-            raise RefusedText("damaged .json") from None
-        found = found.get(field) if isinstance(found, dict) else None
-        if not isinstance(found, str):
-            raise RefusedText("image without text")
-        said = found
+            raise InvalidTextError("damaged .json") from None
+        record = record.get(field) if isinstance(record, dict) else None
+        if not isinstance(record, str):
+            raise InvalidTextError("image without text")
+        text = record
     # JSON can encode a lone surrogate, which is not a character.
-    said = " ".join(said.encode(errors="ignore").decode().split())
-    if not said:
-        raise RefusedText("image without text")
-    if not any(character.isalnum() for character in said):
-        raise RefusedText("text without letters or digits")
-    return said
+    text = " ".join(text.encode(errors="ignore").decode().split())
+    if not text:
+        raise InvalidTextError("image without text")
+    if not any(character.isalnum() for character in text):
+        raise InvalidTextError("text without letters or digits")
+    return text
 
 
-def pairs_below(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
+def list_pairs(folder: Path, dropped: Dropped, limits: ImageLimits) -> Iterator[tuple[ImageFile, str]]:
     """Yield images below a folder with the name of their text file. Files without a partner are counted as dropped."""
-    for place, below, names in os.walk(folder):
-        below.sort()
-        there = {Path(name).stem: name for suffix in reversed(BESIDE) for name in names if _suffix(name) == suffix}
+    for subfolder, inner_folders, names in os.walk(folder):
+        inner_folders.sort()
+        text_files = {
+            Path(name).stem: name for suffix in reversed(TEXT_SUFFIXES) for name in names if _suffix(name) == suffix
+        }
         stems = {Path(name).stem for name in names if _suffix(name) in limits.names}
         packed = {}
         for name in sorted(names):
-            if _suffix(name) in limits.packed and in_utf8(name):
-                packed[name] = _groups(Path(place, name), dropped)
+            if _suffix(name) in limits.packed and is_utf8(name):
+                packed[name] = _list_groups(Path(subfolder, name), dropped)
                 stems |= {group.name for group in packed[name]}
         for name in sorted(names):
-            path, shown = Path(place, name), Path(place, name).relative_to(folder).as_posix()
-            if not in_utf8(shown):
-                dropped.add("name that is no UTF-8", shown)
+            path, shown = Path(subfolder, name), Path(subfolder, name).relative_to(folder).as_posix()
+            if not is_utf8(shown):
+                dropped.add("name is not UTF-8", shown)
             elif name in packed:
                 for group in packed[name]:
                     own = f"{shown}/{group.name}"
-                    if not in_utf8(own):
-                        dropped.add("name that is no UTF-8", own)
-                    elif group.name not in there or not Path(place, there[group.name]).is_file():
+                    if not is_utf8(own):
+                        dropped.add("name is not UTF-8", own)
+                    elif group.name not in text_files or not Path(subfolder, text_files[group.name]).is_file():
                         dropped.add("image without text", own)
                     else:
-                        yield replace(group, name=own), there[group.name]
-            elif _suffix(name) in BESIDE:
+                        yield replace(group, name=own), text_files[group.name]
+            elif _suffix(name) in TEXT_SUFFIXES:
                 if path.stem not in stems:
                     dropped.add("text without image", shown)
             elif _suffix(name) not in limits.names or name.startswith("."):
-                dropped.add("no suffix of an image", shown)
-            elif path.stem not in there:
+                dropped.add("not an image suffix", shown)
+            elif path.stem not in text_files:
                 dropped.add("image without text", shown)
-            elif not path.is_file() or not Path(place, there[path.stem]).is_file():
-                dropped.add("no plain file", shown)
+            elif not path.is_file() or not Path(subfolder, text_files[path.stem]).is_file():
+                dropped.add("not a regular file", shown)
             else:
                 status = path.stat()
-                yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), there[path.stem]
+                yield ImageFile(shown, str(path), 0, status.st_size, status.st_mtime_ns), text_files[path.stem]
 
 
-def _groups(path: Path, dropped: Dropped) -> list[ImageFile]:
+def _list_groups(path: Path, dropped: Dropped) -> list[ImageFile]:
     """Return the images in an HDF5 file, one per group."""
     if not path.is_file():  # reading a pipe could block forever
-        dropped.add("no plain file", path.name)
+        dropped.add("not a regular file", path.name)
         return []
     try:
         names = through_outages(partial(groups_in, path), path)
     except RefusedRegions as refused:
-        dropped.add(refused.reason, path.name, said=refused.said)
+        dropped.add(refused.reason, path.name, message=refused.said)
         return []
     except OSError as error:
-        dropped.add("unreadable", path.name, said=str(error))
+        dropped.add("unreadable", path.name, message=str(error))
         return []
     status = path.stat()
     # Sizes of groups are unknown. The average is accurate enough to divide files into shards of about equal size.
@@ -157,45 +159,45 @@ class PackedShard:
     dropped: DroppedImages
 
 
-def pack(job: PackJob) -> PackedShard:
+def pack_shard(job: PackJob) -> PackedShard:
     """Write a shard in webdataset format: `<key>.jpg`, `<key>.txt`, `<key>.json`."""
-    found = PackedShard(f"{key_of(pack, job)}.tar", 0, DroppedImages())
-    with AtomicFile(Path(job.folder, found.name)) as unfinished, unfinished.open("xb") as tar:
+    record = PackedShard(f"{key_of(pack_shard, job)}.tar", 0, DroppedImages())
+    with AtomicFile(Path(job.folder, record.name)) as unfinished, unfinished.open("xb") as tar:
         for number, (file, beside) in enumerate(zip(job.files, job.texts, strict=True), job.first):
             path, content = Path(file.path), b""
             try:
-                if file.size > MOST_BYTES and not file.group:
-                    raise RefusedText(f"more than {MOST_BYTES >> 20} MiB")
-                said = through_outages(partial(_beginning, path.with_name(beside)), path.with_name(beside))
+                if file.size > MAX_BYTES and not file.group:
+                    raise InvalidTextError(f"more than {MAX_BYTES >> 20} MiB")
+                raw_text = through_outages(partial(_read_limited, path.with_name(beside)), path.with_name(beside))
                 read = partial(regions_of, path, file.group) if file.group else path.read_bytes
                 content = through_outages(read, path)
-                text = text_of(said, job.field if _suffix(beside) == ".json" else None)
+                text = text_of(raw_text, job.field if _suffix(beside) == ".json" else None)
                 text = job.steps.text(text, file.name)
-            except RefusedText as refused:
-                found.dropped.add_text(refused, file.name, content)
+            except InvalidTextError as refused:
+                record.dropped.add_text(refused, file.name, content)
                 continue
             except RefusedRegions as refused:
-                found.dropped.add(refused.reason, file.name, said=refused.said)
+                record.dropped.add(refused.reason, file.name, message=refused.said)
                 continue
             except OSError as error:
-                found.dropped.add("unreadable", file.name, said=str(error))
+                record.dropped.add("unreadable", file.name, message=str(error))
                 continue
-            image = look(content, job.limits)
-            if isinstance(image, RefusedImage):
-                found.dropped.add_image(image.reason, file.name, content, said=image.said)
+            image = check_image(content, job.limits)
+            if isinstance(image, InvalidImage):
+                record.dropped.add_image(image.reason, file.name, content, message=image.message)
                 continue
             note = json.dumps({"height": image.height, "source": file.name, "width": image.width}, ensure_ascii=False)
             for suffix, member in ((image.suffix, image.content), ("txt", text.encode()), ("json", note.encode())):
                 tar.write(tar_header(f"{number:012d}.{suffix}", len(member)) + member + bytes(-len(member) % BLOCK))
-            found.samples += 1
+            record.samples += 1
         tar.write(bytes(2 * BLOCK))
-    return found
+    return record
 
 
-def _beginning(path: Path) -> bytes:
+def _read_limited(path: Path) -> bytes:
     """Read a text up to one byte beyond the maximum."""
     with path.open("rb") as file:
-        return file.read(MOST_TEXT_BYTES + 1)
+        return file.read(MAX_TEXT_BYTES + 1)
 
 
 def save_texts(stem: Path, texts: Sequence[str]) -> None:
@@ -244,24 +246,24 @@ class EncodeJob:
     """Rows of repeated images, which are dropped."""
 
 
-def encode(job: EncodeJob) -> ShardInfo:
+def encode_shard(job: EncodeJob) -> ShardInfo:
     """Write the index of a shard with the ids of its texts, under a new name."""
-    tokenizer, found = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
-    assert found is not None
+    tokenizer, record = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
+    assert record is not None
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
-    places = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
-    places[:, TOKENS_AT] = 0  # this column held the image sketch
-    kind = np.dtype(found[1]).newbyteorder("<")
-    ids = np.zeros((len(places), 8 * text_columns(job.dtype) // kind.itemsize), kind)
+    rows_of_index = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
+    rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
+    kind = np.dtype(record[1]).newbyteorder("<")
+    ids = np.zeros((len(rows_of_index), 8 * text_columns(job.dtype) // kind.itemsize), kind)
     for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
-        kept = encoded[: int(found[2])]
-        ids[number, : len(kept)] = kept
-        places[number, TOKENS] = len(kept)
-    places[[*job.left_out], TOKENS] = 0
-    rows = np.concatenate([places, ids.view("<i8")], 1)
+        retained = encoded[: int(record[2])]
+        ids[number, : len(retained)] = retained
+        rows_of_index[number, TOKENS] = len(retained)
+    rows_of_index[[*job.left_out], TOKENS] = 0
+    rows = np.concatenate([rows_of_index, ids.view("<i8")], 1)
     # Some kinds of tokenizer give no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
-    name = f"{key_of(encode, job)}.tar"
+    name = f"{key_of(encode_shard, job)}.tar"
     write_whole(Path(job.folder, index_name(name)), npy_bytes(rows))
     return replace(
         job.info,
@@ -277,37 +279,37 @@ def text_tokenizer(
 ) -> tuple[Tokenizer, str]:
     """Return the recipe's tokenizer, or one trained on the texts of these shards, and its folder."""
     if recipe.folder is not None:
-        place = str(Path(recipe.folder).expanduser())
+        subfolder = str(Path(recipe.folder).expanduser())
     else:
         known = tuple((info.name, info.index_sha256) for info in infos)
         text = ShardTexts(str(work.folder / SHARDS), known, TRAINING_BYTES[recipe.kind])
-        place = str(train_tokenizer(recipe, text, work))
-    tokenizer = load(Path(place))
+        subfolder = str(train_tokenizer(recipe, text, work))
+    tokenizer = load(Path(subfolder))
     if regions:
         if None in (tokenizer.special.cls, tokenizer.special.sep, tokenizer.special.mask):
             raise UserError(
-                "a tokenizer of texts with regions of images needs a token before a text, one behind it and a mask: "
-                "use tokenizer.kind=wordpiece, or a folder of one that has them."
+                "a tokenizer of texts with image regions needs `cls`, `sep` and `mask` tokens: use "
+                "tokenizer.kind=wordpiece, or the folder of a tokenizer that has them."
             )
     elif tokenizer.special.begin is None or tokenizer.special.end is None:
         raise UserError(
-            "a tokenizer of images' texts needs a token that begins a text and one that ends it: use "
-            "tokenizer.specials=clip (roberta, albert), or a folder of one that has them."
+            "a tokenizer of captions needs `begin` and `end` tokens: use tokenizer.specials=clip (roberta, albert), or "
+            "the folder of a tokenizer that has them."
         )
-    return tokenizer, place
+    return tokenizer, subfolder
 
 
-def sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
+def read_sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
     """Return int64 [samples]: image sketches from the first round."""
     content = Path(work.folder, SHARDS, index_name(info.name)).read_bytes()
     return array_of(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
 
 
-def with_ids(
+def encode_shards(
     infos: Sequence[ShardInfo],
     left_out: Sequence[tuple[int, ...]],
     tokenizer: Tokenizer,
-    place: str,
+    subfolder: str,
     *,
     max_tokens: int,
     columns: int,
@@ -317,7 +319,7 @@ def with_ids(
     dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{max_tokens}]"
     folder = str(work.folder / SHARDS)
     jobs = [
-        EncodeJob(folder, info, place, tokenizer.fingerprint, dtype, columns, rows)
+        EncodeJob(folder, info, subfolder, tokenizer.fingerprint, dtype, columns, rows)
         for info, rows in zip(infos, left_out, strict=True)
     ]
-    return dtype, work.run("encode", encode, jobs)
+    return dtype, work.run("encode", encode_shard, jobs)

@@ -7,28 +7,28 @@ import io
 from dataclasses import dataclass, field
 
 from data_pipeline.document import EXAMPLES, Dropped
-from data_pipeline.images.text_steps import RefusedText
+from data_pipeline.images.text_steps import InvalidTextError
 from megaptm.objectives.pixels import open_image, rgb
 
 SIDE = 96
 """Longer side of a thumbnail in pixels."""
 QUALITY = 70
 """JPEG quality of a thumbnail."""
-MOST_PIXELS = 64_000_000
+MAX_PIXELS = 64_000_000
 """Maximum pixels of an image. Larger images get no thumbnail, because decoding would take too much memory."""
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Maximum bytes of an image file."""
 
 
-def thumbnail(content: bytes) -> str:
+def make_thumbnail(content: bytes) -> str:
     """Return a thumbnail as base64 of a JPEG; empty if the image cannot be decoded. Never raises for invalid bytes."""
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         return ""
     try:
         with open_image(content) as image:
             if image.format == "JPEG":  # decode at a reduced scale
                 image.draft(image.mode, (2 * SIDE, 2 * SIDE))
-            if image.width * image.height > MOST_PIXELS:
+            if image.width * image.height > MAX_PIXELS:
                 return ""
             picture = rgb(image)
             picture.thumbnail((SIDE, SIDE))
@@ -48,23 +48,23 @@ class DroppedImages(Dropped):
     pictures: dict[str, list[str]] = field(default_factory=dict)
     """Reason -> a `thumbnail` or an empty string for each entry of `examples`."""
 
-    def add_text(self, refused: RefusedText, source: str, content: bytes) -> None:
+    def add_text(self, refused: InvalidTextError, source: str, content: bytes) -> None:
         """Count an image that is dropped because of its text."""
-        self.add_image(refused.reason, source, content, said=refused.said, text=refused.text)
+        self.add_image(refused.reason, source, content, message=refused.message, text=refused.text)
 
-    def add_image(self, reason: str, source: str, content: bytes, said: str = "", text: str = "") -> None:
+    def add_image(self, reason: str, source: str, content: bytes, message: str = "", text: str = "") -> None:
         """Count a dropped image whose bytes are available."""
-        some = self._beside(reason)
-        self.add(reason, source, text, said)
-        if len(some) < EXAMPLES:
-            some.append(thumbnail(content))
+        thumbnails = self._beside(reason)
+        self.add(reason, source, text, message)
+        if len(thumbnails) < EXAMPLES:
+            thumbnails.append(make_thumbnail(content))
 
     def merge(self, other: Dropped) -> None:
-        mine = {reason: self._beside(reason) for reason in other.examples}
+        own = {reason: self._beside(reason) for reason in other.examples}
         super().merge(other)
         if isinstance(other, DroppedImages):
-            for reason, some in mine.items():
-                some.extend(other._beside(reason)[: EXAMPLES - len(some)])
+            for reason, thumbnails in own.items():
+                thumbnails.extend(other._beside(reason)[: EXAMPLES - len(thumbnails)])
 
     def picture(self, reason: str, number: int) -> str:
         """Return the thumbnail of an example."""
@@ -72,6 +72,6 @@ class DroppedImages(Dropped):
 
     def _beside(self, reason: str) -> list[str]:
         """Return the list of thumbnails for a reason, padded to one per example."""
-        some = self.pictures.setdefault(reason, [])
-        some.extend([""] * (len(self.examples.get(reason, ())) - len(some)))
-        return some
+        thumbnails = self.pictures.setdefault(reason, [])
+        thumbnails.extend([""] * (len(self.examples.get(reason, ())) - len(thumbnails)))
+        return thumbnails

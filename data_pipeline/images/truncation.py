@@ -9,12 +9,12 @@ RIFF_HEADER = 8
 """Bytes of a WebP header that its length field does not count."""
 
 
-def ends_early(content: bytes, suffix: str | None) -> bool:
+def is_truncated(content: bytes, suffix: str | None) -> bool:
     """Whether a JPEG, PNG or WebP with a readable header is truncated; False for other formats. Trailing bytes are
     ignored."""
     if suffix == "jpg":
         # Compressed pixels never contain the end marker. Data before them, such as a thumbnail, may.
-        return content.find(JPEG_END, _pixels_of_jpeg(content)) < 0
+        return content.find(JPEG_END, _jpeg_scan_offset(content)) < 0
     if suffix == "png":
         return PNG_END not in content
     if suffix == "webp":
@@ -22,19 +22,19 @@ def ends_early(content: bytes, suffix: str | None) -> bool:
     return False
 
 
-def _pixels_of_jpeg(content: bytes) -> int:
+def _jpeg_scan_offset(content: bytes) -> int:
     """Return the offset of the first scan, or the length of the file if there is none."""
-    place = 2
-    while place + 4 <= len(content):
-        if content[place] != JPEG_MARKER:
-            return place  # no marker here, as in some files: search from here on
-        kind = content[place + 1]
+    offset = 2
+    while offset + 4 <= len(content):
+        if content[offset] != JPEG_MARKER:
+            return offset  # no marker here, as in some files: search from here on
+        kind = content[offset + 1]
         if kind == JPEG_MARKER:  # fill byte
-            place += 1
+            offset += 1
         elif kind in ALONE:
-            place += 2
+            offset += 2
         else:
-            place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
             if kind == SCAN:
-                return place
+                return offset
     return len(content)

@@ -75,7 +75,7 @@ def _files_of(source: Source, skipped: Dropped) -> list[InputFile]:
         if file.path not in taken
     ]
     for name, reason in sorted((name, reason) for reason, name in [*listing.skipped, *not_taken]):
-        skipped.add(reason, name, said=REASON_MESSAGES[reason])
+        skipped.add(reason, name, message=REASON_MESSAGES[reason])
     if not files:
         suffixes = FORMATS[source.format].suffixes if source.format else (*FORMATS["text"].suffixes, *JSON_LINES)
         counts = ", ".join(

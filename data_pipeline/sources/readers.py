@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from data_pipeline.document import Document, Dropped, is_of_document
+from data_pipeline.document import Document, Dropped, is_document_error
 from data_pipeline.sources.archives import archive_kind, copy_members
 from data_pipeline.sources.compression import is_unsupported
 from data_pipeline.sources.formats import FORMATS, can_be_cut, format_of, skip_reason
@@ -43,7 +43,7 @@ def read_span(span: Span, dropped: Dropped, on_error: OnError = "skip") -> Itera
         if not span.start or error.reason == "unreadable":
             handler.handle_file(error)
     except Exception as error:
-        if is_of_document(error):
+        if is_document_error(error):
             handler.handle_file(to_unreadable_record(error))
         elif not isinstance(error, OSError) or is_remote(span.file.path):
             raise

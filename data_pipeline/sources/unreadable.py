@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from data_pipeline.document import EXAMPLE_CHARACTERS, TOOK_TOO_LONG, Dropped, is_of_document
+from data_pipeline.document import EXAMPLE_CHARACTERS, TIME_LIMIT_EXCEEDED, Dropped, is_document_error
 from data_pipeline.sources.source import InputFile, OnError
-from data_pipeline.time_limit import TookTooLong
+from data_pipeline.time_limit import TimeLimitError
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
 
@@ -37,10 +37,10 @@ def to_unreadable_record(error: Exception) -> UnreadableRecord:
     """
     if isinstance(error, UnreadableRecord):
         return error
-    if isinstance(error, Unreadable) or not is_of_document(error):
+    if isinstance(error, Unreadable) or not is_document_error(error):
         raise error
-    if isinstance(error, TookTooLong):
-        return UnreadableRecord(TOOK_TOO_LONG, str(error), "remove it, or raise `max_seconds`")
+    if isinstance(error, TimeLimitError):
+        return UnreadableRecord(TIME_LIMIT_EXCEEDED, str(error), "remove it, or raise `max_seconds`")
     return UnreadableRecord(
         "cannot be read", f"cannot be read ({type(error).__name__}: {in_brief(error)})", "remove it"
     )

@@ -151,7 +151,7 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int
     """
     from data_pipeline import commands
 
-    commands.similar_words(source, tokenizer, out, vectors=vectors, most=top)
+    commands.similar_words(source, tokenizer, out, vectors=vectors, top=top)
 
 
 @corpus.command()

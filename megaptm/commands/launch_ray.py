@@ -156,7 +156,7 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
     """Whether the corpus exists and was built by this recipe. Raise UserError if another recipe built it."""
     import json
 
-    from data_pipeline.commands import Build
+    from data_pipeline.commands import BuildOptions
     from data_pipeline.recipe import read_recipe
     from megaptm.data import Corpus
     from megaptm.data.manifest import MANIFEST
@@ -165,7 +165,7 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
 
     if not exists(join(out, MANIFEST)):
         return False
-    words = [word for word in settings if word.partition("=")[0] not in Build.__annotations__]
+    words = [word for word in settings if word.partition("=")[0] not in BuildOptions.__annotations__]
     recipe_json = json.loads(json.dumps(read_recipe([recipe], words).plain()))
     if Corpus.open(out, cache_of(config)).manifest.made_from.get("recipe") == recipe_json:
         return True

@@ -74,7 +74,7 @@ class MadeFrom(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 
-    found: dict[str, NonNegative]
+    annotation_counts: dict[str, NonNegative]
     images: dict[str, Any]
     megaptm: str
     recipe: dict[str, Any]

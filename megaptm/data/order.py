@@ -128,7 +128,7 @@ def check_annotated(corpus: Corpus, needed: Iterable[str], *, alone: bool = True
     `alone`: whether no other corpora are configured that tasks could read instead.
     """
     others = "" if alone else "name the corpora that its tasks read (`corpora`), "
-    needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("found", {})
+    needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("annotation_counts", {})
     if missing := [name for name in needed if name not in corpus.manifest.fields]:
         raise UserError(
             f"{corpus.name} was built without the places of {' and '.join(missing)}, which the objective needs: build "

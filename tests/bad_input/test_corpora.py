@@ -308,7 +308,7 @@ def test_bytes_that_are_not_utf8(text):
     assert nothing_built(text)
     done = CliRunner().invoke(main, [str(word) for word in build(text)])
     assert done.exit_code == 0
-    assert "left out 1 not UTF-8" in done.stdout
+    assert "dropped 1 not UTF-8" in done.stdout
 
 
 def test_a_document_longer_than_any_sequence_is_cut_into_rows(text):

@@ -145,5 +145,5 @@ def test_a_link_in_a_shard_is_told(folder, kind):
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
     seal_corpus(folder)
-    [found] = [check.found for check in verify_corpus(folder) if check.name == path.name]
-    assert "'000000000999.tokens.npy' is no plain file; build the corpus again" in found
+    [found] = [check.message for check in verify_corpus(folder) if check.name == path.name]
+    assert "'000000000999.tokens.npy' is not a regular file; build the corpus again" in found

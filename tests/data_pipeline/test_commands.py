@@ -29,8 +29,8 @@ def small(folder: Path, vocabulary: int = 400) -> list[str]:
 def test_build_prints_report(text, tmp_path, console):
     report = build([str(text), *small(tmp_path)], console=console)
     assert f"{report.splits['train']['tokens']:,}" in printed(console)
-    assert "left out 2 duplicate" in printed(console)
-    assert "left out 1 not UTF-8 (library/latin.txt)" in printed(console)
+    assert "dropped 2 duplicate" in printed(console)
+    assert "dropped 1 not UTF-8 (library/latin.txt)" in printed(console)
 
 
 def test_arguments_override_recipe(text, tmp_path, console):
@@ -52,11 +52,11 @@ def test_trained_tokenizer_is_used_by_build(text, tmp_path, console):
 
 ANNOTATE = "annotate={sentences: true, words: true}"
 OBJECTIVES = [
-    ("byte-bpe", "causal-lm", "must say: the next token, at 6"),
+    ("byte-bpe", "causal-lm", "labels: the next token, at 6"),
     ("wordpiece", "masked-lm-next-sentence", "second text:"),
     ("wordpiece", "masked-lm-sentence-order", "second text:"),
     ("wordpiece", "masked-lm-whole-word", "[MASK]→"),
-    ("unigram", "span-corruption", "must say: <extra_id_0>"),
+    ("unigram", "span-corruption", "labels: <extra_id_0>"),
 ]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data_pipeline.inspection import plural, said, shown, summary
+from data_pipeline.inspection import plural, show_sample, shown_recipe, summary_table
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.data.manifest import LABELS
 
@@ -15,7 +15,9 @@ from megaptm.data.manifest import LABELS
 def test_custom_objective_label_is_shown():
     batch = BatchSpec({"": 4}, fields((4,), "tokens") | fields((), "is_low"))
     tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
-    texts = [shown({"tokens": np.arange(4), "is_low": np.array(low)}, batch, tokenizer).plain for low in (1, IGNORED)]
+    texts = [
+        show_sample({"tokens": np.arange(4), "is_low": np.array(low)}, batch, tokenizer).plain for low in (1, IGNORED)
+    ]
     assert texts == ["0 1 2 3\n\nis_low: 1", "0 1 2 3"]
 
 
@@ -30,9 +32,9 @@ def test_shown_recipe_omits_unset_values():
         "deduplicate": {"documents": True, "near": None},
         "seed": 0,
     }
-    made_from = {"found": {}, "recipe": recipe, "tables": {}}
-    shown_recipe = {"steps": [{"normalize": {}}], "deduplicate": {"documents": True}, "seed": 0}
-    assert said(made_from) == {"recipe": shown_recipe}
+    made_from = {"annotation_counts": {}, "recipe": recipe, "tables": {}}
+    expected = {"steps": [{"normalize": {}}], "deduplicate": {"documents": True}, "seed": 0}
+    assert shown_recipe(made_from) == {"recipe": expected}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,6 @@ def test_summary_of_text_and_image_corpora(made_from, dtype, rows):
     split = SimpleNamespace(samples=2, tokens=7, bytes=9, shards=(0,))
     manifest = SimpleNamespace(id="1f", splits={"train": split}, made_from=made_from, dtype=dtype)
     console = Console(file=io.StringIO(), width=120)
-    console.print(summary(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
+    console.print(summary_table(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
     assert lines[:3] == ["id 1f", *rows]

@@ -32,7 +32,7 @@ OTHERS = (
         ("/dev/null/x", "cannot be written .Not a directory"),
         ("\ud800", "cannot be written .*surrogates"),
         ("~nobody-of-this-name/x", "cannot be written .*home"),
-        ("s3://bucket/out", "is a URL: name a file of this machine"),
+        ("s3://bucket/out", "is a URL: name a local file"),
         (".", "is a folder: name a file"),
     ],
 )

@@ -17,12 +17,12 @@ REPORT = CorpusReport(
         "<script>": [("a.txt", "<script>alert('no')</script>")],
         "duplicate": [("b.txt", "a.txt")],
     },
-    said={"empty": "is empty: remove it", "<script>": "has no `text`, but <b>: name it"},
+    messages={"empty": "is empty: remove it", "<script>": "has no `text`, but <b>: name it"},
     languages={"en": 5, "de": 1},
     lengths={8: 5, 16: 1},
     tokenizer={"kind": "byte-bpe", "vocabulary": 300},
     workers=2,
-    found=4,
+    reused_jobs=4,
     seconds={"read and clean": 1.5},
 )
 
@@ -52,11 +52,11 @@ def test_page_shows_report(tmp_path):
     reader.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert reader.open == []
     text = " ".join(reader.words)
-    assert "10 documents in 3 files; 6 kept" in text
+    assert "10 documents in 3 files; 6 in the corpus" in text
     assert "<script>alert('no')</script>" in text
-    assert "in its place stays a.txt" in text
+    assert "duplicate of a.txt" in text
     assert text.count("is empty: remove it") == 1
-    assert "4 jobs were found done" in text
+    assert "4 jobs were reused" in text
     assert {"width:100.00%", "width:20.00%"} <= set(reader.widths)
 
 
@@ -68,4 +68,4 @@ def test_page_escapes_document_text(tmp_path):
 def test_terminal_shows_first_message_per_reason():
     console = Console(record=True, width=40, file=io.StringIO())
     REPORT.print(console)
-    assert "left out 2 <script> (a.txt): the first has no `text`, but <b>: name it" in console.export_text()
+    assert "dropped 2 <script> (a.txt): the first has no `text`, but <b>: name it" in console.export_text()

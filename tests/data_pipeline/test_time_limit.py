@@ -7,7 +7,7 @@ import pytest
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.step import Filter
 from data_pipeline.document import Document, Dropped
-from data_pipeline.time_limit import TookTooLong, limiting, time_limit
+from data_pipeline.time_limit import TimeLimitError, apply_time_limit, time_limit
 
 LIMIT = 0.2
 """Seconds of processor time."""
@@ -42,14 +42,14 @@ class Deaf(Stuck):
 def texts_left(folder, step) -> tuple[list[str], dict[str, int]]:
     dropped = Dropped()
     documents = [Document(text, text) for text in TEXTS]
-    with limiting(LIMIT, folder):
+    with apply_time_limit(LIMIT, folder):
         retained = [document.text for document in run_steps([step], documents, dropped, "skip")]
     return retained, dict(dropped.counts)
 
 
 @pytest.mark.parametrize("step", [Stuck, Deaf])
 def test_document_over_time_limit_is_dropped(step, tmp_path):
-    expected = (["short", "other"], {"took too long": 1})
+    expected = (["short", "other"], {"time limit exceeded": 1})
     assert texts_left(tmp_path, step()) == expected
     step.ran = 0
     assert texts_left(tmp_path, step()) == expected
@@ -57,11 +57,14 @@ def test_document_over_time_limit_is_dropped(step, tmp_path):
 
 
 def test_time_limit_records_apply_to_same_limit(tmp_path):
-    with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong, match=r"takes more than 0\.2 s of processor time"):
+    with (
+        apply_time_limit(LIMIT, tmp_path),
+        pytest.raises(TimeLimitError, match=r"takes more than 0\.2 s of processor time"),
+    ):
         busy()
-    with limiting(LIMIT, tmp_path), pytest.raises(TookTooLong), time_limit("x", "text"):
+    with apply_time_limit(LIMIT, tmp_path), pytest.raises(TimeLimitError), time_limit("x", "text"):
         pytest.fail("it is known")
-    with limiting(2 * LIMIT, tmp_path), time_limit("x", "text"):
+    with apply_time_limit(2 * LIMIT, tmp_path), time_limit("x", "text"):
         pass
 
 
@@ -72,7 +75,7 @@ def busy():
 
 
 def test_sleep_does_not_count(tmp_path):
-    with limiting(LIMIT, tmp_path), time_limit("x", "text"):
+    with apply_time_limit(LIMIT, tmp_path), time_limit("x", "text"):
         time.sleep(2 * LIMIT)
 
 

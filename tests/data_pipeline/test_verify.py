@@ -53,21 +53,21 @@ def test_flipped_bit_is_found(name, corpus):
     (corpus / name).write_bytes(content)
     [check] = invalid_files(corpus)
     assert check.name == "train-000000.tar"
-    assert f"{name} is damaged" in check.found
+    assert f"{name} is damaged" in check.message
 
 
 @pytest.mark.parametrize("name", ["train-000000.tar", "train-000000.index.npy"])
 def test_missing_file_is_found(name, corpus):
     (corpus / name).unlink()
     [check] = invalid_files(corpus)
-    assert f"{name} is missing" in check.found
+    assert f"{name} is missing" in check.message
 
 
 def test_truncated_shard_is_found(corpus):
     with (corpus / "train-000000.tar").open("r+b") as file:
         file.truncate(5000)
     [check] = invalid_files(corpus)
-    assert "5,000 bytes" in check.found
+    assert "5,000 bytes" in check.message
 
 
 def test_edited_or_missing_manifest_is_found(corpus):
@@ -77,7 +77,7 @@ def test_edited_or_missing_manifest_is_found(corpus):
     assert [check.name for check in verify_corpus(corpus)] == ["manifest.json"]
     (corpus / "manifest.json").unlink()
     [check] = verify_corpus(corpus)
-    assert "not a finished corpus" in check.found
+    assert "not a finished corpus" in check.message
 
 
 def test_tokenizer_of_other_corpus_is_found(corpus, text, tmp_path):
@@ -113,7 +113,7 @@ def rewritten(corpus: Path, tokens: list[int]) -> Path:
 def test_ids_beyond_vocabulary_are_found(corpus):
     assert not invalid_files(rewritten(corpus, [1, 2, 399]))
     [check] = invalid_files(rewritten(corpus, [1, 2, 400]))
-    assert "id 400, beyond the 400" in check.found
+    assert "id 400, beyond the 400" in check.message
 
 
 def test_wrong_index_offset_is_found(corpus):
@@ -127,7 +127,7 @@ def test_wrong_index_offset_is_found(corpus):
     splits = {"train": [replace(info, index_sha256=digest)], "validation": []}
     write_manifest(corpus, dtype="uint16", splits=splits, tokenizer=manifest.tokenizer, made_from=manifest.made_from)
     [check] = invalid_files(corpus)
-    assert "train-000000.index.npy does not match" in check.found
+    assert "train-000000.index.npy does not match" in check.message
 
 
 def test_corpus_at_url_is_inspected_and_verified(corpus, tmp_path, faults, monkeypatch):
@@ -145,4 +145,4 @@ def test_corpus_at_url_is_inspected_and_verified(corpus, tmp_path, faults, monke
     storage.upload(corpus / "manifest.json", f"{url}/train-000000.tar")
     [check] = invalid_files(url)
     assert check.name == "train-000000.tar"
-    assert "bytes where" in check.found
+    assert "bytes where" in check.message

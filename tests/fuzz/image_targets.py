@@ -105,7 +105,7 @@ def reads_source(*objectives: tuple[dict[str, Any], int], **options: Any) -> Cal
         recipe = ImageRecipe(source=str(folder), validation=0.4, **options)
         try:
             report = build_images(recipe, built, workers=0, console=quiet, overwrite=True)
-            assert all(check.good for check in verify_corpus(built))
+            assert all(check.is_valid for check in verify_corpus(built))
             try:
                 found = digest_of(samples(built, objectives))
             except UserError as error:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 from safetensors.numpy import load_file, save, save_file
 
-from data_pipeline.annotate.retrieve import FoundOfKind, RetrievalOptions, likely_in_columns, retrieve
+from data_pipeline.annotate.retrieve import RetrievalCounts, RetrievalOptions, max_class_probabilities, retrieve
 from data_pipeline.commands import retrieved
 from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.batch import IGNORED
@@ -121,7 +121,7 @@ def test_columns_tell_where_in_an_image_something_is() -> None:
     likely = np.array([[0, 0.9, 0.1], [0.5, 0.2, 0.3], [0, 0.4, 0.6]], dtype=np.float16)
     found = Regions(features=likely, boxes=boxes, likely=likely, confidence=np.ones(3, dtype=np.float32))
     for columns, expected in ((1, [0.9, 0.6]), (2, [0.9, 0.1, 0.4, 0.6]), (3, [0.9, 0.1, 0.2, 0.3, 0.4, 0.6])):
-        assert likely_in_columns(found, columns).tolist() == pytest.approx(expected, abs=1e-3)
+        assert max_class_probabilities(found, columns).tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def everything(folder: Path, split: str) -> list[DocumentSlice]:
@@ -238,7 +238,7 @@ def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_p
     with pytest.raises(UserError, match="say --detector FEATURES CLASSES"):
         retrieve(corpus, tmp_path / "other", replace(how, detector=(2048, 1601)))
     assert not (tmp_path / "other.blocks").exists()
-    assert str(FoundOfKind(documents=3)) == "of 3 documents none has any: lower --threshold"
+    assert str(RetrievalCounts(documents=3)) == "none of 3 documents has a match: lower --threshold"
     begun: list[str] = []
     assert isinstance(retrieve(corpus, tmp_path / "it", how, texts=texts, tell=begun.append), dict)
     assert begun == ["train: block 2 of 2", "validation: block 1 of 1"]

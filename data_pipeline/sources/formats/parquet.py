@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from data_pipeline.document import Document, is_of_document
+from data_pipeline.document import Document, is_document_error
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
 from data_pipeline.sources.encodings import Encoding
@@ -91,7 +91,7 @@ def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> It
 
 def _error_message(error: Exception) -> str:
     """Return the message of an Arrow error about the file. Re-raise an error of the disk or the server."""
-    if not is_of_document(error):
+    if not is_document_error(error):
         raise error
     return in_brief(error)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate import Annotations, annotate, text_and_turns
-from data_pipeline.annotate.words import word_begins
+from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
 from megaptm.errors import UserError
 from megaptm.tokenizers import KINDS
@@ -93,7 +93,7 @@ def test_word_starts_match_text(kind, tokenizers, prose):
     for (ids, arrays), text in zip(annotated, texts, strict=True):
         groups = [tokenizer.decode(group) for group in np.split(ids, arrays["words"][1:])]
         assert squeezed("".join(groups)) == squeezed(text)
-        words = borders("".join(word) for word in np.split(list(text), word_begins(text)[1:]))
+        words = borders("".join(word) for word in np.split(list(text), word_offsets(text)[1:]))
         result = borders(groups)
         assert set(result) <= set(words)
         tokens = borders(
@@ -169,7 +169,7 @@ def test_inputs_lists_files(tmp_path):
     ("settings", "sentence"),
     [
         ({"words": True, "chinese": "jieba"}, r"annotate\.chinese \(jieba\) must be `characters`, `words`"),
-        ({"chinese": "words"}, r"ask for annotate\.words"),
+        ({"chinese": "words"}, r"annotate\.chinese needs annotate\.words"),
     ],
 )
 def test_conflicting_settings_are_rejected(settings, sentence):

@@ -88,7 +88,7 @@ def test_document_with_unknown_label_is_dropped(corpus):
     folder, report = corpus
     (reason,) = report.dropped
     assert report.dropped[reason] == 1
-    assert "the label 'bought' is none of clicked, shown, random" in report.said[reason]
+    assert "the label 'bought' is not one of clicked, shown, random" in report.messages[reason]
     assert sum(split.samples for split in Corpus.open(folder).manifest.splits.values()) == 60
-    with pytest.raises(UserError, match=r"annotate\.labels \(a, a\) has one twice"):
+    with pytest.raises(UserError, match=r"annotate\.labels \(a, a\) contains a label twice"):
         Annotations(labels=("a", "a"))

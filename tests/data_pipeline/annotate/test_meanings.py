@@ -44,7 +44,7 @@ def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path
     ("text", "message"),
     [
         ("objects\n", "line 1 of .* is not `kind<TAB>phrase<TAB>phrase"),
-        ("objects\tcart\nverbs\tgo\n", "line 2 of .* of a kind that is one of objects, attributes, relations"),
+        ("objects\tcart\nverbs\tgo\n", "line 2 of .* with a kind of objects, attributes, relations"),
         ("objects\tcart\t\n", "line 1 of"),
         ("# nothing\n", "has no phrases"),
     ],

@@ -42,7 +42,7 @@ def test_parts_follow_order_of_fields(tmp_path, name, content, options):
 def test_record_with_missing_part_is_dropped(tmp_path):
     result = reading(written(tmp_path / "a.jsonl", '{"en": "one"}\n'), parts=("en", "de"))
     assert result.counts == {"no text field": 1}
-    assert "name another with `parts`" in result.dropped.said["no text field"]
+    assert "name another with `parts`" in result.dropped.messages["no text field"]
 
 
 def test_part_combines_fields_by_template(tmp_path):
@@ -145,7 +145,7 @@ def test_build_of_pairs(tmp_path):
 
 def test_mixing_sources_with_and_without_parts_is_rejected():
     plain, paired = Source("a.txt"), Source("a.en", aligned=".de")
-    with pytest.raises(UserError, match="parts all or none"):
+    with pytest.raises(UserError, match="either all or no sources must have parts"):
         Recipe(sources=(plain, paired))
     with pytest.raises(UserError, match=r"annotate\.parts needs sources"):
         Recipe(sources=(plain,), annotate=Annotations(parts=True))

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from data_pipeline.annotate import words
-from data_pipeline.annotate.phrases import phrases_of
+from data_pipeline.annotate.phrases import find_phrases
 from data_pipeline.document import Document
 from megaptm.errors import UserError
 
 
 def phrases_in(name: str, text: str) -> list[str]:
-    return [text[first:stop] for first, stop in phrases_of(name, Document(text, "x"))]
+    return [text[first:stop] for first, stop in find_phrases(name, Document(text, "x"))]
 
 
 def test_phrases_of_file_match_longest_complete_words(tmp_path):
@@ -37,5 +37,5 @@ def beyond(text):
 
 
 def test_phrase_outside_text_raises():
-    with pytest.raises(ValueError, match=r"gave \(0, 4\) for a text of 3 characters"):
+    with pytest.raises(ValueError, match=r"returned \(0, 4\) for a text of 3 characters"):
         phrases_in(f"{__name__}:beyond", "abc")

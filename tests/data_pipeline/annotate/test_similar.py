@@ -36,7 +36,7 @@ def test_similar_words_from_vectors(tokenizer, tmp_path):
     vectors = {"cat": "1 0.1", "dog": "3 0.2", "sea": "0 1", "mat": "0.1 2", "the": "-1 -1"}
     lines = ["5 2", *(f"{word} {numbers}" for word, numbers in vectors.items())]
     (tmp_path / "vectors.txt").write_text("\n".join(lines), encoding="utf-8")
-    near = read_vectors(tmp_path / "vectors.txt", tokenizer, most=2)
+    near = read_vectors(tmp_path / "vectors.txt", tokenizer, top=2)
     assert near["cat"] == ["dog", "mat"]
     assert near["sea"] == ["mat", "cat"]
     assert write_similar_words(near, tokenizer, tmp_path / "similar.npz") == 5
@@ -45,7 +45,7 @@ def test_similar_words_from_vectors(tokenizer, tmp_path):
 def test_large_vectors_do_not_overflow(tokenizer, tmp_path):
     lines = ["cat 1e30 1e29", "dog 3 0.2", "sea 0 1e30", "mat 0.1 2"]
     (tmp_path / "vectors.txt").write_text("\n".join(lines), encoding="utf-8")
-    near = read_vectors(tmp_path / "vectors.txt", tokenizer, most=1)
+    near = read_vectors(tmp_path / "vectors.txt", tokenizer, top=1)
     assert near == {"cat": ["dog"], "dog": ["cat"], "sea": ["mat"], "mat": ["sea"]}
 
 
@@ -70,20 +70,20 @@ def test_invalid_table_line_is_rejected(text, message, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cat a b", "not a word and its numbers"),
-        ("cat 1 2\ndog 1", "has 1 numbers, unlike the others"),
-        ("cat 1 2\ndog nan 1", "line 2 of .* has a number that is not finite"),
-        ("cat 1 2\ndog 1 -inf", "line 2 of .* has a number that is not finite"),
-        ("cat 1 1e39", "line 1 of .* has a number that is not finite"),  # as one of 32 bits
+        ("cat a b", "not a word and its vector"),
+        ("cat 1 2\ndog 1", "has 1 values, unlike earlier lines"),
+        ("cat 1 2\ndog nan 1", "line 2 of .* has a value that is not finite"),
+        ("cat 1 2\ndog 1 -inf", "line 2 of .* has a value that is not finite"),
+        ("cat 1 1e39", "line 1 of .* has a value that is not finite"),  # as one of 32 bits
     ],
 )
 def test_invalid_vectors_are_rejected(text, message, tokenizer, tmp_path):
     (tmp_path / "vectors.txt").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=message):
-        read_vectors(tmp_path / "vectors.txt", tokenizer, most=2)
+        read_vectors(tmp_path / "vectors.txt", tokenizer, top=2)
 
 
 def test_table_without_usable_words_is_rejected(tokenizer, tmp_path):
-    with pytest.raises(UserError, match="no word has another of as many tokens"):
+    with pytest.raises(UserError, match="no word has a similar word with as many tokens"):
         write_similar_words({"cat": ["zebra"]}, tokenizer, tmp_path / "similar.npz")
     assert not (tmp_path / "similar.npz").exists()

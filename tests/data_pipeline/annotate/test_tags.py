@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.annotate.tags import tagger_named
+from data_pipeline.annotate.tags import load_tagger
 from data_pipeline.document import Document
 from megaptm.errors import UserError
 
@@ -12,7 +12,7 @@ PHRASES = (
 
 
 def tagged(name: str, text: str) -> list[tuple[str, str]]:
-    tags = tagger_named(name).tags(Document(text, "x"))
+    tags = load_tagger(name).tags(Document(text, "x"))
     return [(text[first:stop], label) for first, stop, label in tags]
 
 
@@ -27,7 +27,7 @@ def test_longest_phrase_matches_first(phrases):
     text = "Ada Lovelace left New York City for York, not New Yorker's Yorkshire; 我在北京市"
     expected = [("Ada Lovelace", "person"), ("New York City", "place"), ("York", "place"), ("北京", "place")]
     assert tagged(phrases, text) == expected
-    assert tagger_named(phrases).labels == ("person", "place")
+    assert load_tagger(phrases).labels == ("person", "place")
 
 
 def shouts(text):
@@ -53,7 +53,7 @@ beyond.labels = ["x"]
 def test_tagger_function_has_sorted_labels():
     name = f"{__name__}:shouts"
     assert tagged(name, "HELP, says he, STOP") == [("HELP", "help"), ("STOP", "stop")]
-    assert tagger_named(name).labels == ("help", "stop")
+    assert load_tagger(name).labels == ("help", "stop")
 
 
 @pytest.mark.parametrize(
@@ -61,17 +61,17 @@ def test_tagger_function_has_sorted_labels():
     [
         ("no_such_module_here:tag", "annotate.tags: module `no_such_module_here` cannot be imported"),
         (f"{__name__}:nobody", "has no function `nobody`"),
-        (f"{__name__}:unlabelled", "has no list of its labels"),
+        (f"{__name__}:unlabelled", "has no list of labels"),
         ("nowhere.tsv", r"nowhere\.tsv cannot be read"),
     ],
 )
 def test_invalid_tagger_is_rejected(name, sentence):
     with pytest.raises(UserError, match=sentence):
-        tagger_named(name)
+        load_tagger(name)
 
 
 def test_tag_outside_text_raises():
-    with pytest.raises(ValueError, match=r"beyond gave \(0, 4, 'x'\) for a text of 3 characters"):
+    with pytest.raises(ValueError, match=r"beyond returned \(0, 4, 'x'\) for a text of 3 characters"):
         tagged(f"{__name__}:beyond", "abc")
 
 
@@ -82,4 +82,4 @@ def test_tag_outside_text_raises():
 def test_invalid_phrase_file_is_rejected(written, sentence, tmp_path):
     (tmp_path / "p.tsv").write_text(written)
     with pytest.raises(UserError, match=sentence):
-        tagger_named(str(tmp_path / "p.tsv"))
+        load_tagger(str(tmp_path / "p.tsv"))

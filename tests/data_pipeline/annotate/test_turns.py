@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_pipeline.annotate.turns import ROLES, role_number, text_and_turns
+from data_pipeline.annotate.turns import ROLES, role_index, text_and_turns
 
 
 def test_messages_are_joined_by_newlines():
@@ -21,7 +21,7 @@ def test_messages_are_joined_by_newlines():
     ("name", "role"), [("User", "user"), ("human", "user"), ("gpt", "assistant"), ("ROMEO", "other"), ("tool", "tool")]
 )
 def test_role_aliases(name, role):
-    assert ROLES[role_number(name)] == role
+    assert ROLES[role_index(name)] == role
 
 
 def test_invalid_message_raises():

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.annotate.words import word_begins
+from data_pipeline.annotate.words import word_offsets
 from megaptm.errors import UserError
 
 
 def words(text: str, chinese: str = "characters") -> list[str]:
     """Without white space."""
-    borders = [*word_begins(text, chinese).tolist(), len(text)]
+    borders = [*word_offsets(text, chinese).tolist(), len(text)]
     return [word for word in (text[first:stop].strip() for first, stop in pairwise(borders)) if word]
 
 
@@ -47,7 +47,7 @@ def test_words_match_bert_pre_tokenizer(prose):
 @settings(deadline=None)
 @given(text=st.text())
 def test_word_offsets_ascend_within_text(text):
-    starts = word_begins(text).tolist()
+    starts = word_offsets(text).tolist()
     assert starts == sorted(set(starts))
     assert starts[:1] == [0] * bool(text)
     assert all(begin < len(text) for begin in starts)
@@ -86,5 +86,5 @@ def test_jieba_segmenter():
 
 
 def test_segmenter_that_changes_text_is_rejected():
-    with pytest.raises(UserError, match=r"annotate\.chinese.*are not its characters"):
+    with pytest.raises(UserError, match=r"annotate\.chinese.*do not concatenate to it"):
         words("北京大学", f"{__name__}:upside_down")

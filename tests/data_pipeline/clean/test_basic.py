@@ -49,7 +49,7 @@ def test_drop_long():
 def test_drop_few_letters():
     retained, dropped = clean("IMG_0017", "ab 12", "a 123", "हिन्दी", "図1", "", steps=[DropFewLetters(share=0.5)])
     assert retained == ["ab 12", "हिन्दी", "図1", ""]
-    assert dropped.counts == {"letters are less than 50%": 2}
+    assert dropped.counts == {"less than 50% letters": 2}
 
 
 @pytest.mark.parametrize("invalid", [lambda: DropLong(characters=0), lambda: DropFewLetters(share=1.5)])

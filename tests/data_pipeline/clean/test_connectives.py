@@ -93,9 +93,9 @@ def test_user_connectives_replace_shipped(tmp_path) -> None:
     ("written", "message"),
     [
         (None, "cannot be read"),
-        ("# none\n", "has no words: add one to a line"),
+        ("# none\n", "has no words: add one per line"),
         ("contrast\t,\n", "has a line without a connective"),
-        ("a\tbut\nb\tBut,\n", "gives `but` a second label: leave one"),
+        ("a\tbut\nb\tBut,\n", "gives `but` a second label: remove one"),
     ],
 )
 def test_invalid_connective_file_is_rejected(tmp_path, written, message) -> None:
@@ -148,6 +148,6 @@ def test_connective_is_label_and_not_in_tokens(tmp_path) -> None:
 def test_sources_with_parts_are_rejected(tmp_path) -> None:
     source = f"sources=[{{path: {tmp_path}/a.jsonl, parts: [a, b]}}]"
     with pytest.raises(
-        UserError, match="step pair-by-connective makes parts of plain text, and the sources have parts"
+        UserError, match="step pair-by-connective makes parts of plain text, but the sources have parts already"
     ):
         read_recipe(["x"], [source, "steps=[pair-by-connective]"])

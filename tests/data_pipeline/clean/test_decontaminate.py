@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import run_steps
-from data_pipeline.clean.comparable import comparable, comparable_places
+from data_pipeline.clean.comparable import comparable, comparable_with_offsets
 from data_pipeline.clean.decontaminate import Decontaminate
-from data_pipeline.clean.hash_set import Known
+from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.lines import DropLines
 from data_pipeline.clean.predicate import KeepIf
 from data_pipeline.clean.scrub import Scrub
@@ -84,7 +84,7 @@ def test_document_with_too_many_pieces_is_dropped(evaluation):
     step = Decontaminate(against=(evaluation,), cut=True, around=0, min_piece_characters=0, max_pieces=2)
     between = " and so on "
     assert len(run(step, between.join([QUESTION] * 3)[: -len(QUESTION)])[0]) == 2
-    assert reason(step, between.join([QUESTION] * 4)) == f"{WHY} in more than 2 places"
+    assert reason(step, between.join([QUESTION] * 4)) == f"{WHY}, cut into more than 2 pieces"
 
 
 ENGLISH = "The quick brown fox jumps over the lazy dog while the old farmer sleeps by the open window."
@@ -203,7 +203,7 @@ ODD = [
 @given(st.lists(st.one_of(st.text(max_size=6), st.sampled_from([*ODD, *map(nfd, ODD)]))))
 def test_comparable_text_offsets(pieces):
     text = "".join(pieces)
-    compared, starts, ends = comparable_places(text)
+    compared, starts, ends = comparable_with_offsets(text)
     assert compared == comparable(text)
     assert len(starts) == len(ends) == len(compared)
     assert (starts < ends).all()
@@ -213,14 +213,14 @@ def test_comparable_text_offsets(pieces):
 @given(known=st.sets(st.integers(0, 2**64 - 1)), requested=st.lists(st.integers(0, 2**64 - 1)))
 def test_hash_set_finds_known_hashes(known, requested):
     requested = requested + list(known)
-    result = Known(np.array(sorted(known), np.uint64)).places(np.array(requested, np.uint64))
+    result = HashSet(np.array(sorted(known), np.uint64)).indexes_of(np.array(requested, np.uint64))
     assert result.tolist() == [location for location, value in enumerate(requested) if value in known]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"against": ("nowhere.txt",)}, r"against \(nowhere.txt\) is no file: correct the path"),
+        ({"against": ("nowhere.txt",)}, r"against \(nowhere.txt\) is not a file: correct the path"),
         ({"against": ()}, "against is empty"),
         ({"against": ("a",), "ngram": 7}, r"ngram \(7\) must be 8 words or more"),
         ({"against": ("a",), "texts": "words"}, r"texts \(words\) must be `line` or `file`"),
@@ -235,7 +235,7 @@ def test_invalid_decontaminate_options_are_rejected(options, message):
     ("name", "content", "message"),
     [
         ("short.txt", "a few words\n", "have no text of 8 words or more"),
-        ("bad.jsonl", "{\n", r"bad.jsonl:1 is no JSON"),
+        ("bad.jsonl", "{\n", r"bad.jsonl:1 is not JSON"),
         ("other.jsonl", '\n{"question": "x"}\n', r"other.jsonl:2 has no text in `text`: set `fields`"),
     ],
 )

@@ -52,12 +52,12 @@ def lines(*, plain, marked, mark="{}"):
             " ".join(["the", "and", *["a" * 10] * 83, *["a" * 11] * 15]),
             "mean word length above 10",
         ),
-        (words(90) + " #" * 10, words(89) + " #" * 11, "more than 0.1 hash signs a word"),
-        (words(89) + " so..." * 10 + " on", words(88) + " so…" * 11 + " on", "more than 0.1 ellipses a word"),
+        (words(90) + " #" * 10, words(89) + " #" * 11, "more than 0.1 hash signs per word"),
+        (words(89) + " so..." * 10 + " on", words(88) + " so…" * 11 + " on", "more than 0.1 ellipses per word"),
         (
             lines(plain=1, marked=9, mark=" - {}"),
             lines(plain=1, marked=10, mark="• {}"),
-            "more than 90% of lines begin with a bullet",
+            "more than 90% of lines start with a bullet",
         ),
         (
             lines(plain=7, marked=3, mark="{}..."),
@@ -80,7 +80,7 @@ def test_stop_words_match_anywhere_in_any_case(end):
 
 def test_blank_lines_are_not_counted():
     bullets = "\r\n \r\n".join(["- the first and second of all"] * 19 + ["the first of all"])
-    assert reason(GopherQuality(min_words=1), bullets) == "more than 90% of lines begin with a bullet"
+    assert reason(GopherQuality(min_words=1), bullets) == "more than 90% of lines start with a bullet"
 
 
 def test_null_disables_rules():

@@ -1,6 +1,6 @@
 import pytest
 
-from data_pipeline.clean.language import JUDGED, KeepLanguage, TagLanguage
+from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, TagLanguage
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
 
@@ -32,7 +32,7 @@ def test_uncertain_languages_are_dropped():
 
 
 def test_only_start_of_text_is_classified():
-    long = ENGLISH * (JUDGED // len(ENGLISH) + 1)
+    long = ENGLISH * (CLASSIFIED_CHARACTERS // len(ENGLISH) + 1)
     assert reason(KeepLanguage(), long + GERMAN * 100) is None
 
 

@@ -31,7 +31,7 @@ def test_patterns_match_lines_with_crlf():
 
 
 def test_invalid_pattern_is_rejected():
-    with pytest.raises(UserError, match=r"drop-lines: patterns: `\(` is no regular expression"):
+    with pytest.raises(UserError, match=r"drop-lines: patterns: `\(` is not a regular expression"):
         DropLines(patterns=("(",))
 
 

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from data_pipeline.clean.predicate import KeepIf
-from data_pipeline.functions import function_named
+from data_pipeline.functions import load_function
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import run
 
@@ -30,7 +30,7 @@ def _rules(tmp_path, monkeypatch):
     (tmp_path / "user_rules.py").write_text(MODULE)
     yield
     sys.modules.pop("user_rules", None)
-    function_named.cache_clear()
+    load_function.cache_clear()
 
 
 def test_function_filters_documents():
@@ -54,11 +54,11 @@ def test_module_file_is_an_input(tmp_path):
     [
         (
             "user_rules:fails",
-            "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): fix it, or leave",
+            "keep-if failed on document 0.txt (ZeroDivisionError: division by zero): correct it, or skip",
         ),
         (
             "user_rules:says_three",
-            "(ValueError: user_rules:says_three answered 3: it must say True, False, None or a reason)",
+            "(ValueError: user_rules:says_three returned 3, but must return True, False, None or a reason)",
         ),
         ("user_rules:number", "`user_rules:number` is not a function: correct the name."),
         ("user_rules:nothing", "module `user_rules` has no function `nothing`: correct the name."),

@@ -91,11 +91,11 @@ def test_failing_step_drops_single_document(error):
     assert [document.text for document in retained] == ["one", "two"]
     assert dropped.counts == {"picky failed": 2, "dropped": 1}
     assert dropped.examples["picky failed"] == [("1.txt", "bad"), ("3.txt", "bad too")]
-    assert dropped.said == {"picky failed": f"{type(error).__name__}: {error}"}
+    assert dropped.messages == {"picky failed": f"{type(error).__name__}: {error}"}
 
 
 def test_failing_step_ends_build_with_on_error_fail():
-    with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): fix it, or leave "):
+    with pytest.raises(UserError, match=r"^picky failed on document 1\.txt \(ValueError: no\): correct it, or skip "):
         list(run_steps([Picky(ValueError("no"))], DOCUMENTS, Dropped(), "fail"))
 
 
@@ -156,9 +156,9 @@ def test_recipe_with_user_step(user_steps):
 @pytest.mark.parametrize(
     ("written", "message"),
     [
-        ("user_steps:Plain", "step user_steps:Plain is not a dataclass that takes documents"),
+        ("user_steps:Plain", "step user_steps:Plain is not a dataclass that is called with documents"),
         ("user_steps:Unfinished", "step user_steps:Unfinished has no method `reason`: write it"),
-        ("user_steps:NUMBER", "is not a dataclass that takes documents"),
+        ("user_steps:NUMBER", "is not a dataclass that is called with documents"),
         ("user_steps:Gone", "module `user_steps` has no step `Gone`"),
         ("nowhere:Step", "module `nowhere` cannot be imported"),
         ("user_steps:DropLinks: {mots: 3}", "unknown setting mots; did you mean most"),

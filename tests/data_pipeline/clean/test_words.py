@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean.words import LONGEST, Words
+from data_pipeline.clean.words import MAX_HASHED_BYTES, Words
 
 TEXTS = st.text(alphabet=st.sampled_from("aBz09_.,'-  \n\té\u0301ÉñİßΓδ字の漢한🙂\u3000—“”\u00a0𐐀𐐨"), max_size=60)
 
@@ -85,7 +85,7 @@ def test_alphabetic_words_contain_a_letter(text):
 
 
 def test_long_words_hash_start_and_length():
-    same, other, longer = ("a" * LONGEST + end for end in ("b", "c", "bb"))
+    same, other, longer = ("a" * MAX_HASHED_BYTES + end for end in ("b", "c", "bb"))
     assert Words(same).hashes == Words(other).hashes
     assert Words(same).hashes != Words(longer).hashes
 

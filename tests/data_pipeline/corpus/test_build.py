@@ -58,7 +58,7 @@ def test_report_counts_documents_and_drops(built):
     assert report["examples"]["unknown format"] == [["library/picture.png", ""]]
     message = "is not UTF-8: byte 0xe9 at offset 3: convert it to UTF-8, or set `encoding: auto` for its source"
     assert report["examples"]["not UTF-8"] == [["library/latin.txt", message]]
-    assert report["said"]["not UTF-8"] == message
+    assert report["messages"]["not UTF-8"] == message
     assert report["documents"] == sum(split.samples for split in splits.values()) == sum(report["lengths"].values())
     assert report["tokens"] == sum(split.tokens for split in splits.values())
     assert report["tokens_per_byte"] == report["tokens"] / report["bytes"]
@@ -154,7 +154,7 @@ def test_single_document_is_not_held_out(recipe, text, tmp_path):
     report = build_corpus(single, tmp_path / "corpus", workers=0)
     assert report.splits["validation"]["documents"] == 0
     assert report.splits["train"]["documents"] == 1
-    assert any("single document" in note for note in report.notes)
+    assert any("only one document" in note for note in report.notes)
 
 
 def refused(recipe: Recipe, out: Path) -> str:
@@ -235,4 +235,4 @@ def test_small_validation_split_suggests_share(tmp_path):
 def test_tiny_corpus_suggests_more_text(tmp_path):
     recipe = Recipe(sources=(Source(str(small_files(tmp_path / "mine", 5, 20))),))
     report = build_corpus(recipe, tmp_path / "corpus")
-    assert any(note.endswith(": give more text, or lower train.batch") for note in report.notes)
+    assert any(note.endswith(": use more text, or lower train.batch") for note in report.notes)

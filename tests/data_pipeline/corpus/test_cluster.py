@@ -96,7 +96,7 @@ def test_killed_workers_are_replaced(cluster, slow, expected, tmp_path):
     building.wait_for(1)
     chance = random.Random(3)
     for _ in range(3):
-        workers = [process for process in everybody() if "ray::_do" in "".join(command_of(process))]
+        workers = [process for process in everybody() if "ray::_run_single_threaded" in "".join(command_of(process))]
         if workers:
             chance.choice(workers).send_signal(signal.SIGKILL)
         time.sleep(chance.uniform(0.1, 0.8))

@@ -33,7 +33,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
         raise CutOff(work)
 
     monkeypatch.setattr(output.LocalOutput, "publish", publish)
-    monkeypatch.setattr(output, "WORTH_KEEPING", 0.0)
+    monkeypatch.setattr(output, "MIN_KEPT_SECONDS", 0.0)
 
     def build() -> tuple[dict[str, bytes], JobRunner]:
         with pytest.raises(CutOff) as end:
@@ -65,7 +65,7 @@ def test_changed_files_of_unfinished_build_are_rewritten(unfinished, tmp_path):
         assert again == expected
         assert set(work.damaged) == {name for name in subset if not WRITTEN_AGAIN.fullmatch(name)}
         notes = json.loads((tmp_path / "corpus.building" / "corpus" / "report.json").read_text())["notes"]
-        assert [note for note in notes if f"{len(work.damaged)} files of an unfinished build were not" in note]
+        assert [note for note in notes if f"{len(work.damaged)} files of an unfinished build had changed" in note]
 
 
 def test_only_damaged_jobs_run_again(unfinished, tmp_path):
@@ -77,7 +77,7 @@ def test_only_damaged_jobs_run_again(unfinished, tmp_path):
     again, work = unfinished()
     assert again == expected
     assert work.damaged == [path.relative_to(scratch).as_posix() for path in (gone, short)]
-    assert work.found == len(list(scratch.glob("finished/*/*"))) - 2
+    assert work.reused_jobs == len(list(scratch.glob("finished/*/*"))) - 2
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def finished_jobs(out: Path) -> int:
 
 
 def reused_jobs(out: Path) -> int:
-    return json.loads((out / "report.json").read_text())["found"]
+    return json.loads((out / "report.json").read_text())["reused_jobs"]
 
 
 @pytest.fixture(scope="module")

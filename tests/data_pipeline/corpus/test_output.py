@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus import output
-from data_pipeline.corpus.output import building
+from data_pipeline.corpus.output import open_output
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import Stages
@@ -21,7 +21,7 @@ NO_WORK = JobRunner(Path(), InProcess(), Stages(None))
 
 
 def build(out: Path, **options) -> None:
-    with building(out, overwrite=options.pop("overwrite", False)) as work:
+    with open_output(out, overwrite=options.pop("overwrite", False)) as work:
         tiny_corpus(work.folder, **options)
         work.publish(NO_WORK)
 
@@ -45,7 +45,7 @@ def test_finished_build_is_renamed(tmp_path):
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
 def test_failed_build_removes_files(failure, tmp_path):
     def fail_half_way() -> None:
-        with building(tmp_path / "corpus", overwrite=False) as work:
+        with open_output(tmp_path / "corpus", overwrite=False) as work:
             (work.folder / "train-000000.tar").write_text("half")
             raise failure
 
@@ -56,14 +56,14 @@ def test_failed_build_removes_files(failure, tmp_path):
 
 def test_build_keeps_finished_work_of_killed_build(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from data_pipeline.corpus.output import building\n"
-        "with building(Path(sys.argv[1]), overwrite=False) as work:\n"
+        "import os, sys; from pathlib import Path; from data_pipeline.corpus.output import open_output\n"
+        "with open_output(Path(sys.argv[1]), overwrite=False) as work:\n"
         "    (work.folder / 'left').mkdir(); (work.folder / 'stale.tar').touch(); (work.scratch / 'half.part').touch();"
         "(work.scratch / 'whole').touch(); os._exit(9)\n"
     )
     run_killed(code, tmp_path / "corpus")
     assert entries(tmp_path) == {"corpus.building"}
-    with building(tmp_path / "corpus", overwrite=False) as work:
+    with open_output(tmp_path / "corpus", overwrite=False) as work:
         assert entries(work.folder) == set()
         assert entries(work.scratch) == {"whole"}
         tiny_corpus(work.folder)
@@ -93,11 +93,11 @@ def publish_until(call: int, out: Path, monkeypatch) -> bool:
     with (
         monkeypatch.context() as patch,
         contextlib.suppress(Killed),
-        building(out, overwrite=True) as work,
+        open_output(out, overwrite=True) as work,
     ):
         (work.scratch / "work").touch()
         tiny_corpus(work.folder, seed=1)
-        patch.setattr(output, "WORTH_KEEPING", 0.0)  # who is killed removes nothing
+        patch.setattr(output, "MIN_KEPT_SECONDS", 0.0)  # who is killed removes nothing
         for name in ("rename", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, dying(getattr(os, name)))
         work.publish(NO_WORK)
@@ -118,7 +118,7 @@ def test_kill_while_publishing_loses_nothing(replaces, tmp_path, monkeypatch):
         published = out.exists() and not (replaces and (out / "manifest.json").read_bytes() == old)
         visited.add(published)
         if not published:
-            with building(out, overwrite=True) as work:
+            with open_output(out, overwrite=True) as work:
                 assert entries(work.scratch) == {"work"}
                 assert not replaces or (out / "manifest.json").read_bytes() == old
                 tiny_corpus(work.folder)
@@ -129,13 +129,13 @@ def test_kill_while_publishing_loses_nothing(replaces, tmp_path, monkeypatch):
 
 def test_failed_build_keeps_work_of_killed_build(tmp_path):
     run_killed(
-        "import os, sys; from data_pipeline.corpus.output import building\n"
-        "with building(sys.argv[1], overwrite=False) as work: (work.scratch / 'whole').touch(); os._exit(9)",
+        "import os, sys; from data_pipeline.corpus.output import open_output\n"
+        "with open_output(sys.argv[1], overwrite=False) as work: (work.scratch / 'whole').touch(); os._exit(9)",
         tmp_path / "corpus",
     )
-    with pytest.raises(RuntimeError), building(tmp_path / "corpus", overwrite=False):
+    with pytest.raises(RuntimeError), open_output(tmp_path / "corpus", overwrite=False):
         raise RuntimeError
-    with building(tmp_path / "corpus", overwrite=False) as work:
+    with open_output(tmp_path / "corpus", overwrite=False) as work:
         assert entries(work.scratch) == {"whole"}
 
 
@@ -148,10 +148,10 @@ def test_replacing_keeps_sibling_folder(tmp_path):
 
 def test_builds_share_scratch_folder(tmp_path):
     common = str(tmp_path / "common")
-    with building(tmp_path / "one", overwrite=False, scratch=common) as first:
+    with open_output(tmp_path / "one", overwrite=False, scratch=common) as first:
         (first.scratch / "half.part").touch()
         (first.scratch / "whole").touch()
-        with building(tmp_path / "two", overwrite=False, scratch=common) as second:
+        with open_output(tmp_path / "two", overwrite=False, scratch=common) as second:
             tiny_corpus(second.folder)
             second.publish(NO_WORK)
         assert entries(first.scratch) == {"half.part", "whole"}
@@ -164,7 +164,7 @@ def test_builds_share_scratch_folder(tmp_path):
 
 
 def test_concurrent_build_is_rejected(tmp_path):
-    with building(tmp_path / "corpus", overwrite=False) as work:
+    with open_output(tmp_path / "corpus", overwrite=False) as work:
         tiny_corpus(work.folder)
         with pytest.raises(UserError, match="in use by another build"):
             build(tmp_path / "corpus")
@@ -176,9 +176,9 @@ def test_overwrite_replaces_corpus_when_finished(tmp_path):
     out = tmp_path / "corpus"
     build(out)
     first = (out / "manifest.json").read_bytes()
-    with pytest.raises(UserError, match="already holds a corpus"):
+    with pytest.raises(UserError, match="already contains a corpus"):
         build(out, seed=1)
-    with pytest.raises(RuntimeError), building(out, overwrite=True):
+    with pytest.raises(RuntimeError), open_output(out, overwrite=True):
         raise RuntimeError
     assert (out / "manifest.json").read_bytes() == first
     build(out, seed=1, overwrite=True)
@@ -189,7 +189,7 @@ def test_overwrite_replaces_corpus_when_finished(tmp_path):
 def test_other_folder_is_never_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     for overwrite in (False, True):
-        with pytest.raises(UserError, match="not a corpus"):
+        with pytest.raises(UserError, match="other files than a corpus"):
             build(tmp_path, overwrite=overwrite)
     with pytest.raises(UserError, match="is a file"):
         build(tmp_path / "thesis.txt", overwrite=True)
@@ -228,6 +228,6 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_is_reported(small_disk):
-    with pytest.raises(UserError, match=r"no space left on the disk of .*: free some space or choose another place"):
+    with pytest.raises(UserError, match=r"no space left on the disk of .*: free some space or choose another folder"):
         build(small_disk / "corpus", documents=400)
     assert entries(small_disk) == set()

@@ -76,9 +76,9 @@ def test_tags_and_their_labels_in_manifest(tmp_path):
 @pytest.mark.parametrize(
     ("requested", "message"),
     [
-        ("tags={}/none.tsv", "annotate.tags: the text has no tags at all: give phrases that the text has"),
-        ("phrases={}/none.txt", "annotate.phrases: the text has no phrases at all: give phrases that the text has"),
-        ("turns=true", "annotate.turns: the text has no turns at all: give sources with `messages`"),
+        ("tags={}/none.tsv", "annotate.tags: the text has no tags: use phrases that occur in the text"),
+        ("phrases={}/none.txt", "annotate.phrases: the text has no phrases: use phrases that occur in the text"),
+        ("turns=true", "annotate.turns: the text has no turns: use sources with `messages`"),
     ],
 )
 def test_annotation_without_matches_is_rejected(requested, message, tmp_path):
@@ -94,7 +94,7 @@ def test_annotations_are_counted(tmp_path):
     text = records(tmp_path / "a.jsonl", *(sentence.lower() for sentence in SENTENCES))
     requested = "annotate={words: true, capitals: true}"
     report = built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", requested)
-    result = Corpus.open(tmp_path / "corpus").manifest.made_from["found"]
+    result = Corpus.open(tmp_path / "corpus").manifest.made_from["annotation_counts"]
     words = sum(len(shard.annotation("words", number)) for shard, number in documents(tmp_path / "corpus"))
     assert result == {"words": words, "capitals": 0}
     assert words > 0
@@ -211,8 +211,8 @@ def test_failing_user_function_drops_document(tmp_path, monkeypatch):
     settings = ["steps=[{keep-if: {call: 'rules_that_raise:deep'}}]", "annotate={tags: 'rules_that_raise:tagger'}"]
     report = built(tmp_path / "corpus", source, *settings, "tokenizer.vocabulary=300")
     assert report.dropped == {"keep-if failed": 1, "tokenizing failed": 1}
-    assert report.said["keep-if failed"].startswith("RecursionError: maximum recursion depth exceeded")
-    assert report.said["tokenizing failed"] == "ZeroDivisionError: no tags"
+    assert report.messages["keep-if failed"].startswith("RecursionError: maximum recursion depth exceeded")
+    assert report.messages["tokenizing failed"] == "ZeroDivisionError: no tags"
     assert report.splits["train"]["documents"] == 3
     for steps, message in (
         (settings, "keep-if failed on document a.jsonl@"),

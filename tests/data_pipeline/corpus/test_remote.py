@@ -43,7 +43,7 @@ def test_corpus_at_url_equals_local_corpus(url, recipe, tmp_path):
 def test_corpus_at_url_is_replaced_with_overwrite(url, recipe, text, tmp_path):
     build_corpus(recipe, url, workers=0)
     first = remote_files(url)
-    with pytest.raises(UserError, match=r"already holds a corpus.*overwrite=true"):
+    with pytest.raises(UserError, match=r"already contains a corpus.*overwrite=true"):
         build_corpus(recipe, url, workers=0)
     build_corpus(replace(recipe, seed=1, shard_bytes=1 << 20), url, workers=0, overwrite=True)
     assert remote_files(url)["manifest.json"] != first["manifest.json"]
@@ -54,7 +54,7 @@ def test_corpus_at_url_is_replaced_with_overwrite(url, recipe, text, tmp_path):
 def test_url_with_other_files_is_rejected(url, recipe, tmp_path):
     (tmp_path / "thesis").write_text("years of work")
     upload(tmp_path / "thesis", join(url, "thesis.txt"))
-    with pytest.raises(UserError, match=r"holds thesis\.txt, and no corpus"):
+    with pytest.raises(UserError, match=r"contains thesis\.txt but no corpus"):
         build_corpus(recipe, url, workers=0, overwrite=True)
     assert listed(url) == {"thesis.txt": 13}
 

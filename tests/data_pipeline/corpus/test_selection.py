@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.corpus.selection import EVERY, HELD, MOST_HELD, Selection, hash_bound, select, shards_of
+from data_pipeline.corpus.selection import (
+    HASH_LIMIT,
+    MAX_VALIDATION_SHARE,
+    VALIDATION_SHARE,
+    Selection,
+    max_bound,
+    select,
+    shards_of,
+)
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=40, unique=True)
 
@@ -40,7 +48,7 @@ def test_dropped_documents_are_in_no_split():
     parts = (["a", "b", "c"], ["d"])
     stays = [np.array([True, False, True]), np.array([False])]
     selection = select(parts_of(*parts), stays.__getitem__, validation=0.5, seed=0)
-    retained = [text for split in ("train", "validation") for text in texts_of(selection.places(split), *parts)]
+    retained = [text for split in ("train", "validation") for text in texts_of(selection.rows_by_part(split), *parts)]
     assert sorted(retained) == ["a", "c"]
 
 
@@ -48,7 +56,7 @@ def test_dropped_documents_are_in_no_split():
 def test_splits_partition_documents(texts, seed, validation, cut):
     parts = (texts[:cut], texts[cut:])
     selection = chosen(*parts, validation=validation, seed=seed)
-    train, held_out = (set(texts_of(selection.places(split), *parts)) for split in ("train", "validation"))
+    train, held_out = (set(texts_of(selection.rows_by_part(split), *parts)) for split in ("train", "validation"))
     assert train | held_out == set(texts)
     assert not train & held_out
     assert train
@@ -57,7 +65,7 @@ def test_splits_partition_documents(texts, seed, validation, cut):
 
 def test_split_depends_on_text_and_seed_only():
     def held_out(texts, seed):
-        return set(texts_of(chosen(texts, validation=0.2, seed=seed).places("validation"), texts))
+        return set(texts_of(chosen(texts, validation=0.2, seed=seed).rows_by_part("validation"), texts))
 
     texts = [f"document {number}" for number in range(300)]
     few, more, other = held_out(texts[:200], 0), held_out(texts, 0), held_out(texts, 1)
@@ -71,32 +79,32 @@ def test_small_corpus_validation_size(texts, cut):
     parts = parts_of(texts[:cut], texts[cut:])
     stays = [np.ones(len(part.sizes), dtype=bool) for part in parts]
     selection = select(parts, stays.__getitem__, seed=0)
-    held = [(number, row) for number, rows in selection.places("validation") for row in rows]
+    held = [(number, row) for number, rows in selection.rows_by_part("validation") for row in rows]
     sizes = [int(parts[number].sizes[row]) for number, row in held]
-    expected = int(MOST_HELD * sum(int(part.sizes.sum()) for part in parts))
+    expected = int(MAX_VALIDATION_SHARE * sum(int(part.sizes.sum()) for part in parts))
     assert sum(sizes) >= expected or len(held) == len(texts) - 1
     draws = [int(parts[number].digests[row, 1] ^ selection.salt) for number, row in held]
     # But for a document that is among the 0.02 of all.
-    if len(held) > 1 and max(draws) >= int(HELD * EVERY):
+    if len(held) > 1 and max(draws) >= int(VALIDATION_SHARE * HASH_LIMIT):
         assert sum(sizes) - sizes[int(np.argmax(draws))] < expected
 
 
 def test_share_of_holds_out_requested_bytes():
     texts = [f"document {number}" * (1 + number % 7) for number in range(50)]
     share = chosen(texts).share_of(700)
-    assert sum(map(len, texts_of(chosen(texts, validation=share).places("validation"), texts))) >= 700
-    assert sum(map(len, texts_of(chosen(texts, validation=share - 1e-6).places("validation"), texts))) < 700
+    assert sum(map(len, texts_of(chosen(texts, validation=share).rows_by_part("validation"), texts))) >= 700
+    assert sum(map(len, texts_of(chosen(texts, validation=share - 1e-6).rows_by_part("validation"), texts))) < 700
 
 
 def test_zero_validation_holds_out_nothing():
-    assert list(chosen(["a", "b"]).places("validation")) == []
+    assert list(chosen(["a", "b"]).rows_by_part("validation")) == []
 
 
 @given(texts=TEXTS, limit=st.integers(1, 200), cut=st.integers(0, 40))
 def test_limit_does_not_depend_on_order(texts, limit, cut):
     parts, backward = (texts[:cut], texts[cut:]), texts[::-1]
-    retained = texts_of(chosen(*parts, limit=limit).places("train"), *parts)
-    assert set(retained) == set(texts_of(chosen(backward, limit=limit).places("train"), backward))
+    retained = texts_of(chosen(*parts, limit=limit).rows_by_part("train"), *parts)
+    assert set(retained) == set(texts_of(chosen(backward, limit=limit).rows_by_part("train"), backward))
     total = sum(len(text.encode()) for text in retained)
     assert len(retained) == 1 or total <= limit
     # The one that comes next would have been too much.
@@ -107,15 +115,15 @@ def test_limit_does_not_depend_on_order(texts, limit, cut):
 
 
 def test_limit_with_equal_texts():
-    assert len(texts_of(chosen(["aa"] * 5, limit=4).places("train"), ["aa"] * 5)) == 5
-    assert hash_bound(lambda: iter([(np.array([7], np.uint64), np.array([5]))]), 5) == EVERY
+    assert len(texts_of(chosen(["aa"] * 5, limit=4).rows_by_part("train"), ["aa"] * 5)) == 5
+    assert max_bound(lambda: iter([(np.array([7], np.uint64), np.array([5]))]), 5) == HASH_LIMIT
 
 
 def test_sample_is_subset_of_split():
     texts = [f"document {number}" for number in range(50)]
     selection = chosen(texts, validation=0.3)
     sample, split = (
-        set(texts_of(offsets, texts)) for offsets in (selection.sample("train", 60), selection.places("train"))
+        set(texts_of(offsets, texts)) for offsets in (selection.sample("train", 60), selection.rows_by_part("train"))
     )
     assert sample < split
     assert 1 <= len(sample) <= 5
@@ -126,7 +134,7 @@ def test_sample_is_subset_of_split():
 def test_shards_partition_rows_in_order(cut, texts, size):
     parts = (texts[:cut], texts[cut:])
     made = parts_of(*parts)
-    shards = list(shards_of(chosen(*parts).places("train"), made, size))
+    shards = list(shards_of(chosen(*parts).rows_by_part("train"), made, size))
     assert [text for shard in shards for text in texts_of(shard, *parts)] == texts
     sizes = np.concatenate([part.sizes for part in made])
     stretch_of = dict(zip(texts, ((np.cumsum(sizes) - sizes) // size).tolist(), strict=True))

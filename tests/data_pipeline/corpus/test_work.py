@@ -48,7 +48,7 @@ def test_finished_jobs_are_reused(tmp_path, jobs):
     again = work(tmp_path)
     assert again.run("squares", square, jobs) == [0, 1, 4, 9, 16]
     assert log(tmp_path) == [1, 2, 3, 0, 4]
-    assert (first_runner.found, again.found) == (0, 3)
+    assert (first_runner.reused_jobs, again.reused_jobs) == (0, 3)
 
 
 def test_jobs_before_failure_are_reused(tmp_path, jobs):

@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.corpus.workers import SMALL, InProcess, OnRay, open_workers
+from data_pipeline.corpus.workers import MIN_RAY_BYTES, InProcess, OnRay, open_workers
 from megaptm.errors import UserError
 from tests.data_pipeline.corpus.test_build import files_of
 
 
 def test_small_input_runs_in_process():
-    with open_workers(None, SMALL - 1) as workers:
+    with open_workers(None, MIN_RAY_BYTES - 1) as workers:
         assert isinstance(workers, InProcess)
-    with open_workers(0, 100 * SMALL) as workers:
+    with open_workers(0, 100 * MIN_RAY_BYTES) as workers:
         assert isinstance(workers, InProcess)
 
 
 def test_unreachable_ray_is_rejected(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody listens below 1024 by chance
-    with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "), open_workers(2, SMALL):
+    with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "), open_workers(2, MIN_RAY_BYTES):
         pass
 
 
@@ -38,7 +38,10 @@ def test_ray_start_timeout_is_reported(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "init", too_slow)
     monkeypatch.setenv("MEGAPTM_RAY_START_SECONDS", "0")
-    with pytest.raises(UserError, match=r"Ray did not start on node .* 1 attempt.*workers=0"), open_workers(2, SMALL):
+    with (
+        pytest.raises(UserError, match=r"Ray did not start on node .* 1 attempt.*workers=0"),
+        open_workers(2, MIN_RAY_BYTES),
+    ):
         pass
     assert len(starts) == 1
 
@@ -46,7 +49,7 @@ def test_ray_start_timeout_is_reported(monkeypatch):
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
     """One Ray for the module: `open_workers` finds it running and leaves it so."""
-    with open_workers(4, SMALL) as workers:
+    with open_workers(4, MIN_RAY_BYTES) as workers:
         assert isinstance(workers, OnRay)
         yield workers
 
@@ -68,9 +71,7 @@ def die(number: int) -> int:
 
 @pytest.mark.real
 def test_job_that_kills_workers_is_reported(on_ray):
-    with pytest.raises(
-        UserError, match=r"Ray gives up a job whose worker was lost 4 times \(.+\): see that its machine"
-    ):
+    with pytest.raises(UserError, match=r"the worker of a Ray job was lost 4 times \(.+\): check that its machine"):
         dict(on_ray.run(die, [1]))
 
 

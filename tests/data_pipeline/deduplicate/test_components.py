@@ -27,7 +27,7 @@ def test_components_match_search(batches):
     expected = [(row, low) for row, low in enumerate(lowest) if row != low]
     assert list(zip(rows.tolist(), lower.tolist(), strict=True)) == expected
     every = np.arange(ROWS)
-    assert components.apart(every, every[::-1]).tolist() == [
+    assert components.are_separate(every, every[::-1]).tolist() == [
         first_low != second_low for first_low, second_low in zip(lowest, lowest[::-1], strict=True)
     ]
 

@@ -22,7 +22,7 @@ def test_documents_are_compared_exactly(tmp_path):
 
 
 def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 2)
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", 2)
     for size in (1, 2, 4):
         result = find(tmp_path / str(size), TEXTS, EQUAL, size=size, run=backwards)
         assert result.reasons.tolist() == REASONS

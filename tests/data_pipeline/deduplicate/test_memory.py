@@ -8,8 +8,8 @@ import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
 from data_pipeline.deduplicate.buckets import PartListing
-from data_pipeline.deduplicate.exact import equal
-from data_pipeline.deduplicate.near import near
+from data_pipeline.deduplicate.exact import find_equal_entries
+from data_pipeline.deduplicate.near import find_near
 from data_pipeline.deduplicate.tables import save
 from tests.data_pipeline.deduplicate.corpora import Written
 
@@ -45,11 +45,11 @@ def peaks(job_peaks):
 
 @pytest.mark.parametrize("parts", [10, 40])
 def test_job_memory_is_bounded_by_hashes(tmp_path, monkeypatch, parts):
-    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", ENTRIES)
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", ENTRIES)
     written, job_peaks = [part(tmp_path, number) for number in range(parts)], []
     listing = PartListing.write(str(tmp_path), written, Deduplicate(near=NEAR))
-    near(listing, NEAR, None, peaks(job_peaks))
-    equal(listing, "digests", parts * ROWS, peaks(job_peaks))
+    find_near(listing, NEAR, None, peaks(job_peaks))
+    find_equal_entries(listing, "digests", parts * ROWS, peaks(job_peaks))
     assert len(job_peaks) >= parts * ROWS * NEAR.bands / ENTRIES
     # And what a few signatures take, of those that meet by chance.
     assert max(job_peaks) < 44 * ENTRIES + (1 << 18)

@@ -7,8 +7,8 @@ import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
 from data_pipeline.deduplicate.buckets import PartListing
-from data_pipeline.deduplicate.near import near
-from data_pipeline.deduplicate.sketch import sign
+from data_pipeline.deduplicate.near import find_near
+from data_pipeline.deduplicate.sketch import compute_signatures
 from tests.data_pipeline.deduplicate.corpora import (
     backwards,
     edited,
@@ -39,7 +39,7 @@ def connected(folder, texts):
     """row -> lowest row that it is a near duplicate of."""
     options = Deduplicate(documents=False, near=Near())
     parts = write_parts(folder, texts, options)
-    components = near(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
+    components = find_near(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
     return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
 
 
@@ -92,7 +92,7 @@ def test_similarity_estimate_is_unbiased(words):
         for text, copy, _ in planted(kind, seed=2):
             first, second = (" ".join(one.split()[:words]) for one in (text, copy))
             pairs.append((first, second, jaccard(first, second)))
-    first, second = (sign([pair[side] for pair in pairs], NEAR) for side in (0, 1))
+    first, second = (compute_signatures([pair[side] for pair in pairs], NEAR) for side in (0, 1))
     errors = (first == second).mean(axis=1) - [similarity for _, _, similarity in pairs]
     assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
     similarity = np.array([similarity for _, _, similarity in pairs])
@@ -105,9 +105,9 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch):
     texts = [text for pair in planted("replace", 3) for text in pair[:2]]
     uncut = find(tmp_path / "a", texts, Deduplicate(near=Near()), size=1000).reasons
     assert 0 < np.count_nonzero(uncut) < len(texts)
-    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 1000)
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", 1000)
     monkeypatch.setattr("data_pipeline.deduplicate.bands.BLOCK", 50)
-    monkeypatch.setattr("data_pipeline.deduplicate.near.PAIRS", 3)
+    monkeypatch.setattr("data_pipeline.deduplicate.near.PAIRS_PER_JOB", 3)
     for size in (1, 7, 100):
         again = find(tmp_path / str(size), texts, Deduplicate(near=Near()), size=size, run=backwards)
         assert np.array_equal(again.reasons, uncut)
@@ -165,12 +165,12 @@ def test_signatures_do_not_depend_on_batch():
         "a\u0301 b c d e f",
         "\u0301 x y z v w",
     ]
-    together = sign(texts, NEAR)
-    assert np.array_equal(together, np.concatenate([sign([text], NEAR) for text in texts]))
+    together = compute_signatures(texts, NEAR)
+    assert np.array_equal(together, np.concatenate([compute_signatures([text], NEAR) for text in texts]))
 
 
 def test_long_document_similarity(monkeypatch):
     text, copy, similarity = next(pair for pair in planted("replace", 6) if pair[2] < 0.9)
     monkeypatch.setattr("data_pipeline.deduplicate.sketch.PIECE", 500)
-    first, second = sign([text, "short", copy], NEAR)[[0, 2]]
+    first, second = compute_signatures([text, "short", copy], NEAR)[[0, 2]]
     assert abs((first == second).mean() - similarity) < 0.15

@@ -15,8 +15,8 @@ def test_default_bands():
 @pytest.mark.parametrize("threshold", [0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
 def test_band_match_probability(threshold):
     near = Near(threshold=threshold)
-    assert near.meeting(threshold) >= 0.99
-    assert near.meeting(threshold / 4) < 0.1
+    assert near.match_probability(threshold) >= 0.99
+    assert near.match_probability(threshold / 4) < 0.1
     assert near.bands * near.rows <= near.hashes
     assert 0 < near.possible <= near.certain <= near.hashes
 
@@ -24,7 +24,7 @@ def test_band_match_probability(threshold):
 def test_band_match_probability_matches_simulation():
     near, rng = Near(), np.random.default_rng(0)
     same = rng.random((20_000, near.bands, near.rows)) < 0.6
-    assert np.mean(same.all(axis=2).any(axis=1)) == pytest.approx(near.meeting(0.6), abs=0.02)
+    assert np.mean(same.all(axis=2).any(axis=1)) == pytest.approx(near.match_probability(0.6), abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def test_document_left_empty_is_dropped(tmp_path):
     assert list(texts) == ["0"]
     dropped = cuts[0].dropped
     dropped.merge(cuts[1].dropped)
-    assert dropped.counts == {"nothing but repeated paragraphs": 2}
-    assert dropped.examples["nothing but repeated paragraphs"][0] == ("1", "two of them\n\none of them")
+    assert dropped.counts == {"only repeated paragraphs": 2}
+    assert dropped.examples["only repeated paragraphs"][0] == ("1", "two of them\n\none of them")
 
 
 def test_equal_document_is_dropped_completely(tmp_path):
@@ -120,7 +120,7 @@ def test_result_does_not_depend_on_parts_and_jobs(tmp_path, monkeypatch, size):
     mixed = documents(*("\n\n".join(rng.choice(paragraphs, 6)) for _ in range(50)))
     options = Deduplicate(paragraphs=Paragraphs())
     uncut, _ = cut(tmp_path / "whole", mixed, options, size=1000)
-    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES", 10)
+    monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", 10)
     assert cut(tmp_path / "parts", mixed, options, size=size, run=backwards)[0] == uncut
     long = [paragraph for text in uncut.values() for paragraph in text.split("\n\n") if len(paragraph) >= 80]
     assert len(long) == len(set(long)) > 30

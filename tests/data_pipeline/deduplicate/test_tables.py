@@ -18,7 +18,7 @@ def test_damaged_table_is_rejected(tmp_path, spoil):
     path = tmp_path / "it.npy"
     save(str(path), np.arange(9))
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(UserError, match=r"it.npy is damaged: start the build again"):
+    with pytest.raises(UserError, match=r"it.npy is damaged: run the build again"):
         load(str(path))
 
 

@@ -90,12 +90,12 @@ BAD: Mapping[str, tuple[bytes, str]] = {
     "cut.webp": (picture("WEBP")[:-100], "damaged"),
     "dot.png": (picture("PNG", 1, 1), "too small"),
     "huge.png": (huge(), "too many pixels"),
-    "line.png": (picture("PNG", 400, 10), "too long for its width"),
-    "text.jpg": (b"no image at all", "no image that can be read"),
-    "empty.png": (b"", "no image that can be read"),
+    "line.png": (picture("PNG", 400, 10), "aspect ratio too large"),
+    "text.jpg": (b"no image at all", "not a readable image"),
+    "empty.png": (b"", "not a readable image"),
     # Pillow opens them; of the first it would start Ghostscript.
-    "program.jpg": (picture("EPS"), "no image that can be read"),
-    "other.png": (picture("PPM"), "no image that can be read"),
+    "program.jpg": (picture("EPS"), "not a readable image"),
+    "other.png": (picture("PPM"), "not a readable image"),
 }
 """Name -> bytes, and why it is left out."""
 

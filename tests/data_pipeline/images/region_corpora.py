@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.images.region_shapes import DETECTOR, NUMBER, write_region_shapes
+from data_pipeline.images.region_shapes import DETECTOR, NUM_IMAGES, write_region_shapes
 from data_pipeline.recipe import TokenizerRecipe
 from tests.data_pipeline.images.pictures import build
 
@@ -16,7 +16,7 @@ TOKENIZERS = {
 """Family -> as the comment of its tiny config trains one."""
 
 
-def region_corpus(out: Path, *, images: int = NUMBER, tokenizer: TokenizerRecipe, **options: Any) -> Path:
+def region_corpus(out: Path, *, images: int = NUM_IMAGES, tokenizer: TokenizerRecipe, **options: Any) -> Path:
     """Built in this process, of so many images, whose files lie beside it."""
     write_region_shapes(source := out.with_name(f"{out.name}-source"), images=images)
     build(source, out, texts=True, regions=True, detector=DETECTOR, tokenizer=tokenizer, **options)

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from data_pipeline.commands import images
-from data_pipeline.images.check import ImageLimits, KeptImage, RefusedImage, look
+from data_pipeline.images.check import ImageLimits, InvalidImage, ValidImage, check_image
 from data_pipeline.images.folders import ImageFile
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.splits import split_by_hash
@@ -43,8 +43,8 @@ from tests.data_pipeline.images.pictures import (
 @pytest.mark.parametrize("name", BAD)
 def test_invalid_image_has_reason(name):
     content, reason = BAD[name]
-    result = look(content, ImageLimits())
-    assert isinstance(result, RefusedImage)
+    result = check_image(content, ImageLimits())
+    assert isinstance(result, InvalidImage)
     assert result.reason == reason
 
 
@@ -55,20 +55,20 @@ def test_header_check_finds_truncated_image(name):
     if name.endswith(".jpg"):
         small = picture(width=8, height=8)
         content = content[:2] + b"\xff\xe1" + (2 + len(small)).to_bytes(2) + small + content[2:]
-    result = look(content, ImageLimits(check="header"))
-    assert isinstance(result, RefusedImage)
+    result = check_image(content, ImageLimits(check="header"))
+    assert isinstance(result, InvalidImage)
     assert result.reason == reason
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_header_check_ignores_trailing_bytes(name):
-    assert isinstance(look(GOOD[name] + bytes(100), ImageLimits(check="header")), KeptImage)
+    assert isinstance(check_image(GOOD[name] + bytes(100), ImageLimits(check="header")), ValidImage)
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_valid_images_become_rgb(name):
-    result = look(GOOD[name], ImageLimits())
-    assert isinstance(result, KeptImage)
+    result = check_image(GOOD[name], ImageLimits())
+    assert isinstance(result, ValidImage)
     with open_image(result.content) as image:
         colors = np.asarray(rgb(image))
     assert colors.shape == (result.height, result.width, 3)
@@ -87,7 +87,7 @@ def test_sixteen_bits_are_scaled():
 
 def test_first_picture_of_animation_is_used():
     for name in ("moving.gif", "moving.webp"):
-        result = look(GOOD[name], ImageLimits())
+        result = check_image(GOOD[name], ImageLimits())
         assert "animated: first picture" in result.oddities
         with open_image(result.content) as image:
             off = np.abs(np.asarray(rgb(image)).astype(int) - pixels(24, 20, seed=0))
@@ -99,7 +99,7 @@ def test_check_image_never_raises(size):
     """A JPEG cut off at any place, and one with a hole there."""
     uncut = picture()
     for content in (uncut[:size], uncut[:size] + bytes(40) + uncut[size + 40 :]):
-        assert isinstance(look(content, ImageLimits()), KeptImage | RefusedImage)
+        assert isinstance(check_image(content, ImageLimits()), ValidImage | InvalidImage)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def built(tmp_path_factory):
 def test_image_report_counts(built):
     _, _, report = built
     reasons = [reason for _, reason in BAD.values()]
-    assert report.dropped == {**{reason: reasons.count(reason) for reason in reasons}, "no suffix of an image": 1}
+    assert report.dropped == {**{reason: reasons.count(reason) for reason in reasons}, "not an image suffix": 1}
     assert report.labels == {"cat": 6 + len(GOOD), "dog": 6}
     assert sum(split["images"] for split in report.splits.values()) == 12 + len(GOOD)
     assert report.converted["16 bits"] == report.converted["CMYK"] == 1
@@ -169,7 +169,7 @@ def test_image_build_is_deterministic(built, tmp_path):
     assert all((corpus / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
     # The folders' own names aside, which the recipe has.
     assert again.id == report.id
-    assert all(check.good for check in verify_corpus(corpus))
+    assert all(check.is_valid for check in verify_corpus(corpus))
 
 
 def test_verify_finds_changed_byte(built, tmp_path):
@@ -183,7 +183,7 @@ def test_verify_finds_changed_byte(built, tmp_path):
     content = bytearray((tmp_path / "train-000000.tar").read_bytes())
     content[700] ^= 1
     (tmp_path / "train-000000.tar").write_bytes(content)
-    assert [check.name for check in verify_corpus(tmp_path) if not check.good] == ["train-000000.tar"]
+    assert [check.name for check in verify_corpus(tmp_path) if not check.is_valid] == ["train-000000.tar"]
 
 
 def test_huge_label_is_rejected(tmp_path):
@@ -206,7 +206,7 @@ def test_multi_page_tiff_takes_linear_time():
     content += bytes(begin - len(content))
     content += b"".join(entry + (begin + number * size).to_bytes(4, "little") for number in range(1, 20_000))
     began = time.process_time()
-    assert "animated: first picture" in look(bytes(content) + entry + bytes(4), ImageLimits()).oddities
+    assert "animated: first picture" in check_image(bytes(content) + entry + bytes(4), ImageLimits()).oddities
     assert time.process_time() - began < 0.5
 
 
@@ -242,9 +242,9 @@ def test_existing_shards_are_indexed_unchanged(tmp_path):
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     report = build(source, tmp_path / "corpus", validation=0.5)
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
-    twice = {"no label": 2, "no image": 2, "damaged": 2, "another format than its suffix says": 2}
-    twice |= {"another format than jpg, png and webp": 2}
-    assert report.dropped == {**twice, "archive that ends early": 1}
+    twice = {"no label": 2, "no image": 2, "damaged": 2, "format does not match suffix": 2}
+    twice |= {"format other than jpg, png and webp": 2}
+    assert report.dropped == {**twice, "truncated archive": 1}
     assert report.labels == {"0": 4, "1": 10, "2": 2}
     corpus = Corpus.open(tmp_path / "corpus")
     assert {split: corpus.split(split).samples for split in ("train", "validation")} == {"train": 8, "validation": 8}
@@ -257,7 +257,7 @@ def test_existing_shards_are_indexed_unchanged(tmp_path):
     assert shard.blob("png", 5) == files["a/0005.png"]
     assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
     assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # whatever its suffix says, it can be read
-    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+    assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 
 @pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg", "1.txt", "1.tar"])
@@ -274,8 +274,8 @@ def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
     def gives_up(*_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
 
-    kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._beginning"}
-    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.index_shards._content"), gives_up)
+    kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._read_limited"}
+    monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.index_shards._read_member"), gives_up)
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=rf"{path} .*Input/output error"):
         build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))
@@ -310,7 +310,7 @@ def test_members_with_non_utf8_names(form, texts, tmp_path):
     assert report.splits["train"]["images"] == 3
     for name in ("report.json", "report.html"):
         assert "a.tar:??lonely" in (tmp_path / "corpus" / name).read_text(encoding="utf-8")
-    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+    assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 
 @pytest.mark.parametrize("name", [f"{ODD}/given/a.tar", f"given/a{ODD}.tar", f"given/cat{ODD}/1.jpg"])
@@ -322,7 +322,7 @@ def test_non_utf8_paths_are_rejected(name, tmp_path):
         for path in (tmp_path / name, (tmp_path / name).with_name("b.tar")):
             write_tar(path, {"1.jpg": picture(), "1.cls": b"0"})
     source = tmp_path / ODD if name.startswith(ODD) else tmp_path
-    with pytest.raises(UserError, match=r"udcff.*' has a name that is no UTF-8: rename it\.$"):
+    with pytest.raises(UserError, match=r"udcff.*' has a name that is not UTF-8: rename it\.$"):
         build(source / "given", tmp_path / "corpus", validation=0.5)
     assert not (tmp_path / "corpus").exists()
 
@@ -330,7 +330,7 @@ def test_non_utf8_paths_are_rejected(name, tmp_path):
 def test_non_utf8_output_is_rejected(tmp_path):
     (tmp_path / "given/cat").mkdir(parents=True)
     (tmp_path / "given/cat/1.jpg").write_bytes(picture())
-    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name that is no UTF-8: choose another\.$"):
+    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name is not UTF-8: choose another\.$"):
         build(tmp_path / "given", tmp_path / f"corpus{ODD}", validation=0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 
@@ -338,11 +338,11 @@ def test_non_utf8_output_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
-        ({}, {}, "has no folders: put the images of each label"),
+        ({}, {}, "has no subfolders: put the images of each label"),
         ({"a.tar.gz": b""}, {}, "is compressed"),
-        ({"a.tar": b""}, {}, "has one shard, of which nothing can be held out"),
-        ({"cat/a.jpg": b"no"}, {}, "no image is left to build from.*1 no image that can be read"),
-        ({"cat/a.jpg": picture()}, {"held_out": "nowhere"}, "nowhere is no folder"),
+        ({"a.tar": b""}, {}, "has one shard, so none can be held out"),
+        ({"cat/a.jpg": b"no"}, {}, "no image is left after the checks.*1 not a readable image"),
+        ({"cat/a.jpg": picture()}, {"held_out": "nowhere"}, "nowhere is not a folder"),
     ],
 )
 def test_invalid_image_source_is_rejected(files, options, message, tmp_path):

@@ -10,7 +10,7 @@ from PIL import Image
 
 from data_pipeline.document import EXAMPLES
 from data_pipeline.images import page
-from data_pipeline.images.thumbnails import SIDE, DroppedImages, thumbnail
+from data_pipeline.images.thumbnails import SIDE, DroppedImages, make_thumbnail
 from data_pipeline.recipe import TokenizerRecipe
 from tests.data_pipeline.images.pictures import BAD, build, folder_of_labels, picture, write_tar
 
@@ -26,7 +26,7 @@ def test_page_shows_kept_and_dropped_images(tmp_path):
     build(folder_of_labels(tmp_path / "photos"), tmp_path / "corpus", validation=0.0)
     content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     assert content.count("<h1>") == 1
-    retained, _, left_out = content.partition("<h2>Left out</h2>")
+    retained, _, left_out = content.partition("<h2>Dropped</h2>")
     assert len(shown(retained)) == 23  # of six and six plain ones, and eleven odd ones
     assert {caption for _, caption in shown(retained)} == {"cat", "dog"}
     for encoded, _ in shown(retained):
@@ -63,19 +63,19 @@ def test_page_limits_thumbnails(tmp_path, monkeypatch):
         (location / f"small-{number}.jpg").write_bytes(picture(width=20, height=5, seed=number))
     build(tmp_path / "photos", tmp_path / "corpus", validation=0.0)
     result = shown((tmp_path / "corpus/report.html").read_text(encoding="utf-8"))
-    assert len(result) == page.KEPT + EXAMPLES
+    assert len(result) == page.NUM_VALID_SHOWN + EXAMPLES
     assert all(encoded for encoded, _ in result)
     max_bytes = 2 * len(result[0][0])
-    monkeypatch.setattr(page, "MOST_BYTES", max_bytes)
+    monkeypatch.setattr(page, "MAX_BYTES", max_bytes)
     build(tmp_path / "photos", tmp_path / "again", validation=0.0)
     result = shown((tmp_path / "again/report.html").read_text(encoding="utf-8"))
-    assert len(result) == page.KEPT + EXAMPLES
+    assert len(result) == page.NUM_VALID_SHOWN + EXAMPLES
     assert 0 < sum(len(encoded) for encoded, _ in result) <= max_bytes
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", picture()[:200]])
 def test_invalid_image_has_no_thumbnail(content):
-    assert thumbnail(content) == ""
+    assert make_thumbnail(content) == ""
 
 
 def test_thumbnails_match_examples_after_merge():
@@ -87,5 +87,5 @@ def test_thumbnails_match_examples_after_merge():
     first.merge(second)
     assert [source for source, _ in first.examples["small"]] == ["a", "b", "0", "1", "2"]
     assert [bool(first.picture("small", number)) for number in range(EXAMPLES)] == [False, True, True, True, True]
-    assert first.picture("small", 2) == thumbnail(picture(seed=0))
+    assert first.picture("small", 2) == make_thumbnail(picture(seed=0))
     assert first.counts["small"] == 2 + EXAMPLES

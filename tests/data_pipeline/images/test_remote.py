@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_pipeline.annotate.retrieve import _place
+from data_pipeline.annotate.retrieve import _location
 from data_pipeline.images.duplicates import file_sketch
-from data_pipeline.images.shard_source import given_shards, opened
+from data_pipeline.images.shard_source import list_shards, local_copy
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.check.data import check_shards
@@ -82,7 +82,7 @@ def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypa
     assert corpus.name == str(tmp_path / "there")
     assert samples_of(corpus) == expected
     assert {corpus.address_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
-    assert all(check.good for check in verify_corpus(tmp_path / "there"))
+    assert all(check.is_valid for check in verify_corpus(tmp_path / "there"))
     # And so does one that is there itself, which has the indexes and no shard.
     build(url, away := f"{url}-corpus", **options)
     assert not [name for name in listed(away) if name.endswith(".tar")]
@@ -118,10 +118,13 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ((), "is no folder: name one with webdataset shards"),
+        ((), "is not a folder: name one with webdataset shards"),
         (("cat/1.jpg",), r"has no webdataset shards \(\*\.tar\)"),
         (("a.tar.gz",), r"a\.tar\.gz is compressed"),
-        (("0.parquet",), r"photos/0\.parquet is Parquet, of which no image is read: make webdataset shards"),
+        (
+            ("0.parquet",),
+            r"photos/0\.parquet is Parquet, which is not supported for images: convert it to webdataset shards",
+        ),
     ],
 )
 def test_url_without_shards_is_rejected(s3, names, message, tmp_path):
@@ -138,7 +141,7 @@ def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
     build(url, there := tmp_path / "there", **OPTIONS)
     cache = Cache(tmp_path / "cache")
     first = Corpus.open(there, cache)
-    assert _place(first) == str(there), "not what the cache has of it, which is swept"
+    assert _location(first) == str(there), "not what the cache has of it, which is swept"
     for name in (addresses_name("train"), table_name("train")):
         copy = first.folder / name
         copy.write_bytes(copy.read_bytes()[:-5])
@@ -150,10 +153,10 @@ def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
 
 
 def test_shard_changed_since_listing_is_rejected(url, tmp_path):
-    shard = given_shards(url)[0]
-    with opened(shard, tmp_path) as copy:
+    shard = list_shards(url)[0]
+    with local_copy(shard, tmp_path) as copy:
         assert copy.stat().st_size == shard.size
-    message = r"00000.tar has [\d,]+ bytes, and had [\d,]+ when it was listed: build again"
-    with pytest.raises(UserError, match=message), opened(replace(shard, size=shard.size + 1), tmp_path):
+    message = r"00000.tar has [\d,]+ bytes, but had [\d,]+ when it was listed: build again"
+    with pytest.raises(UserError, match=message), local_copy(replace(shard, size=shard.size + 1), tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []

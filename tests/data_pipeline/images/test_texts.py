@@ -20,7 +20,7 @@ from tokenizers import pre_tokenizers
 from data_pipeline.clean.basic import CutLong, DropShort
 from data_pipeline.clean.connectives import PairByConnective
 from data_pipeline.commands import images, inspect, read_image_settings
-from data_pipeline.images.duplicates import picture_sketch, repeated
+from data_pipeline.images.duplicates import appearance_sketch, find_repeated
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.text_steps import TextSteps
 from data_pipeline.images.texts import RefusedText, text_of
@@ -40,7 +40,7 @@ IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
     ("content", "field", "message"),
     [
         (b"  \n\t", None, "image without text"),
-        (b"\xff\xfe", None, "text that is no UTF-8"),
+        (b"\xff\xfe", None, "text is not UTF-8"),
         (b"-- ... !", None, "text without letters or digits"),
         (bytes(1 << 21), None, "text of more than 1 MiB"),
         (b"{", "caption", "damaged .json"),
@@ -84,12 +84,12 @@ def test_folder_of_pairs_is_packed(tmp_path):
     assert report.dropped == {
         "image without text": 2,
         "text without image": 1,
-        "no suffix of an image": 1,
+        "not an image suffix": 1,
         "damaged": 1,
     }
     corpus = Corpus.open(tmp_path / "corpus")
     assert sorted(texts_in(corpus)) == [*(f"photo number {number}" for number in range(4)), "with a note"]
-    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+    assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
     with tarfile.open(tmp_path / "corpus/train-000000.tar") as tar:
         names = [member.name for member in tar]
     assert sorted(name.split(".")[1] for name in names) == ["jpg"] * 4 + ["json"] * 5 + ["png"] + ["txt"] * 5
@@ -106,7 +106,7 @@ def test_unusual_names_and_huge_text(tmp_path):
     with (source / "long.txt").open("wb") as file:
         file.truncate(1 << 40)
     report = build(source, tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
-    assert report.dropped == {"name that is no UTF-8": 2, "text of more than 1 MiB": 1}
+    assert report.dropped == {"name is not UTF-8": 2, "text of more than 1 MiB": 1}
     assert sorted(texts_in(Corpus.open(tmp_path / "corpus"))) == ["lou text", "one text"]
 
 
@@ -118,10 +118,10 @@ def header(name: bytes, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 BAD_SHARDS = {
-    "a size below nothing": (header(b"b.md", -512), "archive that ends early"),
+    "a size below nothing": (header(b"b.md", -512), "truncated archive"),
     "a tower of headers": (
         (header(b"x", 6, tarfile.XHDTYPE) + b"6 a=b\n".ljust(512, b"\0")) * 2000,
-        "archive that ends early",
+        "truncated archive",
     ),
     "a name that is no text": (header(b"\xff.jpg", 0), "image without text"),
 }
@@ -141,7 +141,7 @@ def test_damaged_shards(tmp_path, name):
     shard.write_bytes(shard.read_bytes()[:end] + damage + bytes(1024))
     report = build(tmp_path / "source", tmp_path / "corpus", texts=True, tokenizer=SMALL, validation=0.0)
     assert report.dropped == {reason: 1}
-    assert report.splits["train"]["images"] == (1 if "early" in reason else 2)
+    assert report.splits["train"]["images"] == (1 if "truncated" in reason else 2)
 
 
 CAPTIONS = {
@@ -154,7 +154,7 @@ CAPTIONS = {
 }
 LEFT_OUT = {
     "shorter than 2 words": ("short", "cat"),
-    "letters are less than 60%": ("name", "IMG 0017 2024 08 11 12"),
+    "less than 60% letters": ("name", "IMG 0017 2024 08 11 12"),
     "longer than 60 characters": ("long", ("cat " * 40).strip()),
     "keep-language: not en": ("german", CAPTIONS["german"]),
 }
@@ -216,7 +216,7 @@ def existing_shards(tmp_path_factory):
 
 def test_texts_of_existing_shards_are_indexed(existing_shards):
     folder, report = existing_shards
-    assert report.dropped == {"image without text": 3, "text without image": 3, "text that is no UTF-8": 3}
+    assert report.dropped == {"image without text": 3, "text without image": 3, "text is not UTF-8": 3}
     corpus = Corpus.open(folder / "corpus")
     assert corpus.manifest.dtype == "uint16[30]"
     assert [corpus.split(name).samples for name in ("train", "validation")] == [14, 7]
@@ -227,7 +227,7 @@ def test_texts_of_existing_shards_are_indexed(existing_shards):
     assert sorted(result) == sorted(expected)
     for path in (folder / "corpus").glob("*.tar"):
         assert path.resolve().parent == folder / "shards"
-    assert all(check.good for check in verify_corpus(folder / "corpus"))
+    assert all(check.is_valid for check in verify_corpus(folder / "corpus"))
 
 
 def test_loader_and_mix_give_same_samples(existing_shards):
@@ -255,9 +255,9 @@ def test_inspect_shows_image_text_sample(existing_shards):
     objective = "{image-text: {size: 8, texts: 40}}"
     inspect(str(existing_shards[0] / "corpus"), objective=objective, count=2, sequence=17, console=console)
     shown = console.file.getvalue()
-    assert "16 patches of 12 numbers" in shown
-    assert "must find: \n" not in shown
-    assert re.search(r"must find: shard \d, (photo \d|noted)", shown)
+    assert "16 patches of 12 values" in shown
+    assert "text: \n" not in shown
+    assert re.search(r"text: shard \d, (photo \d|noted)", shown)
 
 
 def test_truncated_caption_keeps_end_token(existing_shards):
@@ -284,7 +284,7 @@ def test_other_objective_is_rejected(existing_shards, objective, message):
 
 def test_tokenizer_without_end_token_is_rejected(existing_shards, tmp_path):
     without = TokenizerRecipe(vocabulary=270, specials="gpt2")
-    with pytest.raises(UserError, match="needs a token that begins a text"):
+    with pytest.raises(UserError, match="needs `begin` and `end` tokens"):
         build(existing_shards[0] / "shards", tmp_path / "corpus", texts=True, tokenizer=without, validation=0.3)
     assert not (tmp_path / "corpus").exists()
 
@@ -293,18 +293,18 @@ def test_image_settings_complete_default_tokenizer():
     assert read_image_settings(["texts=true", "tokenizer.vocabulary=300"])["tokenizer"]["specials"] == "clip"
     assert read_image_settings(["tokenizer=there"]) == {"tokenizer": {"folder": "there"}} | {}
     assert "specials" not in read_image_settings(["tokenizer.kind=wordpiece"])["tokenizer"]
-    with pytest.raises(UserError, match="of images that come with texts say texts=true"):
+    with pytest.raises(UserError, match="for images with texts, set texts=true"):
         read_image_settings(["text=true"])
 
 
 def test_sketch_recognizes_changed_image():
     image = Image.fromarray(pixels(120, 90, seed=3))
-    first = picture_sketch(image)
+    first = appearance_sketch(image)
     brighter = Image.fromarray((np.asarray(image) * 0.8 + 40).astype(np.uint8))
     for other in (image.resize((64, 48)), brighter, Image.open(io.BytesIO(encoded(image, "JPEG", quality=40)))):
-        assert [*repeated([first, picture_sketch(other)], near=True)] == [False, True]
+        assert [*find_repeated([first, appearance_sketch(other)], near=True)] == [False, True]
     noise = np.random.default_rng(0).integers(256, size=(40, 9, 9, 3)).astype(np.uint8)
-    assert not any(repeated([picture_sketch(Image.fromarray(content)) for content in noise], near=True))
+    assert not any(find_repeated([appearance_sketch(Image.fromarray(content)) for content in noise], near=True))
 
 
 def test_near_sketches_match_any_three_bits():
@@ -313,14 +313,14 @@ def test_near_sketches_match_any_three_bits():
     known = [int(content) for content in rng.integers(-(1 << 63), 1 << 63, 30)]
     flipped = [content ^ sum(1 << int(bit) for bit in rng.choice(62, 3, replace=False)) for content in known]
     far = [content ^ sum(1 << int(bit) for bit in rng.choice(62, 4, replace=False)) for content in known]
-    assert [*repeated(known + flipped, near=True)] == [False] * 30 + [True] * 30
-    assert not any(repeated(known + far, near=True))
-    assert [*repeated(known + flipped + known, near=False)] == [False] * 60 + [True] * 30
+    assert [*find_repeated(known + flipped, near=True)] == [False] * 30 + [True] * 30
+    assert not any(find_repeated(known + far, near=True))
+    assert [*find_repeated(known + flipped + known, near=False)] == [False] * 60 + [True] * 30
 
 
 @pytest.mark.parametrize(
     ("duplicates", "retained", "reason"),
-    [("exact", 4, "the image was there"), ("near", 3, "an image that looks the same was there")],
+    [("exact", 4, "duplicate image"), ("near", 3, "near-duplicate image")],
 )
 def test_duplicate_images_are_dropped(tmp_path, duplicates, retained, reason):
     (tmp_path / "source").mkdir()
@@ -340,23 +340,23 @@ def test_duplicate_images_are_dropped(tmp_path, duplicates, retained, reason):
     report = build(tmp_path / "source", tmp_path / "corpus", **options)
     assert report.dropped == {reason: 5 - retained}
     assert report.splits["train"]["images"] == len(texts_in(Corpus.open(tmp_path / "corpus"))) == retained
-    assert all(check.good for check in verify_corpus(tmp_path / "corpus"))
+    assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"duplicates": "near"}, "duplicates is of images with texts: add texts=true"),
-        ({"tokenizer": SMALL}, "tokenizer is of images with texts"),
+        ({"duplicates": "near"}, "duplicates applies to images with texts: add texts=true"),
+        ({"tokenizer": SMALL}, "tokenizer applies to images with texts"),
         ({"texts": True, "classes": "names.txt"}, "classes names labels"),
-        ({"texts": True, "duplicates": "near", "check": "header"}, "looks at pixels"),
-        ({"steps": (DropShort(),)}, "steps is of images with texts"),
+        ({"texts": True, "duplicates": "near", "check": "header"}, "needs pixels"),
+        ({"steps": (DropShort(),)}, "steps applies to images with texts"),
         ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove it"),
         ({"texts": True, "steps": (PairByConnective(),)}, "step pair-by-connective may make several"),
-        ({"texts": True}, "no image is left to build from.*1 image without text"),
+        ({"texts": True}, "no image is left after the checks.*1 image without text"),
         (
             {"texts": True, "regions": True},
-            r"1 no suffix of an image.*give what a detector found in each, a file \.npz",
+            r"1 not an image suffix.*use \.npz files of detected regions",
         ),
     ],
 )
@@ -395,5 +395,5 @@ class Words:
 
 
 def test_step_that_yields_no_documents_is_rejected():
-    with pytest.raises(UserError, match="made of the text of a:1 what is no `Document` with a text: mend them"):
+    with pytest.raises(UserError, match="did not return a `Document` for the text of a:1: correct them"):
         TextSteps((Words(),)).text("a photo", "a:1")

@@ -33,7 +33,7 @@ ROWS = b"".join(b'{"text": "document %d: %s"}\n' % (number, os.urandom(40).hex()
 def test_invalid_utf8_error_has_offset(text, refusal):
     result = reading(text / "latin.txt")
     assert result.documents == []
-    assert result.dropped.examples == {"not UTF-8": [("latin.txt", result.dropped.said["not UTF-8"])]}
+    assert result.dropped.examples == {"not UTF-8": [("latin.txt", result.dropped.messages["not UTF-8"])]}
     assert "latin.txt is not UTF-8: byte 0xe9 at offset 3" in refusal(text / "latin.txt")
 
 
@@ -267,7 +267,7 @@ def test_reader_error_drops_one_record(name, content, patched, when, where, erro
     result = reading(path)
     assert (result.texts, result.counts) == (["one", "two"], {"cannot be read": 1})
     assert f"{where} cannot be read ({type(error).__name__}: " in refusal(path)
-    assert result.dropped.said["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
+    assert result.dropped.messages["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])

@@ -108,7 +108,7 @@ def test_too_long_csv_row_has_own_reason(tmp_path, monkeypatch):
     path = written(tmp_path / "a.csv", 'text\n"' + "a line\n" * 50 + '"\nlast\n')
     result = reading(path)
     assert result.counts["line too long"] == 1
-    assert "field limit" not in str(result.dropped.said)
+    assert "field limit" not in str(result.dropped.messages)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.json", "c.csv", "d.txt", "e.parquet", "f.html"])

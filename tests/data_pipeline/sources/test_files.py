@@ -136,7 +136,7 @@ def passed_over(path, **options) -> dict[str, list[str]]:
     """reason -> names, of what was found and not taken."""
     dropped = Dropped()
     find_files([Source(str(path), **options)], dropped)
-    assert all(dropped.said[reason] for reason in dropped.counts)
+    assert all(dropped.messages[reason] for reason in dropped.counts)
     return {reason: [name for name, _ in few] for reason, few in dropped.examples.items()}
 
 

@@ -32,7 +32,7 @@ def test_columns_replace_header(tmp_path):
     pairs = reading(path, columns=("en", "de"), parts=("en", "de"))
     assert pairs.texts == ["Good day\nGuten Tag", "Yes\nJa"]
     message = "has no column `en` in its first line, but Good day, Guten Tag: name the column with `parts`, or, if the"
-    assert message in reading(path, parts=("en", "de")).dropped.said["no text column"]
+    assert message in reading(path, parts=("en", "de")).dropped.messages["no text column"]
 
 
 def test_long_field_is_split(tmp_path, monkeypatch):
@@ -92,4 +92,4 @@ def test_missing_column_message_lists_columns(tmp_path):
         "is text, all columns with `columns`"
     )
     assert result.dropped.examples == {"no text column": [("a.csv", message)]}
-    assert result.dropped.said == {"no text column": message}
+    assert result.dropped.messages == {"no text column": message}
