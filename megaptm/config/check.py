@@ -268,24 +268,24 @@ def _layout(config: Config) -> Iterator[str]:
     if layout.sequence_parallel and tensor == 1:
         yield "layout.sequence_parallel needs layout.tensor of at least 2."
     if layout.sequence_parallel:
-        for what, length in _stack_lengths(config, spec):
+        for sequence, length in _stack_lengths(config, spec):
             if length % tensor:
                 yield (
-                    f"layout.tensor ({tensor}) must divide the {length} tokens of {what} when layout.sequence_parallel "
-                    "is on; change data.sequence."
+                    f"layout.tensor ({tensor}) must divide the {length} tokens of {sequence} when "
+                    "layout.sequence_parallel is on; change data.sequence."
                 )
 
 
 def _communication(config: Config) -> Iterator[str]:
-    layout, talk = config.layout, config.communication
-    if talk.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
+    layout, communication = config.layout, config.communication
+    if communication.batch_p2p_comm and layout.pipeline == 2 and layout.virtual > 1:
         yield (
             "communication.batch_p2p_comm cannot be used with layout.pipeline=2 and layout.virtual above 1: the next "
             "stage is also the previous one, so a batch would mix up their messages; set it to false."
         )
-    if talk.batch_p2p_comm and talk.overlap_p2p_comm:
+    if communication.batch_p2p_comm and communication.overlap_p2p_comm:
         yield "communication.batch_p2p_comm and communication.overlap_p2p_comm exclude each other; set one to false."
-    if talk.overlap_p2p_comm and layout.pipeline > 1 and layout.virtual == 1:
+    if communication.overlap_p2p_comm and layout.pipeline > 1 and layout.virtual == 1:
         yield "communication.overlap_p2p_comm needs an interleaved schedule: set layout.virtual to 2 or more."
 
 

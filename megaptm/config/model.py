@@ -15,7 +15,7 @@ from megaptm.objectives.windows import CBOW
 from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatistics, Size, change
 
 SHAPE_KEYS = tuple(Shape.model_fields)
-WORD_VECTOR_KEYS = tuple(one.name for one in fields(WordSize) if one.name not in SHAPE_KEYS)
+WORD_VECTOR_KEYS = tuple(field.name for field in fields(WordSize) if field.name not in SHAPE_KEYS)
 """Keys of a config's model that only word vectors have."""
 CLUSTER_KEYS = ("cutoffs", "division")
 """Keys of the vocabulary's clusters."""

@@ -151,7 +151,7 @@ def input_bytes(work: Workload) -> float:
 
 def logits_bytes(work: Workload) -> float:
     """Return the peak bytes of projection and loss on the last stage (losses/token.py, parallel/split.py)."""
-    losses = {head: _loss(work, head) for head in work.heads.values()}
+    losses = {head: _loss_bytes(work, head) for head in work.heads.values()}
     if not losses:  # output and gradient of the final norm
         last = next(reversed(work.spec.family.stacks))
         return 2 * work.layout.microbatch * work.lengths[last] * work.spec.output_width(last) * work.element_bytes
@@ -159,7 +159,7 @@ def logits_bytes(work: Workload) -> float:
     return sum(loss.saved for loss in projecting) + max(loss.transient for loss in projecting)
 
 
-def _loss(work: Workload, head: HeadBrick) -> LossBytes:
+def _loss_bytes(work: Workload, head: HeadBrick) -> LossBytes:
     positions = work.layout.microbatch * head.positions_read(work.lengths[head.stack], work.num_predicted)
     chunked = work.software.chunked_logits
     return head.loss_bytes(positions, work.element_bytes, tensor=work.layout.tensor, chunked=chunked)

@@ -117,7 +117,7 @@ def _can_split_sequences(work: Workload, tensor: int) -> bool:
 
 
 def divisors(number: int, *, limit: int | None = None) -> list[int]:
-    """Return the divisors of a number, up to `most`, in ascending order."""
+    """Return the divisors of a number, up to `limit`, in ascending order."""
     return [
         divisor for divisor in range(1, min(number, number if limit is None else limit) + 1) if number % divisor == 0
     ]

@@ -136,7 +136,7 @@ def test_rsqrt_with_10_000_stable_steps_as_t5_and_palm():
 
 
 @pytest.mark.parametrize("decay", ["cosine", "linear", "polynomial", "rsqrt", "noam", "triangular"])
-def test_rate_after_warmup_is_at_least_the_minimum(decay):
+def test_rate_after_warmup_is_not_below_the_minimum(decay):
     keys = {"power": 3.0} if decay == "polynomial" else {}
     actual = megaptm_rates(decay, min_lr_ratio=0.3, steps=100 * STEPS, width=64, **keys)
     assert min(actual[WARMUP:]) == pytest.approx(0.3 * max(actual))

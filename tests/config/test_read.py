@@ -301,7 +301,7 @@ def test_all_errors_are_listed(tmp_path):
         load(TINY, ["layout.tensor=3", "train.batch=7", "model.ffn=510"])
 
 
-def test_at_most_20_errors_are_listed():
+def test_long_list_of_errors_is_truncated():
     with pytest.raises(UserError) as caught:
         load(TINY, [f"train.x{number}=1" for number in range(100)])
     first, *_, last = lines = str(caught.value).splitlines()
