@@ -1,74 +1,74 @@
-# Everything a newcomer and CI need: `make demo`, `make test`. Both set up their own environment in .venv first.
+# Targets for development and CI. Each target creates the environment .venv first, if necessary.
 
 PYTHON ?=
 CONSTRAINTS ?= .ci/constraints.txt
 VENV := .venv/bin
 READY := .venv/.ready
 
-# All tests in four processes; real clusters first (tests/conftest.py): two of the four wait for those of Ray and of
+# Four test processes; tests of real clusters start first (tests/conftest.py). Two processes mostly wait for Ray and
 # Slurm, and leave two cores to the others.
-BESIDE := -n 4 --no-loadscope-reorder
+WORKERS := -n 4 --no-loadscope-reorder
 
-# More threads than cores: one that waits for another sleeps, or it would burn the time that the other needs.
+# There are more threads than cores: waiting threads must sleep instead of spinning.
 tests drills: export OMP_WAIT_POLICY := passive
 
-# Where it is set, each of the hundreds of processes that tests start would compile the project again.
+# If this were set, each of the hundreds of processes of the tests would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt site bench clean
 
-help:  ## this list
+help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(READY)  ## the environment, in .venv
-	@echo 'megaptm is .venv/bin/megaptm; `source .venv/bin/activate` puts it on the PATH.'
+setup: $(READY)  ## create the environment in .venv
+	@echo 'Installed .venv/bin/megaptm; `source .venv/bin/activate` adds it to PATH.'
 
-demo: $(READY)  ## real text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
+demo: $(READY)  ## text -> corpus -> training on two processes -> resume -> results; TEXT=file, folder or glob
 	@$(VENV)/python -m megaptm.demo $(if $(TEXT),'$(TEXT)')
 
-test: format-check lint types-and-tests  ## formatter, linter, types and tests: what CI runs
+test: format-check lint types-and-tests  ## run formatter, linter, type checker and tests, as CI does
 
-types-and-tests: $(READY)  # at once: tests wait for clusters when they begin
+types-and-tests: $(READY)  # in parallel: tests first wait for clusters
 	@$(MAKE) --jobs 2 types tests
 
-format-check: $(READY)  ## the formatter has nothing to change
+format-check: $(READY)  ## check the format
 	@$(VENV)/ruff format --check .
 
-lint: $(READY)  ## the linter has nothing to say
+lint: $(READY)  ## run the linter
 	@$(VENV)/ruff check .
 
-types: $(READY)  ## the types fit
+types: $(READY)  ## check the types
 	@$(VENV)/mypy megaptm data_pipeline
 
-tests: $(READY)  ## the tests; one of them: make tests ARGS="tests/config -k nearest"
-	@$(VENV)/python -m pytest -m 'not drill' $(or $(ARGS),$(BESIDE))
+tests: $(READY)  ## run the tests; some of them: make tests ARGS="tests/config -k nearest"
+	@$(VENV)/python -m pytest -m 'not drill' $(or $(ARGS),$(WORKERS))
 
-drills: $(READY)  ## runs and builds that are killed, cut off, and starved of disk and network
+drills: $(READY)  ## run long tests: runs and builds that are killed, or lose disk or network
 	@$(VENV)/python -m pytest -m drill $(ARGS)
 
-loaded: $(READY)  ## the tests, three times, and the demo, beside two busy loops: nothing may fail by chance; ROUNDS=3
+loaded: $(READY)  ## run the tests three times and the demo beside two busy loops, to find flaky tests; ROUNDS=3
 	@for loop in 1 2; do while :; do :; done & loops="$$loops $$!"; done; trap "kill $$loops" EXIT; \
 	for round in $$(seq $(or $(ROUNDS),3)); do echo "== round $$round" && $(MAKE) tests || exit 1; done; \
 	$(MAKE) demo
 
-nightly: drills fuzz bench  ## what takes too long for every change: drills, fuzz, benchmarks
+nightly: drills fuzz bench  ## run drills, fuzz and benchmarks
 
-fuzz: $(READY)  ## every file that a command reads, spoiled; SEED=0 READS=2000 COMMANDS=50, of each kind (docs/fuzz.md)
+fuzz: $(READY)  ## run commands on damaged files (docs/fuzz.md); SEED=0 READS=2000 COMMANDS=50 cases per kind
 	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)
 
-fmt: $(READY)  ## let the formatter and the linter repair what they can
+fmt: $(READY)  ## format, and fix linter errors
 	@$(VENV)/ruff format .
 	@$(VENV)/ruff check --fix .
 
-site: $(READY)  ## the documentation as a site, in build/site; a broken link fails
+site: $(READY)  ## build the documentation in build/site; broken links fail
 	@$(VENV)/uv pip install --quiet --python $(VENV)/python '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/python -m mkdocs build --quiet && echo 'build/site/index.html'
 
-bench: $(READY)  ## each benchmark prints a table and a ratio
+bench: $(READY)  ## run the benchmarks
 	@for file in benchmarks/*.py; do echo "== $$file" && $(VENV)/python $$file || exit 1; done
 
-clean:  ## remove the environment and all caches, but no run and no corpus
+clean:  ## remove the environment and caches, but no runs and corpora
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Four learning rates, two at a time, a node each: sbatch slurm/array_sweep.sh [CONFIG] [key=value ...]
+# Sweep of four learning rates, two at a time, one node each: sbatch slurm/array_sweep.sh [CONFIG] [key=value ...]
 #SBATCH --job-name=sweep
 #SBATCH --array=0-3%2
 #SBATCH --nodes=1

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A corpus built by all nodes, on Ray: sbatch slurm/corpus.sh RECIPE.yaml|SOURCE... out=PLACE [key=value ...]
+# Build a corpus with Ray on all nodes: sbatch slurm/corpus.sh RECIPE.yaml|SOURCE... out=FOLDER [key=value ...]
 #SBATCH --job-name=corpus
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=1

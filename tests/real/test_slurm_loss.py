@@ -32,7 +32,7 @@ def test_a_run_whose_node_dies_goes_on_without_it(slurm, corpus, unbroken, tmp_p
     told = slurm.job(job)
     assert (told["Restarts"], told["ExcNodeList"]) == ("1", "node2")
     assert "node2" not in slurm.say("scontrol", "show", "hostnames", told["NodeList"])
-    assert "Node failure on node2: the next start does without." in log.read_text()
+    assert "Node failure on node2: the next start excludes node2." in log.read_text()
     assert resumed_at(run)[0] >= 2
     again = losses(run)
     assert again.keys() == unbroken.keys()
@@ -51,7 +51,7 @@ def test_a_first_node_that_was_lost_and_is_back_is_left_again(slurm, corpus, tmp
     slurm.wait_for_state(job, "PENDING")
     slurm.say("scontrol", "update", f"JobId={job}", f"ReqNodeList={node}")  # as if it were the first to be free
     slurm.start_now(job)
-    slurm.wait_for(lambda: f"Node failure on {node}: the next start does without." in log.read_text())
+    slurm.wait_for(lambda: f"Node failure on {node}: the next start excludes {node}." in log.read_text())
     slurm.say("scontrol", "update", f"JobId={job}", "ReqNodeList=")
     slurm.start_now(job)
     assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
@@ -75,7 +75,7 @@ def test_nodes_that_fail_one_after_the_other_are_all_left(slurm, corpus, tmp_pat
         slurm.wait_for(lambda start=start: len(resumed_at(run)) == start)
         assert slurm.job(job)["ExcNodeList"] == ",".join(left)
     assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
-    assert f"Node failure on {left[1]}: the next start does without {left[0]},{left[1]}." in log.read_text()
+    assert f"Node failure on {left[1]}: the next start excludes {left[0]},{left[1]}." in log.read_text()
 
 
 @pytest.mark.drill

@@ -47,7 +47,7 @@ def test_a_script_is_what_launch_would_write(path):
 @pytest.mark.parametrize(("image", "seconds"), [("", "120"), ("site/megaptm:1", "1800")])
 def test_nodes_have_time_to_pull_an_image(tmp_path: Path, image: str, seconds: str) -> None:
     stubs = "scontrol() { :; }; once() { :; }; timeout() { echo $1 >&3; }"
-    commands = f"{stubs}; source {ROOT}/slurm/common.sh; {stubs}; logs={tmp_path}; look_at_nodes"
+    commands = f"{stubs}; source {ROOT}/slurm/common.sh; {stubs}; logs={tmp_path}; compare_nodes"
     given = {"MEGAPTM_HOME": str(tmp_path), "MEGAPTM_IMAGE": image, "SLURM_JOB_NUM_NODES": "128"}
     given |= {"SLURM_JOB_NODELIST": "node[001-128]", "PATH": os.environ["PATH"]}
     done = subprocess.run(["bash", "-c", f"{{ {commands}; }} 3>&1"], env=given, capture_output=True, text=True)

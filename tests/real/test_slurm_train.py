@@ -115,7 +115,7 @@ def test_a_job_that_is_warned_before_it_runs_does_not_go_round_in_circles(slurm,
     send(ranks, signal.SIGCONT)
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
-    assert "came before the first step: give the job more --time" in log.read_text()
+    assert "came before the first step: use a longer --time" in log.read_text()
 
 
 def test_nor_does_one_that_is_warned_while_it_waits_for_its_corpus(slurm, corpus, tmp_path, faults):
@@ -131,7 +131,7 @@ def test_nor_does_one_that_is_warned_while_it_waits_for_its_corpus(slurm, corpus
     slurm.say("scancel", "--batch", "--signal=USR1", job)
     assert slurm.wait_for_state(job, *ENDS) == "FAILED"
     assert slurm.job(job)["Restarts"] == "0"
-    assert "came before the first step: give the job more --time" in log.read_text()
+    assert "came before the first step: use a longer --time" in log.read_text()
 
 
 def test_a_node_that_is_not_like_the_others_is_named_before_a_process_waits_for_it(slurm, corpus, tmp_path):

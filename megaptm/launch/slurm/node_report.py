@@ -21,7 +21,7 @@ from megaptm.schedulers.slurm.nodes import split_by_node
 def main(probe_start: float, logs: Path) -> None:
     """Name each node that differs from the others; exit with an error if the run cannot start."""
     nodes = (logs / "nodes").read_text().split()
-    output = ProcessOutput(*((logs / f"look.{end}").read_text(errors="replace") for end in ("out", "err")))
+    output = ProcessOutput(*((logs / f"nodes.{end}").read_text(errors="replace") for end in ("out", "err")))
     replies = collect_replies(nodes, split_by_node(output, nodes), begin=probe_start, all_nodes=True)
     findings = list(compare_nodes(replies, ProbedPaths(writable=(str(logs),), token=str(logs))))
     for finding in findings:
