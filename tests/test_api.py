@@ -182,9 +182,9 @@ def test_pretrain_reports_config_errors(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda models: megaptm.load("/nowhere"), "holds neither the config.yaml of a run nor the config.json"),
-        (lambda models: megaptm.load(models["gpt2"][2], step=3), "which has no steps; leave it out"),
-        (lambda models: megaptm.load(models["gpt2"][1]).guess("The [MASK]."), "gpt2 is decoder, which cannot guess"),
+        (lambda models: megaptm.load("/nowhere"), "has neither the config.yaml of a run nor the config.json"),
+        (lambda models: megaptm.load(models["gpt2"][2], step=3), "which has no steps: remove the option"),
+        (lambda models: megaptm.load(models["gpt2"][1]).guess("The [MASK]."), r"gpt2 \(decoder\) cannot guess: use generate"),
         (lambda models: megaptm.load(models["gpt2"][1]).encode(["The", ""]), r"texts\[1\] is empty"),
         (lambda models: megaptm.load(models["gpt2"][1]).encode("The " * 200), r"texts\[0\] has \d+ tokens"),
         (lambda models: megaptm.load(models["gpt2"][1]).encode("The", pool="max"), r"pool \(max\) must be one of mean"),
@@ -222,7 +222,7 @@ def test_pretrain_reports_config_errors(tmp_path):
         ),
         (lambda models: megaptm.build_model("gpt2", "small", device="nope"), r"PyTorch finds no device \(nope\)"),
         (lambda models: megaptm.load(models["gpt2"][1], device="nope"), r"PyTorch finds no device \(nope\)"),
-        (lambda models: megaptm.load(None), "folder must be that of a run, or of an exported model, not None"),
+        (lambda models: megaptm.load(None), "folder must be the folder of a run or of an exported model, not None"),
         (lambda models: megaptm.pretrain(""), "config is empty: name a YAML file"),
         (lambda models: megaptm.open_webdataset("s3://bucket/corpus"), "is not a local folder"),
     ],

@@ -148,4 +148,4 @@ def test_a_node_that_is_not_like_the_others_is_named_before_a_process_waits_for_
         unasked = "--export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_CHECK=no"
         job = submit(slurm, "gpt_175b", log, words, there, unasked, nodes=2, tasks=1)
         slurm.wait_for_state(job, *ENDS)
-    assert {path.name for path in run.glob(f"logs/{job}.0/*")} & {"nodes", "look.out"} == {"nodes"}
+    assert {path.name for path in run.glob(f"logs/{job}.0/*")} & {"nodes", "nodes.out"} == {"nodes"}
