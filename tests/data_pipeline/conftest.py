@@ -1,4 +1,4 @@
-"""A folder of real text, small: a few modules of Python's own library, with what a messy folder also has."""
+"""A small folder of real text: a few modules of Python's standard library, with the clutter of a messy folder."""
 
 import json
 import shutil

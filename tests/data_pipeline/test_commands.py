@@ -1,4 +1,4 @@
-"""What the command line calls: it prints, and answers in values."""
+"""The functions behind the command line: they print, and return values."""
 
 import io
 from pathlib import Path

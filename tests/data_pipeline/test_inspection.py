@@ -1,4 +1,4 @@
-"""What `corpus inspect` says of a corpus."""
+"""What `corpus inspect` reports of a corpus."""
 
 import io
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Commands that write one file: where none can be written they say so before they compute anything."""
+"""Commands that write one file fail before they compute anything if the file cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A document that takes too long is left out, and so it is by whoever does the work again."""
+"""A document that exceeds the time limit is dropped, also when the work is repeated."""
 
 import time
 
@@ -15,7 +15,7 @@ TEXTS = ("short", "stuck", "other")
 
 
 class Stuck(Filter):
-    """Is busy with one text until it is interrupted."""
+    """Loops on one text until it is interrupted."""
 
     ran = 0
 
@@ -30,7 +30,7 @@ class Stuck(Filter):
 
 
 class Deaf(Stuck):
-    """Takes an interruption for a mistake in the text, as libraries do that catch all."""
+    """Reports an interruption as an error in the text, as libraries do that catch all exceptions."""
 
     def reason(self, document):
         try:

@@ -98,7 +98,7 @@ def test_shard_of_other_build_is_found(corpus):
 
 
 def rewritten(corpus: Path, tokens: list[int]) -> Path:
-    """A corpus whose hashes are right and whose only shard holds one document of these tokens."""
+    """A corpus with correct hashes whose only shard holds one document of these tokens."""
     manifest = read_manifest(corpus)
     for path in corpus.glob("*.tar"):
         path.unlink()
@@ -141,7 +141,7 @@ def test_corpus_at_url_is_inspected_and_verified(corpus, tmp_path, faults, monke
     (_, *here), (title, *there) = (console.export_text().splitlines() for console in shown)
     assert title.split() == ["corpus", url]
     assert there == here
-    # Training has its own copies, which do not hide what is wrong at the URL.
+    # Training has its own copies, which do not hide errors at the URL.
     storage.upload(corpus / "manifest.json", f"{url}/train-000000.tar")
     [check] = invalid_files(url)
     assert check.name == "train-000000.tar"

@@ -1,4 +1,4 @@
-"""A text in many scripts, and a tokenizer of each kind that knows some of it."""
+"""A text in many scripts, and a tokenizer of each kind that covers some of it."""
 
 import argparse
 import textwrap

@@ -1,4 +1,4 @@
-"""A text cut where its sentences begin."""
+"""A text split at its sentence starts."""
 
 from itertools import pairwise
 
@@ -6,5 +6,5 @@ from data_pipeline.annotate.sentences import sentence_starts
 
 
 def split_sentences(text: str, form: str = "prose") -> list[str]:
-    """Pieces that put end to end are the text: sentences of prose, lines of code."""
+    """Pieces whose concatenation is the text: sentences of prose, lines of code."""
     return [text[start:stop] for start, stop in pairwise([*sentence_starts(text, form).tolist(), len(text)])]

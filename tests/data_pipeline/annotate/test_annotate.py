@@ -1,4 +1,4 @@
-"""Arrays of token places, for every kind of tokenizer, on text in many scripts."""
+"""Token offsets of every kind of tokenizer, on text in many scripts."""
 
 import re
 from itertools import pairwise
@@ -14,13 +14,13 @@ from megaptm.tokenizers import KINDS
 from tests.data_pipeline.annotate.pieces import split_sentences
 
 SPELLING = [kind for kind in KINDS if kind != "words"]
-"""Kinds with tokens for words that they never saw."""
+"""Tokenizer kinds that have tokens for unseen words."""
 
 ALL = Annotations(sentences=True, words=True, phrases=f"{__name__}:doubled", tags=f"{__name__}:numbers", turns=True)
 
 
 def doubled(text):
-    """Pairs of the same letter."""
+    """Merges of a letter with itself."""
     return [match.span() for match in re.finditer(r"([a-z])\1|喜欢", text)]
 
 
@@ -33,12 +33,12 @@ numbers.labels = ["number", "verb", "face"]
 
 
 def squeezed(text: str) -> str:
-    """What every tokenizer keeps of a text that its vocabulary spells: no white space, no case."""
+    """What every tokenizer preserves of a text that its vocabulary covers: no white space, no case."""
     return "".join(text.split()).lower()
 
 
 def borders(pieces) -> list[int]:
-    """Places between pieces, in characters that are not white space."""
+    """Boundaries between pieces, counted in characters that are not white space."""
     return np.unique(np.cumsum([len(squeezed(piece)) for piece in pieces])).tolist()
 
 
@@ -73,9 +73,9 @@ def test_annotations_keep_ids_and_ascend(kind, tokenizers, prose):
 
 
 def test_wordpiece_words_match_continuation_marks(tokenizers, prose):
-    """The rule of `##`: it marks what goes on with a word."""
+    """The rule of `##`: it marks the continuation of a word."""
     tokenizer = tokenizers["wordpiece"]
-    # Kana are words by themselves here and runs to BERT.
+    # Kana are single words here, and runs in BERT.
     documents = [Document(re.sub("[\u3041-\u30ff]", "", text), "x") for text in prose]
     for ids, arrays in annotate(documents, tokenizer, Annotations(words=True)):
         tokens = [tokenizer.library.id_to_token(id_) for id_ in ids.tolist()]
@@ -84,7 +84,7 @@ def test_wordpiece_words_match_continuation_marks(tokenizers, prose):
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram"])
 def test_word_starts_match_text(kind, tokenizers, prose):
-    """Where words begin in the decoded groups is where they begin in the text, but for tokens that hold two words."""
+    """Word starts in the decoded groups match those in the text, except for tokens that hold two words."""
     tokenizer = tokenizers[kind]
     # Unigram's normalization rewrites characters that are not compared here.
     retained = r"[^\x00-\x7f]" if kind == "unigram" else r"[^\x00-\x7f\u4e00-\u9fff\u0400-\u04ff\uac00-\ud7a3]"

@@ -1,4 +1,4 @@
-"""Pairs of texts with labels: from records to a question about them (ERNIE 2.0)."""
+"""Labelled pairs of texts: from records to a question about them (ERNIE 2.0)."""
 
 import json
 import random
@@ -20,7 +20,7 @@ OPTIONS = {"sequence": 32, "seed": 0}
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """Records whose second text says their label; one has a label that is none."""
+    """Records whose second text gives their label; one has an invalid label."""
     folder, rng = tmp_path_factory.mktemp("pairs"), random.Random(0)
     words = ["span", "of", "a", "word", "is", "long"]
     records = []
@@ -53,7 +53,7 @@ def test_pair_has_its_label(corpus):
         sample = mix.sample(number)
         visited.add(answer := int(sample["relevance"]))
         title = tokenizer.decode(sample["tokens"][(sample["segments"] == 1)])
-        if answer != IGNORED:  # a stretch of a pair that is longer than a row
+        if answer != IGNORED:  # a span of a pair that is longer than a row
             assert LABELS[answer] in title
     assert visited >= {0, 1, 2}
 

@@ -1,4 +1,4 @@
-"""Phrases that say the same, from a table, become tokens of a tokenizer, by which words of captions are rewritten."""
+"""Synonymous phrases from a table become tokens, with which words of captions are replaced."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path
     invalid = rewritten("a red cart", "broken")
     assert {"a blue cart", "a red box"} <= invalid
     assert not any("crimson" in caption or "wagon" in caption for caption in invalid)
-    # Of words that only begin as a phrase nothing is found.
+    # Words that are only the start of a phrase match nothing.
     assert rewritten("the redder cartoon", "broken") == set()
 
 

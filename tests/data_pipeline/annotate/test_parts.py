@@ -1,4 +1,4 @@
-"""Documents of several texts: read, cleaned, tokenized, each text by itself."""
+"""Documents of several texts: each text is read, cleaned and tokenized separately."""
 
 import json
 

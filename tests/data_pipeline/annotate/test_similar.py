@@ -1,4 +1,4 @@
-"""Words that are like another, from a table or from vectors, become tokens of a tokenizer."""
+"""Similar words, from a table or from vectors, become tokens of a tokenizer."""
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_invalid_table_line_is_rejected(text, message, tmp_path):
         ("cat 1 2\ndog 1", "has 1 values, unlike earlier lines"),
         ("cat 1 2\ndog nan 1", "line 2 of .* has a value that is not finite"),
         ("cat 1 2\ndog 1 -inf", "line 2 of .* has a value that is not finite"),
-        ("cat 1 1e39", "line 1 of .* has a value that is not finite"),  # as one of 32 bits
+        ("cat 1 1e39", "line 1 of .* has a value that is not finite"),  # as a float32
     ],
 )
 def test_invalid_vectors_are_rejected(text, message, tokenizer, tmp_path):

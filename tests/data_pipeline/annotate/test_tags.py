@@ -1,4 +1,4 @@
-"""Phrases with labels, from a file or from a function."""
+"""Labelled phrases, from a file or from a function."""
 
 import pytest
 

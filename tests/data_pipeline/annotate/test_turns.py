@@ -1,4 +1,4 @@
-"""Messages become a text and the places where their speakers begin."""
+"""Messages become a text and the offsets where their speakers start."""
 
 import pytest
 

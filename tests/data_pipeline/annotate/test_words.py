@@ -1,4 +1,4 @@
-"""Where words begin: BERT's own rule, and words of Chinese."""
+"""Word starts: BERT's own rule, and Chinese words."""
 
 import unicodedata
 from itertools import pairwise
@@ -35,7 +35,7 @@ def test_words(text, expected):
 
 
 def test_words_match_bert_pre_tokenizer(prose):
-    """Its own splitting of the same text, where it does not drop characters and knows no kana."""
+    """BERT's own splitting of the same text, where it does not drop characters and treats kana as other letters."""
     normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     splitter = pre_tokenizers.BertPreTokenizer()
     for text in prose:

@@ -1,11 +1,11 @@
-"""Runs steps on texts, for the tests of each."""
+"""Runs steps on texts, for the tests of each step."""
 
 from data_pipeline.clean import run_steps
 from data_pipeline.document import Document, Dropped
 
 
 def run(step, *texts, notes=None):
-    """The documents that come out, and what was dropped."""
+    """The output documents, and what was dropped."""
     dropped = Dropped()
     documents = (Document(text, f"{number}.txt", notes=notes or {}) for number, text in enumerate(texts))
     return list(run_steps([step], documents, dropped)), dropped
@@ -16,7 +16,7 @@ def texts(step, *inputs):
 
 
 def reason(step, text):
-    """Why a step leaves this text out, without the step's name; None when it keeps it."""
+    """Why a step drops this text, without the step's name; None if it keeps it."""
     retained, dropped = run(step, text)
     assert len(retained) + sum(dropped.counts.values()) == 1
     return None if retained else next(iter(dropped.counts)).split(": ", 1)[1]

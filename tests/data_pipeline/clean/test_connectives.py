@@ -1,4 +1,4 @@
-"""Clauses with a connective between them, from plain text to the question which it was."""
+"""Clauses joined by a connective, from plain text to the question of which connective it was."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_invalid_connective_file_is_rejected(tmp_path, written, message) -> None
 
 
 def test_connective_is_label_and_not_in_tokens(tmp_path) -> None:
-    """From plain text by a recipe; the labels are the step's."""
+    """From plain text by a recipe; the step sets the labels."""
     message = {"but": "it failed", "therefore,": "it passed", "for example,": "one did"}
     text = [
         f"The trial number {number} ended. {word.capitalize()} {message[word]} as told in {number}."

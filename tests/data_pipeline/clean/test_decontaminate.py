@@ -160,7 +160,7 @@ def test_unrelated_texts_are_retained(tmp_path):
 
 
 def test_evaluation_texts_pass_earlier_steps(tmp_path):
-    """Else documents that the steps change no longer share a run of words with them."""
+    """Otherwise documents that the steps change would no longer share a run of words with the evaluation texts."""
     question = "Please write to jane.doe@mail.example.co.uk or call +1 (415) 555-2671 about the job before Monday."
     words = ENGLISH.split()
     poem = f"{' '.join(words[:6])}\nShare on Facebook\n{' '.join(words[6:13])}"
@@ -170,7 +170,7 @@ def test_evaluation_texts_pass_earlier_steps(tmp_path):
     dropped = Dropped()
     assert not list(run_steps([Scrub(), DropLines(), last], [Document(question, "a"), Document(poem, "b")], dropped))
     assert dropped.counts == {f"decontaminate: {WHY}": 2}
-    # A step that only leaves documents out is not asked about evaluation texts: this one would fail.
+    # A step that only drops documents is not run on evaluation texts: this one would fail.
     assert list(run_steps([KeepIf(call="os.path:no_such_function"), last], [], Dropped())) == []
 
 

@@ -13,7 +13,7 @@ STEP = GopherQuality()
 
 
 def words(count, word="word"):
-    """A text of so many words, two of them stop words."""
+    """A text of this many words, two of them stop words."""
     return " ".join(["the", "of", *[word] * (count - 2)])
 
 

@@ -82,7 +82,7 @@ def test_line_and_paragraph_rule_bounds(rule, retained, left_out, why):
 
 @pytest.mark.parametrize("end", ["\r\n", " \n", "\t \n", "\r", "\n\x0c\n"])
 def test_line_ends_and_blank_lines_are_not_repetition(end):
-    """A file of another system's, or one whose blank lines hold spaces, is judged as any other."""
+    """A file with another system's line ends, or with spaces on its blank lines, gets the same result."""
     lines = [" ".join(words) for words in zip(*[iter(fresh(500))] * 10, strict=True)]
     assert reason(STEP, (end + end).join(lines)) is None
     again = [*lines[:6], *lines[:4]]
@@ -93,7 +93,7 @@ def test_line_ends_and_blank_lines_are_not_repetition(end):
 
 @pytest.mark.parametrize(("size", "max_share"), [(2, 0.20), (3, 0.18), (4, 0.16)])
 def test_top_ngram_rule_bounds(size, max_share):
-    """Of 100 words as long as each other, `size` words so many times are the share."""
+    """Of 100 words of equal length, `size` words repeated this often are the share."""
     times = round(100 * max_share / size)
     retained, left_out = (
         only(**{f"top_{size}_gram": times * size / 100}),
@@ -114,7 +114,7 @@ def test_ngram_that_occurs_once_is_not_counted():
 
 @pytest.mark.parametrize(("size", "max_share"), [(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)])
 def test_duplicate_ngram_rule_bounds(size, max_share):
-    """A passage of so many words, said again at the end of 100 words, is the share."""
+    """A passage of this many words, repeated at the end of 100 words, is the share."""
     again, name = round(100 * max_share), f"duplicate_{size}_grams"
     words = fresh(100 - again)
     text = " ".join(words + words[:again])
@@ -132,7 +132,7 @@ def test_short_duplicates_are_not_long_duplicates():
 
 
 def covered(words, size):
-    """Characters in runs that stood before, by the definition."""
+    """Characters in repeated runs, by the definition."""
     visited, offsets = set(), set()
     for at in range(len(words) - size + 1):
         run_of_words = tuple(words[at : at + size])

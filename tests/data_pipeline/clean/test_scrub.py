@@ -61,7 +61,7 @@ def test_matches_beside_scripts_without_spaces(before, after, written, placehold
 @pytest.mark.parametrize(
     ("text", "scrubbed"),
     [
-        # What libphonenumber's matcher finds, and what it stops at (its tests, Apache 2.0): in our words.
+        # Examples of libphonenumber's matcher (from its tests, Apache 2.0), matched and not, reworded.
         ("650-253-4561 -- 415-234-3451", "<phone> -- <phone>"),
         ("(415) 666-7777 (800) 443-1223", "<phone> <phone>"),
         ("CA 34215 - 415-666-7777 is mine, 34215 my zip code", "CA 34215 - <phone> is mine, 34215 my zip code"),
@@ -94,7 +94,7 @@ def test_phone_number_boundaries(text, scrubbed):
         "mobile: 320 480 640 768, phone: 12.5 13.5 16.25, tel: 1 2 3 4 5 6 7",
         "phone: 16/12/2011, tel. 2011-2012, fax: 2012-01-02 08",
         "电话 110, 手机2007年, 전화 2011-2012",
-        # No letter, digit or sign that belongs to it stands beside a number.
+        # No letter, digit or sign that belongs to it is next to a number.
         "415-666-7777def, abc415-666-7777, É415-666-7777, 650-253-4561--455-234-3451, +14156667777É",
     ],
 )

@@ -148,7 +148,7 @@ def test_recipe_with_user_step(user_steps):
     retained, dropped = run(step, "http http", "one http")
     assert [document.text for document in retained] == ["one http"]
     assert dropped.counts == {"too many links": 1}
-    # It is written down so that the same can be read again, and a change of its file begins the work anew.
+    # The record of the build names the file, so that it can be read again, and a change of it starts the work anew.
     assert recipe.plain()["steps"][1] == {"user_steps:DropLinks": {"most": 1}}
     assert inputs_of(step) == (str(user_steps),)
 

@@ -1,4 +1,4 @@
-"""The whole path in this process: raw text in, shards out that every reader understands."""
+"""The whole path in this process: raw text in, shards out that every reader can read."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.data_pipeline.annotate.pieces import split_sentences
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Everything but the report, which holds times."""
+    """Everything except the report, which contains times."""
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.stem != "report")
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -158,7 +158,7 @@ def test_single_document_is_not_held_out(recipe, text, tmp_path):
 
 
 def refused(recipe: Recipe, out: Path) -> str:
-    """What the user reads; nothing may be left behind."""
+    """The message for the user; nothing may be left on disk."""
     with pytest.raises(UserError) as error:
         build_corpus(recipe, out, workers=0)
     assert list(out.parent.iterdir()) == []

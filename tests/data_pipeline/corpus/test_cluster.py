@@ -1,4 +1,4 @@
-"""A Ray cluster of several machines on this one: some of it dies while a corpus is built on it."""
+"""A Ray cluster of several simulated machines, of which some die while a corpus is built on it."""
 
 import random
 import signal
@@ -25,7 +25,7 @@ NOTICE_SOON = {
 
 @dataclass(frozen=True)
 class Dawdle:
-    """Takes its time, so that a build lasts as long as a test takes to break it."""
+    """Sleeps, so that a build lasts as long as a test takes to break it."""
 
     def __call__(self, documents: Iterable[Document], dropped: Dropped) -> Iterator[Document]:
         for document in documents:
@@ -56,7 +56,7 @@ def slow(recipe, monkeypatch):
 
 
 class Building(threading.Thread):
-    """A build on the cluster, and the steps it dawdled through."""
+    """A build on the cluster, and the steps that were slowed down."""
 
     def __init__(self, recipe, out):
         super().__init__()
@@ -70,7 +70,7 @@ class Building(threading.Thread):
             self.error = error
 
     def wait_for(self, jobs: int) -> None:
-        """Until so many jobs are finished."""
+        """Until this many jobs are finished."""
         while self.is_alive() and len(list(self.out.parent.rglob("finished/*/*.json"))) < jobs:
             time.sleep(0.02)
         assert self.is_alive(), "the build was too quick to be broken"
@@ -84,7 +84,7 @@ def expected(slow, tmp_path):
 
 
 def content(out) -> dict[str, bytes]:
-    """All but what names the dawdling."""
+    """Everything except what names the sleeping step."""
     return {name: data for name, data in files_of(out).items() if name != "manifest.json"}
 
 

@@ -1,4 +1,4 @@
-"""What lies in the folder of an unfinished build is taken only if every byte of it is what the build had written."""
+"""A file in the folder of an unfinished build is used only if every byte of it is what the build wrote."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from tests.data_pipeline.corpus.test_build import files_of
 
 
 class CutOff(BaseException):
-    """The corpus was about to appear."""
+    """Interrupted just before the corpus appeared."""
 
     def __init__(self, work: JobRunner):
         self.work = work
@@ -26,7 +26,8 @@ class CutOff(BaseException):
 
 @pytest.fixture
 def unfinished(recipe, tmp_path, monkeypatch):
-    """Builds all but the last step; gives the files of the corpus, and what the build found of the one before."""
+    """Runs all of the build except the last step; returns the files of the corpus, and what the build read of the
+    previous one."""
     uncut = replace(recipe, deduplicate=Deduplicate(paragraphs=Paragraphs(), near=Near(threshold=0.5)))
 
     def publish(self, work):
@@ -43,7 +44,7 @@ def unfinished(recipe, tmp_path, monkeypatch):
     return build
 
 
-# The build itself writes these each time, before anybody reads them.
+# The build itself writes these each time before it reads them.
 WRITTEN_AGAIN = re.compile(r"tokenizer/.*|equal/[0-9a-f]+\.(parts\.json|equal\.npy|connected\.npy)")
 
 
@@ -134,7 +135,7 @@ def test_unreadable_result_runs_job_again(tmp_path):
     JobRunner(tmp_path, InProcess(), Stages(None)).run("work", work_done, [job])
     [retained] = (tmp_path / "finished" / "work").iterdir()
     retained.unlink()
-    retained.symlink_to(retained.name)  # ELOOP, whoever reads
+    retained.symlink_to(retained.name)  # ELOOP, for any user
     for damaged in ([retained.relative_to(tmp_path).as_posix()], []):
         again = JobRunner(tmp_path, InProcess(), Stages(None))
         assert again.run("work", work_done, [job]) == [Result(1)]

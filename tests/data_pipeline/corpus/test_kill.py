@@ -1,4 +1,4 @@
-"""A build that is killed at any moment goes on where it was, and ends with the bytes of one that never stopped."""
+"""A build that is killed at any moment resumes, and ends with the bytes of one that was never stopped."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def test_killed_build_continues(unbroken, text, tmp_path):
         time.sleep(seconds * chance.uniform(0.2, 1.0))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        if out.exists():  # it was done
+        if out.exists():  # it was finished
             assert files_of(out) == expected
             continue
         finished = finished_jobs(out)
@@ -84,7 +84,7 @@ def test_killed_driver_ends_workers(unbroken, text, tmp_path):
         time.sleep(0.02)
     rays = psutil.Process(process.pid).children(recursive=True)
     assert any("raylet" in ray.name() for ray in rays)
-    # Its agents notice late that they are alone; they run nothing of ours.
+    # Its agents notice late that the head is gone; they run nothing of ours.
     rays = [ray for ray in rays if "Agent" not in " ".join(command_of(ray))]
     process.send_signal(signal.SIGKILL)
     process.communicate()

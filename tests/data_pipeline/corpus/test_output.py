@@ -73,11 +73,12 @@ def test_build_keeps_finished_work_of_killed_build(tmp_path):
 
 
 class Killed(BaseException):
-    """Before a call to the system."""
+    """Raised before a system call."""
 
 
 def publish_until(call: int, out: Path, monkeypatch) -> bool:
-    """Replace `out` by the corpus of seed 1, killed before that call of publishing; whether there are fewer calls."""
+    """Replace `out` by the corpus of seed 1, killed before system call number `call`; returns whether there are fewer
+    calls."""
     calls = 0
 
     def dying(function):
@@ -97,7 +98,7 @@ def publish_until(call: int, out: Path, monkeypatch) -> bool:
     ):
         (work.scratch / "work").touch()
         tiny_corpus(work.folder, seed=1)
-        patch.setattr(output, "MIN_KEPT_SECONDS", 0.0)  # who is killed removes nothing
+        patch.setattr(output, "MIN_KEPT_SECONDS", 0.0)  # a killed process removes nothing
         for name in ("rename", "unlink", "rmdir", "fsync"):
             patch.setattr(os, name, dying(getattr(os, name)))
         work.publish(NO_WORK)
@@ -218,7 +219,7 @@ def test_unwritable_output_is_rejected(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 256 KB, where this test may make one."""
+    """A file system of 256 KB, where the user may create one."""
     mount = tmp_path / "small"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], capture_output=True).returncode:

@@ -1,4 +1,4 @@
-"""Whole builds of recipes that ask for more than tokens."""
+"""Complete builds of recipes that need more than tokens."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def built(out: Path, *words: str):
 
 
 def documents(out: Path):
-    """(shard, number of a document in it) of all."""
+    """(shard, number of a document in it) of all documents."""
     corpus = Corpus.open(out)
     for info in corpus.split("train").shards:
         shard = corpus.open_shard(info)

@@ -1,4 +1,4 @@
-"""A corpus built straight to an object store, a real server process."""
+"""A corpus built directly on an object store, a real server process."""
 
 import json
 from dataclasses import replace

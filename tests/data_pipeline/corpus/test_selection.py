@@ -84,7 +84,7 @@ def test_small_corpus_validation_size(texts, cut):
     expected = int(MAX_VALIDATION_SHARE * sum(int(part.sizes.sum()) for part in parts))
     assert sum(sizes) >= expected or len(held) == len(texts) - 1
     draws = [int(parts[number].digests[row, 1] ^ selection.salt) for number, row in held]
-    # But for a document that is among the 0.02 of all.
+    # Except for a document that is among the 0.02 of all.
     if len(held) > 1 and max(draws) >= int(VALIDATION_SHARE * HASH_LIMIT):
         assert sum(sizes) - sizes[int(np.argmax(draws))] < expected
 
@@ -107,7 +107,7 @@ def test_limit_does_not_depend_on_order(texts, limit, cut):
     assert set(retained) == set(texts_of(chosen(backward, limit=limit).rows_by_part("train"), backward))
     total = sum(len(text.encode()) for text in retained)
     assert len(retained) == 1 or total <= limit
-    # The one that comes next would have been too much.
+    # The next document would have exceeded the limit.
     remaining = sorted(
         set(texts) - set(retained), key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest()[7::-1]
     )

@@ -1,4 +1,4 @@
-"""The report shows which share of the words of each language the tokenizer makes unknown, and a build warns of it."""
+"""The report shows the share of words of each language that have no token, and a build warns of it."""
 
 import json
 from pathlib import Path

@@ -74,7 +74,7 @@ def test_different_jobs_have_different_keys(jobs):
 
 
 class AnyOrder(InProcess):
-    """Does jobs, and hands their results over, in another order than they came in."""
+    """Runs jobs and returns their results in another order than the jobs came in."""
 
     def run(self, function, jobs):
         jobs = list(enumerate(jobs))

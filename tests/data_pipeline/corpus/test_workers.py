@@ -1,4 +1,4 @@
-"""Real Ray: the same bytes whoever works, errors that name their cause, workers that die and are replaced."""
+"""Real Ray: the same bytes for any workers, errors that name their cause, dead workers that are replaced."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def test_small_input_runs_in_process():
 
 
 def test_unreachable_ray_is_rejected(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # nobody listens below 1024 by chance
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # no ephemeral port is below 1024
     with pytest.raises(UserError, match=r"no Ray cluster answers at 127\.0\.0\.1:1 "), open_workers(2, MIN_RAY_BYTES):
         pass
 
@@ -48,7 +48,7 @@ def test_ray_start_timeout_is_reported(monkeypatch):
 
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[OnRay]:
-    """One Ray for the module: `open_workers` finds it running and leaves it so."""
+    """One Ray for the module: `open_workers` finds it running and does not stop it."""
     with open_workers(4, MIN_RAY_BYTES) as workers:
         assert isinstance(workers, OnRay)
         yield workers

@@ -1,4 +1,4 @@
-"""Real text dealt into parts, copies of it with planted changes, and how similar they then are, counted exactly."""
+"""Real text in parts, copies of it with planted changes, and their exact similarities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from data_pipeline.deduplicate import Deduplicate, Duplicates, find_duplicates, 
 from data_pipeline.document import Document
 
 WORDS = 450
-"""In a document: about 3 KB."""
+"""Per document: about 3 KB."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Written:
 
 @cache
 def real_documents() -> tuple[tuple[str, ...], ...]:
-    """The paragraphs of each: Python's reference, no paragraph of which is in two documents."""
+    """The paragraphs of each document: Python's reference, with no paragraph in two documents."""
     paragraphs = dict.fromkeys(
         paragraph.strip() for text in topics.values() for paragraph in text.split("\n\n") if paragraph.isascii()
     )
@@ -45,7 +45,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def jaccard(first: str, second: str, ngram: int = 5) -> float:
-    """Of the sets of word n-grams, by Python's sets."""
+    """Jaccard similarity of the sets of word n-grams, with Python's sets."""
     sets = []
     for text in (first, second):
         words = words_of(text)
@@ -55,8 +55,8 @@ def jaccard(first: str, second: str, ngram: int = 5) -> float:
 
 
 def edited(paragraphs: Sequence[str], kind: str, strength: float, rng: random.Random) -> str:
-    """A copy in which about `strength` of the words are other ones, are gone, have another before them, or in which
-    that share of the paragraphs stands elsewhere."""
+    """A copy in which about `strength` of the words are replaced, removed or preceded by an inserted word, or in which
+    that share of the paragraphs is moved."""
     paragraphs = list(paragraphs)
     if kind == "shuffle":
         offsets = rng.sample(range(len(paragraphs)), min(len(paragraphs), 2 + int(4 * strength * len(paragraphs))))
@@ -78,14 +78,15 @@ def in_process(name, function, jobs):
 
 
 def backwards(name, function, jobs):
-    """The last job first and as another process gets it; each job has a name to be remembered by."""
+    """Runs the last job first and as another process would receive it; each job has a name under which its result is
+    stored."""
     assert len({key_of(function, job) for job in jobs}) == len(jobs)
     sent = [pickle.dumps((function, job)) for job in jobs]
     return [function(job) for function, job in map(pickle.loads, reversed(sent))][::-1]
 
 
 def write_parts(folder: Path, texts: Sequence[str], options: Deduplicate, size: int = 100) -> list[Written]:
-    """Texts as documents of sources `0`, `1`, ..., `size` of them in a part."""
+    """Texts as documents of sources `0`, `1`, ..., with `size` documents per part."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for begin in range(0, len(texts), size):

@@ -1,4 +1,4 @@
-"""Connected rows, against a plain search."""
+"""Connected components, compared with a plain search."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Equal documents over parts and jobs."""
+"""Equal documents across parts and jobs."""
 
 import numpy as np
 

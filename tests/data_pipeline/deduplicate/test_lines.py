@@ -1,4 +1,4 @@
-"""Documents survive being written and read, with orjson and without."""
+"""Documents are unchanged after writing and reading, with orjson and without."""
 
 import pytest
 

@@ -1,9 +1,9 @@
-"""What a job holds depends on the number of hashes dealt to it, not on the corpus."""
+"""The memory of a job depends on the number of its hashes, not on the corpus."""
 
 import tracemalloc
 
 import numpy as np
-import numpy.ma  # numpy loads it when it is first needed, which is no job's doing
+import numpy.ma  # numpy loads it on first use, which is not the job's memory
 import pytest
 
 from data_pipeline.deduplicate import Deduplicate, Near
@@ -17,7 +17,7 @@ ENTRIES, ROWS, NEAR = 50_000, 2_000, Near()
 
 
 def part(folder, number):
-    """Sketches of documents that nothing is alike among."""
+    """Sketches of documents without duplicates."""
     rng, stem = np.random.default_rng(number), str(folder / f"part-{number}")
     numbers = rng.integers(0, 1 << 64, (3, ROWS), np.uint64)
     numbers[0].sort()
@@ -25,7 +25,7 @@ def part(folder, number):
     save(f"{stem}.digests.npy", numbers)
     keys = rng.integers(0, 1 << 40, (ROWS, NEAR.bands), np.uint64) << np.uint64(24) | numbers[2][:, None]
     save(f"{stem}.bands.npy", np.sort(keys, axis=None))
-    # For those that meet by chance.
+    # For those that collide by chance.
     save(f"{stem}.signatures.npy", rng.integers(0, 1 << 32, (ROWS, NEAR.hashes), np.uint32))
     return Written(stem, ROWS)
 
@@ -51,5 +51,5 @@ def test_job_memory_is_bounded_by_hashes(tmp_path, monkeypatch, parts):
     find_near(listing, NEAR, None, peaks(job_peaks))
     find_equal_entries(listing, "digests", parts * ROWS, peaks(job_peaks))
     assert len(job_peaks) >= parts * ROWS * NEAR.bands / ENTRIES
-    # And what a few signatures take, of those that meet by chance.
+    # And the memory of a few signatures, of those that collide by chance.
     assert max(job_peaks) < 44 * ENTRIES + (1 << 18)

@@ -1,4 +1,4 @@
-"""Near duplicates planted in real text, and what similarity they have."""
+"""Near duplicates planted in real text, and their similarities."""
 
 import random
 
@@ -45,7 +45,7 @@ def connected(folder, texts):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Kind -> (similarity, found?) of each planted pair, and all that was found beside them."""
+    """Kind -> (similarity, whether detected) of each planted pair, and all other pairs that were detected."""
     result, unrelated = {}, 0
     for kind in KINDS:
         result[kind] = []
@@ -97,7 +97,7 @@ def test_similarity_estimate_is_unbiased(words):
     assert abs(errors.mean()) < 4 * errors.std() / np.sqrt(len(errors))
     similarity = np.array([similarity for _, _, similarity in pairs])
     expected = np.sqrt((similarity * (1 - similarity)).mean() / NEAR.hashes)
-    # Borrowed bins, of which short texts have many, cost some precision.
+    # Borrowed bins, which short texts have many of, cost some precision.
     assert errors.std() < (1.1 if words == 450 else 1.5) * expected
 
 

@@ -1,4 +1,4 @@
-"""Options that cannot be, and what is derived from those that can."""
+"""Invalid options, and the values derived from valid ones."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Paragraphs that come again, cut out of later documents."""
+"""Repeated paragraphs are cut out of later documents."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ CUT = Deduplicate(paragraphs=Paragraphs(characters=5))
 
 
 def cut(folder, documents, options=CUT, size=2, run=in_process):
-    """(texts by source, what the jobs say) after cutting."""
+    """(texts by source, the jobs' counts) after cutting."""
     folder.mkdir(exist_ok=True)
     parts = []
     for begin in range(0, len(documents), size):

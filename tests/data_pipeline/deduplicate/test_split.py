@@ -1,4 +1,4 @@
-"""Paragraphs of a text, and the text without some."""
+"""Paragraphs of a text, and the text without some of them."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Tables of unfinished work: read as they were written, or called damaged."""
+"""Tables of unfinished work are read as written, or reported as damaged."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_damaged_table_is_rejected(tmp_path, spoil):
 
 
 def test_pickled_table_is_rejected(tmp_path):
-    # A file of numpy's format whose values are a pickle.
+    # A file in numpy's format whose values are a pickle.
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
     (tmp_path / "it.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\x80\x04N.")
     with pytest.raises(UserError, match=r"it.npy is damaged"):

@@ -1,4 +1,4 @@
-"""Images of every kind that a folder may hold, good ones and others, and corpora of them."""
+"""Images of every kind that a folder may hold, valid and invalid, and corpora of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUIET = Console(file=io.StringIO())
 
 
 def build(source: Path | str, out: Path, **options: Any) -> Any:
-    """A corpus, made in this process, and its report."""
+    """A corpus, built in this process, and its report."""
     return build_images(ImageRecipe(source=str(source), **options), out, workers=0, console=QUIET)
 
 
@@ -32,7 +32,7 @@ def digits(out: Path, **options: Any) -> Path:
 
 
 def pixels(width: int, height: int, *, seed: int = 0) -> np.ndarray:
-    """uint8 [height, width, 3]: something smooth, so that a JPEG of it is near it."""
+    """uint8 [height, width, 3]: a smooth image, so that its JPEG is close to it."""
     rows, columns = np.mgrid[:height, :width]
     waves = [np.sin(rows / 9 + seed) + np.cos(columns / 7 + phase) for phase in range(3)]
     return ((np.stack(waves, -1) + 2) / 4 * 255).astype(np.uint8)
@@ -49,7 +49,7 @@ def picture(form: str = "JPEG", width: int = 40, height: int = 30, *, mode: str 
 
 
 def huge() -> bytes:
-    """A PNG of 30,000 x 30,000 pixels, as far as its header says."""
+    """A PNG of 30,000 x 30,000 pixels, according to its header."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
@@ -93,15 +93,15 @@ BAD: Mapping[str, tuple[bytes, str]] = {
     "line.png": (picture("PNG", 400, 10), "aspect ratio too large"),
     "text.jpg": (b"no image at all", "not a readable image"),
     "empty.png": (b"", "not a readable image"),
-    # Pillow opens them; of the first it would start Ghostscript.
+    # Pillow opens them; for the first it would start Ghostscript.
     "program.jpg": (picture("EPS"), "not a readable image"),
     "other.png": (picture("PPM"), "not a readable image"),
 }
-"""Name -> bytes, and why it is left out."""
+"""Name -> bytes, and why the image is dropped."""
 
 
 def folder_of_labels(folder: Path, *, num_valid: int = 6) -> Path:
-    """`cat` and `dog` with good images, and with all the odd and bad ones."""
+    """`cat` and `dog` with valid images, and with all the unusual and invalid ones."""
     for label, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)
         for number in range(num_valid):
@@ -115,7 +115,7 @@ def folder_of_labels(folder: Path, *, num_valid: int = 6) -> Path:
 
 
 def write_tar(path: Path, files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
-    """As `webdataset` writes shards: any order of suffixes, neighbors have one key."""
+    """As `webdataset` writes shards: suffixes in any order, adjacent files with one key."""
     with tarfile.open(path, "w", format=form) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)

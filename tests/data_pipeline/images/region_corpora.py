@@ -1,4 +1,4 @@
-"""Corpora of texts and of what a detector would find in images of drawn shapes."""
+"""Corpora of texts and of a detector's regions in images of drawn shapes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TOKENIZERS = {
     "uniter": TokenizerRecipe(kind="wordpiece", vocabulary=120, lowercase=False),
     "unimo": TokenizerRecipe(kind="byte-bpe", vocabulary=320, specials="roberta"),
 }
-"""Family -> as the comment of its tiny config trains one."""
+"""Family -> the corpus on which the comment of its tiny config trains it."""
 
 
 def region_corpus(out: Path, *, images: int = NUM_IMAGES, tokenizer: TokenizerRecipe, **options: Any) -> Path:
-    """Built in this process, of so many images, whose files lie beside it."""
+    """Built in this process, with this many images, whose files are next to it."""
     write_region_shapes(source := out.with_name(f"{out.name}-source"), images=images)
     build(source, out, texts=True, regions=True, detector=DETECTOR, tokenizer=tokenizer, **options)
     return out

@@ -1,4 +1,4 @@
-"""Images to a corpus: what is kept, what is left out and why, shards of webdataset, given shards as they are."""
+"""Images to a corpus: what is kept, what is dropped and why, shards of webdataset, existing shards unchanged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_invalid_image_has_reason(name):
 
 @pytest.mark.parametrize("name", [name for name, (_, reason) in BAD.items() if reason == "damaged"])
 def test_header_check_finds_truncated_image(name):
-    """Who trains on images that nobody decoded would be ended by it; a picture before the pixels has an end, too."""
+    """An image that was never decoded would stop training; a preview before the pixels has an end marker, too."""
     content, reason = BAD[name]
     if name.endswith(".jpg"):
         small = picture(width=8, height=8)
@@ -72,7 +72,7 @@ def test_valid_images_become_rgb(name):
     with open_image(result.content) as image:
         colors = np.asarray(rgb(image))
     assert colors.shape == (result.height, result.width, 3)
-    assert colors.std() > 10  # nothing became one color
+    assert colors.std() > 10  # no pixels merged to one color
     if name in ("plain.jpg", "plain.webp", "grey.png", "deep.png"):
         assert result.content is GOOD[name]
 
@@ -96,7 +96,7 @@ def test_first_picture_of_animation_is_used():
 
 @pytest.mark.parametrize("size", range(0, 1200, 37))
 def test_check_image_never_raises(size):
-    """A JPEG cut off at any place, and one with a hole there."""
+    """A JPEG truncated at any position, and one with a gap there."""
     uncut = picture()
     for content in (uncut[:size], uncut[:size] + bytes(40) + uncut[size + 40 :]):
         assert isinstance(check_image(content, ImageLimits()), ValidImage | InvalidImage)
@@ -104,7 +104,7 @@ def test_check_image_never_raises(size):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The corpus of a folder with everything in it, the folder, and the report."""
+    """The corpus of a folder with every kind of file in it, the folder, and the report."""
     folder = tmp_path_factory.mktemp("images")
     source = folder_of_labels(folder / "source")
     return folder / "corpus", source, build(source, folder / "corpus", validation=0.2, shard_bytes=8_000)
@@ -167,7 +167,7 @@ def test_image_build_is_deterministic(built, tmp_path):
     files = {path.name for path in corpus.glob("*.tar")}
     assert len(files) > 3
     assert all((corpus / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in files)
-    # The folders' own names aside, which the recipe has.
+    # Except the names of the folders, which the recipe contains.
     assert again.id == report.id
     assert all(check.is_valid for check in verify_corpus(corpus))
 
@@ -195,7 +195,7 @@ def test_huge_label_is_rejected(tmp_path):
 
 @pytest.mark.timeout(60)
 def test_multi_page_tiff_takes_linear_time():
-    """A TIFF of 20,000 pictures, of which each number is looked up in a list of all before."""
+    """A TIFF of 20,000 images, each of which is searched for in a list of all before it."""
     content = bytearray(GOOD["scanned.tif"])
     first = int.from_bytes(content[4:8], "little")
     after = first + 2 + 12 * int.from_bytes(content[first : first + 2], "little")
@@ -211,7 +211,7 @@ def test_multi_page_tiff_takes_linear_time():
 
 
 def test_existing_shards_are_indexed_unchanged(tmp_path):
-    """What is wrong with a sample is counted; of a tar that ends early what comes before the end is kept."""
+    """Errors of a sample are counted; of a truncated tar the samples before the end are kept."""
     source = tmp_path / "given"
     source.mkdir()
     files = {
@@ -256,13 +256,13 @@ def test_existing_shards_are_indexed_unchanged(tmp_path):
     assert shard.blob("jpg", 3) == files["a/0003.jpg"]
     assert shard.blob("png", 5) == files["a/0005.png"]
     assert shard.blob("jpg", 6) == files["a/0009.JPEG"]
-    assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # whatever its suffix says, it can be read
+    assert shard.blob("jpg", 7) == files["a/0010.jpg"]  # readable with any suffix
     assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 
 @pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg", "1.txt", "1.tar"])
 def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
-    """Counted, a corpus would depend on the disk's mood."""
+    """If these were counted, a corpus would depend on failures of the disk."""
     path = tmp_path / "given" / name
     path.parent.mkdir(parents=True)
     if path.suffix == ".tar":
@@ -272,7 +272,7 @@ def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
         path.with_suffix(".txt").write_bytes(b"a cat")
 
     def gives_up(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))  # of reading, which names no file
+        raise OSError(errno.EIO, os.strerror(errno.EIO))  # a read error, which names no file
 
     kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "data_pipeline.images.texts._read_limited"}
     monkeypatch.setattr(kind.get(path.suffix, "data_pipeline.images.index_shards._read_member"), gives_up)
@@ -282,7 +282,7 @@ def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
 
 
 ODD = "\udcff\udce9"
-"""As Python has bytes of a name that are no UTF-8."""
+"""Python's form of the bytes of a name that is not UTF-8."""
 
 
 @pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

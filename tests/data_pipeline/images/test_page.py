@@ -1,5 +1,5 @@
-"""The page of a build of images: small pictures of what is kept and of what is left out, bounded, and text never is
-part of it."""
+"""The page of a build of images: thumbnails of kept and dropped images, a bounded number, and text is always
+escaped."""
 
 import base64
 import io
@@ -18,7 +18,7 @@ SHOWN = re.compile(r"<figure>(?:<img alt='' src='data:image/jpeg;base64,([^']+)'
 
 
 def shown(content: str) -> list[tuple[str, str]]:
-    """Of each picture of a page its base64, and what is said below it."""
+    """For each image of a page its base64 and its caption."""
     return SHOWN.findall(content)
 
 
@@ -27,14 +27,14 @@ def test_page_shows_kept_and_dropped_images(tmp_path):
     content = (tmp_path / "corpus/report.html").read_text(encoding="utf-8")
     assert content.count("<h1>") == 1
     retained, _, left_out = content.partition("<h2>Dropped</h2>")
-    assert len(shown(retained)) == 23  # of six and six plain ones, and eleven odd ones
+    assert len(shown(retained)) == 23  # six of these and six plain ones, and eleven unusual ones
     assert {caption for _, caption in shown(retained)} == {"cat", "dog"}
     for encoded, _ in shown(retained):
         with Image.open(io.BytesIO(base64.b64decode(encoded))) as first:
             assert (first.format, max(first.size) <= SIDE) == ("JPEG", True)
     named = {caption: bool(encoded) for encoded, caption in shown(left_out)}
     assert {f"dog/{name}" for name in BAD} < named.keys()
-    # What can be decoded is shown: one of a pixel, and one that is too long.
+    # Everything that can be decoded is shown: an image of one pixel, and one that is too long.
     assert {name for name, there in named.items() if there} == {"dog/dot.png", "dog/line.png"}
     assert "<details open><summary>too small: 1 of 1</summary><p>The first: 1 x 1.</p>" in left_out
 

@@ -1,4 +1,4 @@
-"""Shards of images on an object store become a corpus where they lie: a real server process."""
+"""Shards of images on an object store become a corpus without being copied: a real server process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS = {"texts": True, "tokenizer": TokenizerRecipe(vocabulary=270, specials=
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three with names as img2dataset gives them, a bad image in each."""
+    """Three with img2dataset's names, each with an invalid image."""
     folder = tmp_path_factory.mktemp("shards")
     for shard in range(3):
         files = {
@@ -59,7 +59,7 @@ def url(s3: object, shards: Path, tmp_path: Path) -> str:
 
 
 def samples_of(corpus: Corpus) -> list[list[tuple[list[int], int]]]:
-    """Of each split the ids and the image's hash of every sample."""
+    """For each split the ids and the image hash of every sample."""
     result = []
     for split in ("train", "validation"):
         opened = [corpus.open_shard(info, "hash") for info in corpus.split(split).shards]
@@ -83,7 +83,7 @@ def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypa
     assert samples_of(corpus) == expected
     assert {corpus.address_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
     assert all(check.is_valid for check in verify_corpus(tmp_path / "there"))
-    # And so does one that is there itself, which has the indexes and no shard.
+    # The same for a corpus that is on the store itself, with the indexes and no shards.
     build(url, away := f"{url}-corpus", **options)
     assert not [name for name in listed(away) if name.endswith(".tar")]
     assert samples_of(Corpus.open(away, cache)) == expected
@@ -103,7 +103,7 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
     assert mix.sample(0)["patches"].dtype == np.uint8
     case = Case(config=load_config(CONFIG), hashing="all")
     assert [finding.state for finding in check_shards(case, corpus)] == ["ok"]
-    # Who changes a shard after its index was made is told.
+    # A shard that changes after its index was made is reported.
     changed = tmp_path / "changed.tar"
     write_tar(changed, {"0.jpg": picture(), "0.txt": b"another"})
     for number in range(3):

@@ -1,4 +1,4 @@
-"""Images with texts to a corpus: which pairs are kept, ids of texts in the index, given shards as they are."""
+"""Images with texts to a corpus: which pairs are kept, ids of texts in the index, existing shards unchanged."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_unusual_names_and_huge_text(tmp_path):
 
 
 def header(name: bytes, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """Of a member of a tar, whatever its size is said to be."""
+    """For a member of a tar of any declared size."""
     info = tarfile.TarInfo(os.fsdecode(name))
     info.size, info.type = size, kind
     return info.tobuf(tarfile.GNU_FORMAT)
@@ -185,12 +185,12 @@ def test_steps_drop_images_with_their_texts(packed, tmp_path):
         assert f"{where}: {text}"[:80] in page
     retained = corpus.manifest.made_from["images"]["steps"]
     assert [*retained[1]] == ["drop-short"]
-    assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as corpora of before have it
+    assert "steps" not in ImageRecipe(source="photos", texts=True).for_manifest()  # as in older corpora
 
 
 @pytest.fixture(scope="module")
 def existing_shards(tmp_path_factory):
-    """Shards that somebody else made, and a corpus of them."""
+    """Shards from another program, and a corpus of them."""
     folder = tmp_path_factory.mktemp("existing")
     (folder / "shards").mkdir()
     for shard in range(3):
@@ -231,7 +231,7 @@ def test_texts_of_existing_shards_are_indexed(existing_shards):
 
 
 def test_loader_and_mix_give_same_samples(existing_shards):
-    """Pixels and ids of a sample depend on its number, and on nobody who reads it."""
+    """Pixels and ids of a sample depend on its number, and not on the reader."""
     folder, _ = existing_shards
     special = load_tokenizer(folder / "corpus/tokenizer").special
     options = {"objective": IMAGE_TEXT, "sequence": 17, "seed": 3, "special": special}
@@ -308,7 +308,7 @@ def test_sketch_recognizes_changed_image():
 
 
 def test_near_sketches_match_any_three_bits():
-    """As comparing each with each would."""
+    """The result of comparing all pairs."""
     rng = np.random.default_rng(1)
     known = [int(content) for content in rng.integers(-(1 << 63), 1 << 63, 30)]
     flipped = [content ^ sum(1 << int(bit) for bit in rng.choice(62, 3, replace=False)) for content in known]
@@ -368,7 +368,7 @@ def test_conflicting_image_settings_are_rejected(tmp_path, options, message):
 
 
 def test_published_clip_tokenizer_is_used_unchanged(existing_shards, tmp_path):
-    """Lower-cased, with the end of each word marked: as `transformers` has it."""
+    """Lower-cased, with a mark at the end of each word: the same as `transformers`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "e</w>"), ("p", "h"), ("ph", "o"), ("s", "h"), ("a", "r"), ("ar", "d</w>")]
     pieces = [*alphabet, *(f"{content}</w>" for content in alphabet), *("".join(merge) for merge in merges)]
@@ -388,7 +388,7 @@ def test_published_clip_tokenizer_is_used_unchanged(existing_shards, tmp_path):
 
 @dataclass(frozen=True)
 class Words:
-    """A step that forgets to make documents."""
+    """A step that fails to make documents."""
 
     def __call__(self, documents, dropped):
         yield from (document.text for document in documents)

@@ -6,7 +6,7 @@ from tests.data_pipeline.sources.reading import reading
 
 @pytest.fixture
 def refusal():
-    """What a build says that is to end at the first thing it cannot read: one sentence, with the file in it."""
+    """The message of a build that is to stop at the first unreadable input: one sentence with the file's name."""
 
     def message(path, **options) -> str:
         with pytest.raises(UserError) as error:

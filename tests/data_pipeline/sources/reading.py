@@ -1,4 +1,4 @@
-"""Files read as a build reads them."""
+"""Reads files as a build does."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from data_pipeline.sources import Source, Span, find_files, partition_files, rea
 
 @dataclass
 class Reading:
-    """All of a source."""
+    """Everything in a source."""
 
     documents: list[Document] = field(default_factory=list)
     dropped: Dropped = field(default_factory=Dropped)
@@ -29,7 +29,7 @@ class Reading:
 
 
 def reading(path: object, *, on_error="skip", part=1 << 40, **options) -> Reading:
-    """Found, dealt out in parts of so many bytes, and read."""
+    """Files found, partitioned into parts of this many bytes, and read."""
     result = Reading()
     for spans in partition_files(find_files([Source(str(path), **options)]), part):
         for span in spans:

@@ -1,4 +1,4 @@
-"""Members of an archive are read as the files of a folder are."""
+"""Members of an archive are read in the same way as files of a folder."""
 
 import errno
 import gzip
@@ -87,14 +87,14 @@ def test_damaged_archive_keeps_earlier_members(name, tmp_path, refusal):
     assert sum(result.counts.values()) == 1
     assert result.counts.keys() <= {"truncated", "damaged"}
     assert result.texts == [content.decode() for content in files.values()][: len(result.texts)]
-    assert bool(result.texts) == (name != "a.zip")  # which has its table at its end
+    assert bool(result.texts) == (name != "a.zip")  # whose table is at its end
     assert "download it again" in refusal(path)
     assert reading(written(tmp_path / "junk" / name, b"")).counts == {"empty file": 1} if name != "a.zip" else True
 
 
 @pytest.mark.parametrize("lost", [30, 200, 5000])
 def test_truncated_tar_gz_keeps_complete_members(lost, tmp_path, refusal):
-    """tarfile reads 10 KiB at a time: what it has of them when the data end is used."""
+    """tarfile reads 10 KiB at a time: the part of them before the end of the data."""
     noise = random.Random(0)
     texts = [f"text {number} " + noise.randbytes(300).hex() for number in range(30)]
     path = archive(tmp_path / "a.tar.gz", {f"{n:02}.txt": text.encode() for n, text in enumerate(texts)})

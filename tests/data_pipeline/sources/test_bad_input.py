@@ -1,4 +1,4 @@
-"""What cannot be read is counted under a reason and the rest is read; or it ends the build with one sentence."""
+"""Unreadable input is counted under a reason and the rest is read; or it stops the build with one sentence."""
 
 import bz2
 import gzip
@@ -113,7 +113,7 @@ def test_truncated_file_keeps_earlier_lines(suffix, tmp_path, refusal, chunk_byt
     assert result.documents or suffix in ("bz2", "zst")  # their blocks are larger than this file
     assert "ends in the middle of its" in refusal(path)
     chunk_bytes(1000)
-    assert reading(path).documents == result.documents  # not a matter of how it is read
+    assert reading(path).documents == result.documents  # independent of how it is read
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -166,7 +166,7 @@ def test_missing_or_unreadable_file_is_dropped(name, tmp_path, monkeypatch, refu
 
 
 def test_disk_error_ends_build(tmp_path, monkeypatch):
-    """Counting would make the corpus depend on the disk's mood."""
+    """If this were counted, the corpus would depend on failures of the disk."""
     path = written(tmp_path / "a.jsonl", ROWS)
 
     class Failing:
@@ -197,10 +197,11 @@ def test_disk_error_ends_build(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "lost"), [("a.zip", 91_000), ("a.tar", 0), ("a.tar", 20_480), ("a.parquet", 1000)])
 def test_server_error_is_not_damage(name, lost, tmp_path, monkeypatch, chunk_bytes):
-    """Counting would make the corpus depend on the server's mood: at the beginning, or in a hidden file, or later."""
+    """If this were counted, the corpus would depend on failures of the server: at the start, in a hidden file, or
+    later."""
     path = tmp_path / name
     if name == "a.parquet":
-        parquet.write_table(pyarrow.table({"text": [os.urandom(100_000).hex()]}), path)  # more than its end, read first
+        parquet.write_table(pyarrow.table({"text": [os.urandom(100_000).hex()]}), path)  # more than its end
     else:
         archive(path, {"a.txt": b"a" * 600, ".b": os.urandom(90_000), "c.txt": b"c"})
 
@@ -224,7 +225,7 @@ def test_server_error_is_not_damage(name, lost, tmp_path, monkeypatch, chunk_byt
 
 
 def failing(error: Exception, when):
-    """Raises the error where `when` says so of the first argument."""
+    """Raises the error where `when` returns true for the first argument."""
 
     def patched(original):
         def call(argument, *remaining, **named):

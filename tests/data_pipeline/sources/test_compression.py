@@ -1,4 +1,4 @@
-"""Compressed files are known by their decompressors, and a limit of ours is not called damage."""
+"""Compressed files are detected by their decompressors, and exceeding our own limit is not reported as damage."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ else:
     zstd = pytest.importorskip("backports.zstd")
 
 ROW = b'{"text": "one row"}\n'
-LONG_WINDOW = bytes.fromhex(  # `zstd --long=31` of a pipe; making it takes 2 GiB of memory
+LONG_WINDOW = bytes.fromhex(  # `zstd --long=31` of a pipe; compressing it takes 2 GiB of memory
     "28b52ffd04a8f900007b2274657874223a227a7374206c6f6e672077696e646f7720726f77227d0aae4f1752"
 )
 TOO_LONG_WINDOW = LONG_WINDOW[:5] + bytes([22 << 3]) + LONG_WINDOW[6:]
@@ -31,7 +31,7 @@ TOO_LONG_WINDOW = LONG_WINDOW[:5] + bytes([22 << 3]) + LONG_WINDOW[6:]
 
 
 def skippable(content: bytes, magic: int = 0x184D2A50) -> bytes:
-    """A frame that holds no text (RFC 8878, section 3.1.2). pzstd begins each of its frames with one."""
+    """A frame without text (RFC 8878, section 3.1.2). pzstd starts each of its frames with one."""
     return magic.to_bytes(4, "little") + len(content).to_bytes(4, "little") + content
 
 

@@ -133,7 +133,7 @@ def test_file_name_with_two_colons(tmp_path):
 
 
 def passed_over(path, **options) -> dict[str, list[str]]:
-    """reason -> names, of what was found and not taken."""
+    """reason -> names of the files that were found and skipped."""
     dropped = Dropped()
     find_files([Source(str(path), **options)], dropped)
     assert all(dropped.messages[reason] for reason in dropped.counts)
@@ -193,7 +193,7 @@ def test_corpus_inside_source_is_skipped(tmp_path):
     written(pile / "new.building" / "scratch" / "parts" / "0.jsonl", "{}")
     written(pile / "other.building" / "corpus" / "report.json", "{}")
     written(pile / "elsewhere" / "scratch" / "finished" / "0.jsonl", "{}")
-    written(pile / "scratch" / "mine.txt", "x")  # a name that anybody may use
+    written(pile / "scratch" / "mine.txt", "x")  # a name that any file may have
     expected = ["pile/a.txt", "pile/scratch/mine.txt"]
     assert names(pile) == names(pile / "**" / "*") == expected
     assert passed_over(pile) == {

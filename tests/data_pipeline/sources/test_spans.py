@@ -1,4 +1,4 @@
-"""However files are cut, the spans together have exactly the documents of the whole."""
+"""For any division of files, the spans together have exactly the documents of the whole."""
 
 import json
 from itertools import groupby
@@ -48,9 +48,7 @@ def test_text_spans(documents, written_lines, end, last, part, folder):
 def test_text_spans_with_any_chunk_size(documents, written_lines, end, part, chunk, longest, folder):
     path = written(folder / "b.txt", end.join(["x", *written_lines]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "data_pipeline.sources.lines.MAX_LINE_BYTES", longest
-        )  # chunks are shorter, as they are in earnest
+        patch.setattr("data_pipeline.sources.lines.MAX_LINE_BYTES", longest)  # chunks are shorter, as in practice
         patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", 10)
         uncut = reading(path, documents=documents)
         patch.setattr("data_pipeline.sources.content.CHUNK_BYTES", chunk)

@@ -37,7 +37,7 @@ def test_columns_replace_header(tmp_path):
 
 def test_long_field_is_split(tmp_path, monkeypatch):
     monkeypatch.setattr(pieces, "MAX_DOCUMENT_CHARACTERS", 100_000)
-    text = "word " * 60_000  # more than the 131,072 characters that csv takes at first
+    text = "word " * 60_000  # more than csv's default limit of 131,072 characters
     result = reading(written(tmp_path / "a.csv", f"text\n{text}\n"))
     assert "".join(result.texts) == text
     assert result.sources == ["a.csv@5@0", "a.csv@5@100000", "a.csv@5@200000"]

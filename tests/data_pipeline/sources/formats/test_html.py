@@ -1,4 +1,4 @@
-"""HTML files: the main text, as of pages in a WARC."""
+"""HTML files: the main text, extracted as from pages in a WARC."""
 
 import gzip
 

@@ -83,7 +83,7 @@ def test_damaged_row_group_is_dropped(tmp_path, refusal):
     parquet.write_table(pa.table({"text": texts}), path, **options)
     content = bytearray(path.read_bytes())
     at = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
-    content[at + 9000 : at + 9100] = bytes(100)  # behind the page's header, which holds its least and greatest value
+    content[at + 9000 : at + 9100] = bytes(100)  # after the page's header, which holds its minimum and maximum
     written(path, bytes(content))
     result = reading(path)
     assert (result.texts, result.counts) == (texts[:300] + texts[600:], {"damaged": 1})

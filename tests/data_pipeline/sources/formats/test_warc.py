@@ -111,7 +111,7 @@ def test_content_encodings(tmp_path):
     archive.page(zlib.compress(page), Content_Encoding="deflate")
     archive.page(zlib.compress(page, wbits=-15), Content_Encoding="deflate")
     archive.page(brotli.compress(gzip.compress(page)), Content_Encoding="gzip, BR")
-    archive.page(page, Content_Encoding="br")  # crawlers keep the header of what they have unpacked
+    archive.page(page, Content_Encoding="br")  # crawlers keep the header of content that they have decompressed
     archive.page(page, Content_Encoding="identity")
     archive.page(page)
     result = reading(archive.close())
@@ -168,7 +168,7 @@ def test_truncated_warc_keeps_earlier_records(tmp_path, refusal):
 
 
 def test_truncated_gzip_warc_keeps_complete_records(tmp_path, refusal):
-    """Each record is a gzip member of its own, as in Common Crawl; they are small enough to be read at once."""
+    """Each record is a separate gzip member, as in Common Crawl; they are small enough to be read at once."""
     archive = Archive(tmp_path / "a.warc.gz")
     for name in (b"first one", b"second one"):
         archive.text(name)
@@ -177,7 +177,7 @@ def test_truncated_gzip_warc_keeps_complete_records(tmp_path, refusal):
     content = archive.close().read_bytes()
     for end in range(start + 5, len(content) - 4):
         result = reading(written(archive.path, content[:end]))
-        # The third is whole too where only the end of its gzip member is missing.
+        # The third is complete even if only the end of its gzip member is missing.
         assert (result.texts[:2], result.counts) == (["first one", "second one"], {"truncated": 1})
     assert "ends in the middle of its gzip data: download it again" in refusal(archive.path)
 
@@ -206,7 +206,7 @@ def test_wrong_content_length_drops_one_record(length, which, packed, tmp_path, 
     pack = gzip.compress if packed else bytes
     path = written(tmp_path / ("b.warc.gz" if packed else "b.warc"), b"".join(map(pack, records)))
     result = reading(path)
-    # The last record's end is the end of the file: beyond that, it cannot be told from one that is cut off.
+    # The last record's end is the end of the file: after that, it cannot be distinguished from a truncated one.
     lost = "truncated" if which == 5 and length in ("5000", "99999999", "999999999999999") else "wrong length"
     assert (result.texts, result.counts) == (expected, {lost: 1})
     message = refusal(path)
@@ -231,7 +231,7 @@ def test_wrong_length_beyond_buffer_rereads_file(tmp_path, monkeypatch, chunk_by
         assert result.counts == {"wrong length": 1}
         assert [text.split()[1] for text in result.texts] == [str(number) for number in range(30) if number != 1]
     every = re.sub(rb"Content-Length: \d+(?=\r\n\r\ntext)", b"Content-Length: 3000", content)
-    result = reading(written(archive.path, every))  # and not without end
+    result = reading(written(archive.path, every))  # and it terminates
     assert 20 < result.counts["wrong length"] <= 30
 
 
