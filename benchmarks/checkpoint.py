@@ -37,7 +37,7 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 @dataclass
 class Contender:
     save: Callable[[Path], Callable[[], object] | None]
-    """Returns when the tensors may change: all is saved then, or when what is returned has been called."""
+    """Return when the tensors may change: everything is saved then, or after a call of the returned function."""
     load: Callable[[Path], object]
     stalling: list[float] = field(default_factory=list)
     saving: list[float] = field(default_factory=list)
@@ -88,7 +88,7 @@ def ours(tensors: dict[str, Tensor], *, verify: bool = False, background: bool =
 
 
 def megatron(tensors: dict[str, Tensor], *, background: bool = False) -> Contender:
-    # Imported through the engine, which lets megatron-core run where there is no GPU.
+    # Import through the engine, which lets megatron-core run without a GPU.
     from megaptm.parallel import cpu  # noqa: F401, I001
     from megatron.core.dist_checkpointing import ShardedTensor, load, save
     from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -101,7 +101,7 @@ def megatron(tensors: dict[str, Tensor], *, background: bool = False) -> Contend
     def read(folder: Path) -> None:
         found = load(sharded(), str(folder))
         for name, tensor in tensors.items():
-            # Read in place, as its optimizer asks for; a copy where a version does otherwise.
+            # Read in place, as its optimizer requests; some versions copy.
             if found[name].data_ptr() != tensor.data_ptr():
                 tensor.copy_(found[name])
 
@@ -125,11 +125,11 @@ def torch_dcp(tensors: dict[str, Tensor], *, background: bool = False) -> Conten
 
 
 def run_round(contender: Contender, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Save, wipe the tensors, load, and see that they are back to the last bit."""
+    """Save, clear the tensors, load, and check that they are restored to the last bit."""
     sums = {name: tensor.sum().item() for name, tensor in tensors.items()}
     folder.mkdir()
     os.sync()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     finish = contender.save(folder)
     stalled = time.perf_counter()
     for tensor in tensors.values():
@@ -141,9 +141,9 @@ def run_round(contender: Contender, tensors: dict[str, Tensor], folder: Path) ->
     contender.load(folder)
     loaded = time.perf_counter()
     assert {name: tensor.sum().item() for name, tensor in tensors.items()} == sums
-    contender.stalling.append(stalled - begun)
-    # To wipe is no part of saving, where that was over by then.
-    contender.saving.append(saved - begun - (wiped - stalled if finish is None else 0))
+    contender.stalling.append(stalled - started)
+    # Clearing is not part of saving, if saving was complete.
+    contender.saving.append(saved - started - (wiped - stalled if finish is None else 0))
     contender.loading.append(loaded - saved)
     shutil.rmtree(folder)
 
@@ -167,11 +167,11 @@ def main() -> None:
         "torch DCP": torch_dcp(tensors),
         "torch DCP, background": torch_dcp(tensors, background=True),
     }
-    with tempfile.TemporaryDirectory(dir=options.folder) as place:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         for number in range(options.rounds + 1):
-            # In another order each round: who goes before changes what the disk is still busy with.
+            # A new order in each round, because the disk may still be busy with the previous contender.
             for contender in random.Random(number).sample(list(contenders.values()), len(contenders)):
-                run_round(contender, tensors, Path(place) / "run")
+                run_round(contender, tensors, Path(folder) / "run")
                 if number == 0:  # warms up
                     for measured in (contender.stalling, contender.saving, contender.loading):
                         measured.clear()
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def print_results(contenders: dict[str, Contender], megabytes: float) -> None:
-    columns = "".join(f"{what:>8}{'median':>8}{'MB/s':>8}" for what in ("stall s", "save s", "load s"))
+    columns = "".join(f"{quantity:>8}{'median':>8}{'MB/s':>8}" for quantity in ("stall s", "save s", "load s"))
     print(f"{f'{megabytes:.0f} MB':<26}{columns}")
     for name, contender in contenders.items():
         cells = []

@@ -1,10 +1,10 @@
-"""How long a person waits: for `megaptm --help`, and from `megaptm train` to the first step.
+"""Waiting times of a user: for `megaptm --help`, and from `megaptm train` to the first step.
 
     python benchmarks/startup.py [--rounds 3]
 
-Each is measured from outside, from the start of the process, and the fastest of the rounds counts: whatever else runs
-on the machine only adds. The first step is the one that the run's journal announces; the model is
-configs/gpt2/tiny.yaml, on a small corpus of Python's own library, in one process and in two.
+Times are measured from the start of the process; the fastest round counts, because other load only adds time. The first
+step is the one in the run's journal. The model is configs/gpt2/tiny.yaml, on a small corpus of Python's standard
+library, in one process and in two.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def megaptm(*arguments: object) -> None:
 
 
 def help_seconds() -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     megaptm("--help")
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def make_corpus(folder: Path) -> Path:
@@ -45,7 +45,7 @@ def make_corpus(folder: Path) -> Path:
 
 
 def first_step_seconds(corpus: Path, run: Path, *, processes: int) -> float:
-    begun = time.time()
+    started = time.time()
     keys = {
         "run": run,
         "data.mix": json.dumps({str(corpus): 1}),
@@ -54,7 +54,7 @@ def first_step_seconds(corpus: Path, run: Path, *, processes: int) -> float:
         "train.steps": 2,
     }
     megaptm("train", CONFIG, *(f"{key}={value}" for key, value in keys.items()))
-    return next(event["time"] for event in read_events(run) if event["kind"] == "first-step") - begun
+    return next(event["time"] for event in read_events(run) if event["kind"] == "first-step") - started
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def main() -> None:
                 for number in rounds
             ]
     print(f"{'':<28}{'fastest s':>10}{'slowest s':>10}")
-    for what, seconds in waits.items():
-        print(f"{what:<28}{min(seconds):>10.2f}{max(seconds):>10.2f}")
+    for measurement, seconds in waits.items():
+        print(f"{measurement:<28}{min(seconds):>10.2f}{max(seconds):>10.2f}")
     shown, one, two = (min(seconds) for seconds in waits.values())
     print(f"METRIC help_seconds {shown:.3f} s goal <=0.5")
     print(f"METRIC first_step_seconds {one:.2f} s goal <=15")

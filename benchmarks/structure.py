@@ -32,8 +32,8 @@ from common.options import Options
 
 ROOT = Path(__file__).parent.parent
 GOALS = {"names twice": 0, "files entered": 112, "on the way": 9, "packages entered": 30}
-"""At most; the other counts grow with what megaptm can do."""
-# Found by every Python process that has its folder on PYTHONPATH, before anything else runs there.
+"""Limits; the other counts grow with the features of megaptm."""
+# Every Python process with this folder on PYTHONPATH runs it first.
 TRACER = '''
 import os, sys
 from importlib.util import find_spec
@@ -85,25 +85,25 @@ if any(word in ("megaptm", "megaptm.train.worker") for word in sys.orig_argv):
 
 
 def package(path: str) -> str:
-    """`train/loop.py` -> `train`, `errors.py` -> `errors`."""
+    """Return `train` for `train/loop.py`, `errors` for `errors.py`."""
     return path.split("/")[0].removesuffix(".py")
 
 
 def imports(module: ast.Module) -> list[str]:
-    """Packages that a module imports, one for each statement."""
-    found = []
+    """Return the packages that a module imports, one per statement."""
+    names = []
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "megaptm":
-            found += [f"megaptm.{alias.name}" for alias in node.names]
+            names += [f"megaptm.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-    return [name.split(".")[1] for name in found if name.startswith("megaptm.")]
+            names.append(node.module)
+    return [name.split(".")[1] for name in names if name.startswith("megaptm.")]
 
 
 def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
-    """What a run of one step enters, and the call stacks of its way there, in order."""
+    """Return the files that a run of one step enters, and the call stacks on its way, in order."""
     (folder / "sitecustomize.py").write_text(TRACER, encoding="utf-8")
     plain = {**os.environ, "PYTHONPATH": str(tree)}
     traced = {"PYTHONPATH": f"{folder}:{tree}", "TRACE_ROOT": f"{tree}/megaptm/", "TRACE_OUT": str(folder / "trace")}
@@ -121,11 +121,11 @@ def enter(tree: Path, folder: Path) -> dict[str, list[str]]:
     words = ["configs/gpt2/tiny.yaml", *(f"{key}={value}" for key, value in keys.items())]
     megaptm("train", *words, environment=plain | traced)
     lines = [line.split() for line in (folder / "trace").read_text(encoding="utf-8").splitlines()]
-    return {kind: [name for one, name in lines if one == kind] for kind in ("entered", "way")}
+    return {kind: [name for line_kind, name in lines if line_kind == kind] for kind in ("entered", "way")}
 
 
 def count(tree: Path, folder: Path) -> dict[str, int]:
-    """All counts of a tree; prints what they are made of."""
+    """Return all counts of a tree, and print their parts."""
     paths = {str(path.relative_to(tree / "megaptm")): path for path in sorted((tree / "megaptm").rglob("*.py"))}
     lines, classes, statements = Counter[str](), Counter[str](), []
     for name, path in paths.items():
@@ -134,20 +134,20 @@ def count(tree: Path, folder: Path) -> dict[str, int]:
         lines[package(name)] += text.count("\n")
         classes.update(node.name for node in module.body if isinstance(node, ast.ClassDef) and node.name[0] != "_")
         statements += [(package(name), other) for other in imports(module)]
-    crossing = [(one, other) for one, other in statements if one != other and other in lines]
+    crossing = [(importer, other) for importer, other in statements if importer != other and other in lines]
 
     def below(name: str, known: set[str]) -> set[str]:
-        """All packages that one imports, itself or through others; `known` are left out."""
-        for other in {other for one, other in crossing if one == name} - known:
+        """Return all packages that a package imports, directly or indirectly, except `known`."""
+        for other in {other for importer, other in crossing if importer == name} - known:
             known |= {other} | below(other, known | {other})
         return known
 
     print("lines:", *(f"{name} {number:,}" for name, number in lines.most_common()), sep="\n  ", flush=True)
-    found = enter(tree, folder)
-    packages = [*dict.fromkeys(map(package, found["entered"]))]
+    entered = enter(tree, folder)
+    packages = [*dict.fromkeys(map(package, entered["entered"]))]
     for title, names in {
-        "files entered": found["entered"],
-        "on the way": found["way"],
+        "files entered": entered["entered"],
+        "on the way": entered["way"],
         "packages entered": packages,
     }.items():
         print(f"{title}:", *names, sep="\n  ")
@@ -159,8 +159,8 @@ def count(tree: Path, folder: Path) -> dict[str, int]:
         "names twice": sum(number > 1 for number in classes.values()),
         "imports": len(set(crossing)),
         "import statements": len(crossing),
-        "files entered": len(set(found["entered"])),
-        "on the way": len(set(found["way"])),
+        "files entered": len(set(entered["entered"])),
+        "on the way": len(set(entered["way"])),
         "packages entered": len(packages),
         "back edges": sum(one in below(other, set()) for one, other in pairwise(packages)),
     }

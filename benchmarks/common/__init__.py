@@ -1,1 +1,1 @@
-"""What several benchmarks need: real text, a table, environments of peers."""
+"""Helpers of several benchmarks: real text, tables, environments of peers."""

@@ -1,4 +1,4 @@
-"""The process group of one process, for what is measured without peers."""
+"""Process group of one process, for measurements without peers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import tempfile
 
 
 def join_alone() -> None:
-    """A rendezvous in a file: two benchmarks at once would want one port."""
+    """Rendezvous by a file, because two benchmarks at once could use the same port."""
     from megaptm.parallel.groups import join
 
-    place = os.path.join(tempfile.mkdtemp(), "rendezvous")
-    join(rank=0, world=1, local_rank=0, init_method=f"file://{place}")
+    rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
+    join(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")

@@ -1,7 +1,7 @@
 """A batch of any family as benchmarks and tests feed it to a model: the fields that its stacks read, and those that its
 heads ask for; and the numbers of a size that some families have and others do not."""
 
-# B rows, S places of a row, K places asked about
+# B samples, S positions of a sample, K target positions
 
 from __future__ import annotations
 
@@ -24,29 +24,32 @@ def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) ->
     """Those of a small size that the family says and most do not: the width of its token table, the places of a band
     and those that are remembered, of those given; its heads of keys, as many as were published; and clusters of a
     hundred words and more."""
-    sizes, found = family.sizes.values(), {}
+    sizes, values = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
-        found["embedding"] = embedding
+        values["embedding"] = embedding
     if any("banded" in block.words for block in family.stacks.values()):
-        found["band"] = band
+        values["band"] = band
     if all(size.cutoffs for size in sizes):
-        found |= {"cutoffs": (20, 45, 80), "division": 2}
+        values |= {"cutoffs": (20, 45, 80), "division": 2}
     if memory and all(size.memory is not None for size in sizes):
-        found["memory"] = memory
+        values["memory"] = memory
     if published := {size.kv_heads for size in sizes} - {None}:
-        found["kv_heads"] = min(published)
-    return found
+        values["kv_heads"] = min(published)
+    return values
 
 
 def small_patterns(
     family: Family, *, window: int | tuple[int, ...], block: int, chunk: int, hashed_chunk: int
 ) -> Family:
-    """The family with windows, blocks and chunks as small as short rows are."""
-    words = {word for one in family.stacks.values() for word in one.words}
+    """Return the family with windows, blocks and chunks that are small enough for short samples."""
+    words = {word for pattern in family.stacks.values() for word in pattern.words}
     numbers: dict[str, Any] = (
         {"window": window, "block": block, "random_blocks": 1} if words & {"window", "blocks"} else {}
     )
-    stacks = {name: change(one, **numbers, **_chunks(one, chunk, hashed_chunk)) for name, one in family.stacks.items()}
+    stacks = {
+        name: change(pattern, **numbers, **_chunks(pattern, chunk, hashed_chunk))
+        for name, pattern in family.stacks.items()
+    }
     return change(family, stacks=stacks) if stacks != family.stacks else family
 
 
@@ -59,12 +62,12 @@ def _chunks(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Draw:
-    """Random tokens, and answers of heads that choose among classes."""
+    """Random tokens, and labels for classification heads."""
 
     generator: torch.Generator
     vocabulary: int
     lowest: int = 0
-    """The first id that is drawn."""
+    """Smallest sampled id."""
 
     def tokens(self, *shape: int) -> Tensor:
         return torch.randint(self.lowest, self.vocabulary, shape, generator=self.generator)
@@ -102,7 +105,7 @@ def asked_fields(
     read: Fields,
     draw: Draw,
     *,
-    places: Callable[[], tuple[Tensor, Tensor]],
+    positions: Callable[[], tuple[Tensor, Tensor]],
     answers: Callable[[type[HeadBrick]], Tensor],
 ) -> Fields:
     """What the family's heads ask of rows with the documents in `read`, nothing of padding. `places` says where a head
@@ -110,7 +113,7 @@ def asked_fields(
     answer, [B], to one that asks about rows."""
     fields: Fields = {}
     for head in family.heads:
-        fields |= _asked(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, places, answers)
+        fields |= _asked(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, positions, answers)
     if family.drawn:
         fields["draws"] = torch.rand(fields["labels"].shape, generator=draw.generator)
     return fields
@@ -120,14 +123,14 @@ def _asked(
     brick: type[HeadBrick],
     documents: Tensor,
     draw: Draw,
-    places: Callable[[], tuple[Tensor, Tensor]],
+    positions: Callable[[], tuple[Tensor, Tensor]],
     answers: Callable[[type[HeadBrick]], Tensor],
 ) -> Fields:
     if issubclass(brick, SpanBoundaryHeadBrick):
         return _boundaries(draw.tokens(len(documents), 3))
     if brick.predicted_only:
-        at, asked = places()
-        return {"masked_positions": at, brick.answers: draw.tokens(*at.shape).masked_fill(~asked, IGNORED)}
+        at, targets = positions()
+        return {"masked_positions": at, brick.answers: draw.tokens(*at.shape).masked_fill(~targets, IGNORED)}
     if brick.judges_draws:
         of_tokens = torch.zeros_like(documents)
     elif brick.projects:
@@ -140,13 +143,13 @@ def _asked(
 
 
 def _prefix(family: Family, head: str) -> str:
-    """Of the fields of the first stack that a head reads."""
+    """Return the prefix of the fields of the stack that a head reads."""
     read = family.reads.get(head, next(reversed(family.stacks)))
     return family.prefixes[Reading.parse(read if isinstance(read, str) else read[0]).stack]
 
 
 def _boundaries(labels: Tensor) -> Fields:
-    """Two places of a span, and one of another, which is not asked about in every second row; `labels` [B, 3]."""
+    """Return two positions of a span and one of another, which has no label in every second sample; `labels` [B, 3]."""
     rows = len(labels)
     unasked = torch.arange(rows)[:, None] % 2 * torch.tensor([0, 0, 1])
     return {

@@ -1,4 +1,4 @@
-"""Peers in environments of their own, made once from PyPI: what they pin must not bend what megaptm runs with."""
+"""Virtual environments of peers, created once from PyPI, because their pins must not change megaptm's environment."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ SCRIPTS = Path(__file__).parents[1] / "peers"
 
 @dataclass(frozen=True)
 class Environment:
-    """What a peer needs, and the imports that show that it works."""
+    """Requirements of a peer, and imports that check them."""
 
     packages: tuple[str, ...]
     imports: str
     find_links: bool = True
-    """Whether wheels of PIP_FIND_LINKS may be used, as for a torch without CUDA."""
+    """Whether wheels of PIP_FIND_LINKS may be used, such as a torch without CUDA."""
 
 
 ENVIRONMENTS = {
     "datatrove": Environment(("datatrove[processing]==0.10.1", "spacy", "orjson"), "datatrove, spacy, tokenizers"),
     "energon": Environment(("torch==2.13.0", "megatron-energon==7.4.1"), "megatron.energon"),
-    # Its torchvision must be the one that was made for this torch: both as PyPI has them.
+    # torchvision must be built for the same torch: both come from PyPI.
     "streaming": Environment(("torch==2.13.0", "mosaicml-streaming==0.13.0"), "streaming", find_links=False),
 }
 
 
 def python_of(name: str, folder: Path) -> str | None:
-    """The interpreter of a peer's environment, made when it is not there; None, and a line, where that fails."""
+    """Return the interpreter of a peer's environment, and create the environment if it is missing. Print a line and
+    return None if that fails."""
     python = folder / name / "bin" / "python"
     environment = ENVIRONMENTS[name]
     try:
@@ -51,7 +52,7 @@ def python_of(name: str, folder: Path) -> str | None:
 
 
 def run_peer(python: str, script: str, **arguments: Any) -> dict[str, Any]:
-    """Run a script of `peers/` with a JSON object as its argument; its last line says what it measured."""
+    """Run a script of `peers/` with a JSON object as its argument; return the measurement in its last line."""
     output = _run([python, str(SCRIPTS / f"{script}.py"), json.dumps(arguments)])
     return json.loads(output.splitlines()[-1])
 

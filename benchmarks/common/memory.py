@@ -1,4 +1,4 @@
-"""How much memory a computation takes at a time."""
+"""Peak memory of a computation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def peak_bytes(compute: Callable[[], object]) -> int:
-    """The most that torch has allocated for tensors on the CPU at a time, beyond what there was before."""
+    """Return the maximum that torch has allocated for CPU tensors at a time, beyond the start."""
     with torch.profiler.profile(profile_memory=True) as profiled:
-        kept = compute()
-    del kept
-    taken = [one.nbytes() for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+        result = compute()
+    del result
+    taken = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     return max(accumulate(taken))

@@ -1,4 +1,4 @@
-"""What all benchmarks take on their command line."""
+"""Command-line options of all benchmarks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Options(argparse.ArgumentParser):
-    """A parser whose `--short` chooses small sizes: seconds, to see that a benchmark runs, not what it measures."""
+    """Return a parser. `--short` selects small sizes, which take seconds and only show that the benchmark runs."""
 
     def __init__(self, description: str | None) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -17,7 +17,7 @@ class Options(argparse.ArgumentParser):
         self.add_argument("--short", action="store_true", help="small sizes: whether it runs, not what it measures")
 
     def add(self, name: str, *, default: Any, short: Any, **how: Any) -> None:
-        """An option with one default in full and another with `--short`."""
+        """Add an option with one default for full runs and another for `--short`."""
         action = self.add_argument(name, default=default, **({"type": type(default)} | how))
         self._short[action.dest] = short
 

@@ -1,4 +1,4 @@
-"""A training step as it is written around a model of Hugging Face's."""
+"""A usual training step around a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 def training_step(model: Any, precision: str, **inputs: Any) -> Callable[[], float]:
-    """Forward, backward, clipping and fused AdamW on the same inputs each time; the loss. `precision`: fp32, `bf16
-    autocast` over fp32 weights, or `all bf16`."""
+    """Forward, backward, clipping and fused AdamW on fixed inputs; returns the loss. `precision`: fp32, `bf16 autocast`
+    over fp32 weights, or `all bf16`."""
     model.train()
     if precision == "all bf16":
         model.to(torch.bfloat16)

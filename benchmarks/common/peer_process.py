@@ -1,4 +1,4 @@
-"""A process for peers, as their users run them: what our engine tells the allocator of its own is not told theirs."""
+"""A separate process for peers, without the allocator settings of megaptm's engine."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ FORGOTTEN = "forget"
 
 
 class PeerProcess:
-    """A process that builds steps and runs them. It ends with this one."""
+    """Process that builds steps and runs them. It ends with this process."""
 
     def __init__(self, *, threads: int, keeps_memory: bool = False) -> None:
-        """`keeps_memory`: whether it is told after all (`processes.keep_freed_memory`)."""
+        """`keeps_memory`: whether to apply `processes.keep_freed_memory` nevertheless."""
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, threads, keeps_memory), daemon=True)
+        self._pipe, child_connection = context.Pipe()
+        process = context.Process(target=_serve, args=(child_connection, threads, keeps_memory), daemon=True)
         process.start()
 
     def build(self, maker: Callable[..., Callable[[], object]], *args: object, **words: object) -> PeerStep:
-        """The step that `maker`, a function of a module, makes there of these arguments."""
+        """Build a step in the process: the result of `maker`, a module-level function, with these arguments."""
         return PeerStep(self, self.ask((maker, args, words)))
 
     def forget(self) -> None:
-        """All that was built."""
+        """Remove all steps."""
         self.ask(FORGOTTEN)
 
     def ask(self, question: object) -> Any:
-        """A `RuntimeError` where the answer is one."""
+        """Return the reply; raise `RuntimeError` if the reply is an error."""
         self._pipe.send(question)
         answer = self._pipe.recv()
         if isinstance(answer, Exception):
@@ -42,7 +42,7 @@ class PeerProcess:
 
 @dataclass(frozen=True)
 class PeerStep:
-    """One of its steps, which is timed there."""
+    """A step in the process, timed there."""
 
     process: PeerProcess
     number: int
@@ -51,7 +51,7 @@ class PeerStep:
         self.process.ask((self.number, None))
 
     def seconds(self, clock: Callable[[], float]) -> float:
-        """Of one call, by a clock of that process."""
+        """Return the seconds of one call by that process's clock."""
         return float(self.process.ask((self.number, clock)))
 
 
@@ -82,6 +82,6 @@ def _answer(question: Any, steps: list[Callable[[], object]]) -> float | None:
         steps.append(maker(*args, **words))
         return len(steps) - 1
     number, clock = question
-    begun = clock() if clock else 0.0
+    started = clock() if clock else 0.0
     steps[number]()
-    return clock() - begun if clock else None
+    return clock() - started if clock else None

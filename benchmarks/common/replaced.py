@@ -1,7 +1,7 @@
-"""Detection of replaced tokens as it is written around two models of Hugging Face's, which has no class that trains
-both: ELECTRA's, and DeBERTa-v3's with its gradient-disentangled tables."""
+"""Replaced-token detection around two Hugging Face models, which has no class that trains both: ELECTRA, and DeBERTa-v3
+with gradient-disentangled embeddings."""
 
-# B rows, S places of a row
+# B samples, S positions
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from megaptm.spec import ModelSpec, Size, change
 
 
 def proportions(published: Size, size: Size) -> dict[str, Size]:
-    """Stacks beside the last of `size`, as much narrower and shallower as those of a published size are."""
+    """Return the sizes of the other stacks, scaled relative to `size` as in a published size."""
 
-    def part(of: int, whole: int, one: int) -> int:
-        return max(1, one * of // whole)
+    def part(of: int, total: int, value: int) -> int:
+        return max(1, value * of // total)
 
     return {
         stack: change(
             size,
-            layers=part(one.layers, published.layers, size.layers),
-            width=part(one.width, published.width, size.width),
-            heads=part(one.heads, published.heads, size.heads),
-            ffn=part(one.ffn, published.ffn, size.ffn),
+            layers=part(stack_size.layers, published.layers, size.layers),
+            width=part(stack_size.width, published.width, size.width),
+            heads=part(stack_size.heads, published.heads, size.heads),
+            ffn=part(stack_size.ffn, published.ffn, size.ffn),
         )
-        for stack, one in published.stacks.items()
+        for stack, stack_size in published.stacks.items()
     }
 
 
 class Losses(NamedTuple):
     loss: Tensor
-    """The sum of both."""
+    """Sum of both losses."""
 
 
 class ReplacedTokenModels(nn.Module):
-    """A generator that guesses masked tokens, and a model that is shown a draw from it and judges every token; both
-    read one table of tokens."""
+    """Generator that predicts masked tokens, and discriminator that classifies each token of its samples; both share
+    one embedding table."""
 
     def __init__(self, spec: ModelSpec) -> None:
         from transformers import DebertaV2ForMaskedLM, DebertaV2Model, ElectraForMaskedLM, ElectraForPreTraining
@@ -66,20 +66,21 @@ class ReplacedTokenModels(nn.Module):
             self.generator.electra.embeddings = self.discriminator.electra.embeddings
             self.generator.generator_lm_head.weight = self.discriminator.electra.embeddings.word_embeddings.weight
 
-    def forward(self, input_ids: Tensor, labels: Tensor, **others: Tensor) -> Losses:
-        """`labels` [B, S] of masked tokens; `others` [B, S]: segments, and what is padding, as theirs take them."""
-        said = self.generator(input_ids=input_ids, labels=labels, **others)
-        asked = labels != IGNORED
+    def forward(self, input_ids: Tensor, labels: Tensor, **inputs: Tensor) -> Losses:
+        """`labels` [B, S]: ids of masked tokens; `inputs` [B, S]: segments and attention mask, with Hugging Face's
+        names."""
+        output = self.generator(input_ids=input_ids, labels=labels, **inputs)
+        targets = labels != IGNORED
         with torch.no_grad():
-            drawn = torch.multinomial(said.logits[asked].float().softmax(-1), 1)[:, 0]
-            shown = input_ids.masked_scatter(asked, drawn)
-            replaced = asked & (shown != labels)
+            sampled_ids = torch.multinomial(output.logits[targets].float().softmax(-1), 1)[:, 0]
+            shown = input_ids.masked_scatter(targets, sampled_ids)
+            replaced = targets & (shown != labels)
         if self.differs:
             tables = (self.generator.deberta.embeddings, self.discriminator.embeddings)
             common, own = (table.word_embeddings.weight for table in tables)
             vectors = embedding(shown, common.detach()) + embedding(shown, own)
-            logits = self.judge(self.discriminator(inputs_embeds=vectors, **others)[0])[..., 0]
+            logits = self.judge(self.discriminator(inputs_embeds=vectors, **inputs)[0])[..., 0]
         else:
-            logits = self.discriminator(input_ids=shown, **others).logits
-        real = others.get("attention_mask", torch.ones_like(input_ids)) > 0
-        return Losses(said.loss + binary_cross_entropy_with_logits(logits[real].float(), replaced[real].float()))
+            logits = self.discriminator(input_ids=shown, **inputs).logits
+        real = inputs.get("attention_mask", torch.ones_like(input_ids)) > 0
+        return Losses(output.loss + binary_cross_entropy_with_logits(logits[real].float(), replaced[real].float()))

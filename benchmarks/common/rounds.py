@@ -1,4 +1,4 @@
-"""Contenders that take turns, because machines are noisy."""
+"""Rounds in which contenders take turns, because machines are noisy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common.peer_process import PeerStep
 def median_seconds(
     contenders: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Of one call of each, after one that does not count."""
+    """Return the seconds of one call of each contender, after a warm-up call."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for step in contenders.values():
         step()
@@ -25,6 +25,6 @@ def median_seconds(
 def _seconds(step: Callable[[], object], clock: Callable[[], float]) -> float:
     if isinstance(step, PeerStep):
         return step.seconds(clock)
-    begun = clock()
+    started = clock()
     step()
-    return clock() - begun
+    return clock() - started

@@ -1,4 +1,4 @@
-"""An S3 server on this machine, a process of its own, that holds one corpus."""
+"""A local S3 server, in a process of its own, that holds one corpus."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 START = 30.0
-"""Seconds in which it must answer."""
+"""Seconds within which the server must answer."""
 
 
 @contextmanager
 def serve(folder: Path, cache: str) -> Iterator[str]:
-    """The URL of a copy of `folder`; what is read from there is kept in `cache`, so that nobody's cache is touched."""
+    """Yield the URL of a copy of `folder`; downloads go to `cache`, not to the user's cache."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,9 +1,9 @@
-"""Real text of this machine, recombined: as much of it as a benchmark asks for, which does not deduplicate away.
+"""Real text of this machine, recombined to any amount without becoming duplicates.
 
-Paragraphs of documentation, manual pages, docstrings and code are collected, each once, and dealt into documents of
-about 3 kB in an order drawn from a seed: most of whole sentences, as a quality filter keeps them, some of lists and
-change logs, some of code. A few documents are planted again, whole or with a paragraph changed, so that a deduplicator
-has something to find.
+Paragraphs of documentation, manual pages, docstrings and code are collected once each, and combined into documents of
+about 3 kB in a random order from a seed. Most documents are full sentences, as a quality filter keeps them; some are
+lists and change logs, some code. A few documents are repeated, unchanged or with one changed paragraph, so that a
+deduplicator finds something.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ COPIES, NEAR_COPIES = 0.05, 0.05
 PARAGRAPH = range(80, 4000)
 """Characters of a paragraph: shorter ones are headings, longer ones tables."""
 POOL_CHARACTERS = 100 << 20
-"""Of each kind at most; a paragraph that is dealt again is in other company."""
+"""Maximum per kind. A repeated paragraph appears beside other paragraphs."""
 
 Prose = Callable[[str], Iterator[str]]
-"""The paragraphs of a file's text."""
+"""Function that returns the paragraphs of a text."""
 
 DOCSTRING = re.compile(r'"""(.+?)"""', re.DOTALL)
 BLANK_LINES = re.compile(r"\n\s*\n")
@@ -36,18 +36,18 @@ SENTENCES = re.compile(r"[A-Z][^{}\\]*[.!?]")
 
 
 def make_text(folder: Path, megabytes: int, seed: int = 0, *, short: bool = False) -> list[Path]:
-    """JSON lines files with a field `text`, two at least, made at the first call and found there later.
+    """Return two or more JSON Lines files with a field `text`, created at the first call.
 
-    `short`: of Python's own library alone, which is read in a few seconds.
+    `short`: only Python's standard library, which is read in a few seconds.
     """
-    place = folder / f"text-{megabytes}-{seed}{'-short' if short else ''}"
-    if not place.is_dir():
-        part = place.with_suffix(".part")
+    path = folder / f"text-{megabytes}-{seed}{'-short' if short else ''}"
+    if not path.is_dir():
+        part = path.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         _write(part, _documents(random.Random(seed), short), megabytes * 1_000_000)
-        part.rename(place)
-    return sorted(place.glob("*.jsonl"))
+        part.rename(path)
+    return sorted(path.glob("*.jsonl"))
 
 
 def read_texts(files: list[Path]) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _write(folder: Path, documents: Iterator[str], total: int) -> None:
 
 
 def _documents(rng: random.Random, short: bool) -> Iterator[str]:
-    """Without end; the order of paragraphs is drawn again each time they are used up."""
+    """Yield documents without end; the paragraphs are shuffled again each time they are used up."""
     pool = _pool(_library("stdlib") if short else _files())
     streams = {kind: _shuffled(pool[kind], rng) for kind in SHARES}
     recent: list[list[str]] = []
@@ -102,8 +102,8 @@ def _shuffled(paragraphs: list[str], rng: random.Random) -> Iterator[str]:
 
 
 def _pool(files: Iterable[tuple[Path, Prose]]) -> dict[str, list[str]]:
-    """Kind -> paragraphs, each once."""
-    seen: set[bytes] = set()
+    """Return kind -> unique paragraphs."""
+    digests: set[bytes] = set()
     pool: dict[str, list[str]] = {kind: [] for kind in SHARES}
     sizes = dict.fromkeys(SHARES, 0)
     for file, prose in files:
@@ -111,8 +111,8 @@ def _pool(files: Iterable[tuple[Path, Prose]]) -> dict[str, list[str]]:
             if len(paragraph) not in PARAGRAPH or sizes[kind] > POOL_CHARACTERS:
                 continue
             digest = hashlib.blake2b(paragraph.encode(), digest_size=8).digest()
-            if digest not in seen:
-                seen.add(digest)
+            if digest not in digests:
+                digests.add(digest)
                 pool[kind].append(paragraph)
                 sizes[kind] += len(paragraph)
     return pool
@@ -128,7 +128,7 @@ def _paragraphs(file: Path, prose: Prose) -> Iterator[tuple[str, str]]:
 
 
 def _files() -> Iterator[tuple[Path, Prose]]:
-    """Files of this machine, and how to find their prose."""
+    """Yield files of this machine, with the function that finds their prose."""
     for section in sorted(Path("/usr/share/man").glob("man*")):
         yield from ((file, _manual) for file in sorted(section.iterdir()))
     yield from ((file, _prose) for file in sorted(Path("/usr/share/doc").rglob("*")) if file.is_file())
@@ -143,7 +143,7 @@ def _library(name: str) -> Iterator[tuple[Path, Prose]]:
 
 
 def _read(file: Path) -> str:
-    """Its text, or nothing: a broken link, another encoding, not text at all."""
+    """Return the text; empty for broken links, other encodings and binary files."""
     try:
         content = file.read_bytes()
         text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
@@ -153,12 +153,12 @@ def _read(file: Path) -> str:
 
 
 def _prose(text: str) -> Iterator[str]:
-    """Paragraphs on one line each, as text from the web has them."""
+    """Return the paragraphs, one line each, as in text from the web."""
     yield from (" ".join(paragraph.split()) for paragraph in BLANK_LINES.split(text))
 
 
 def _manual(text: str) -> Iterator[str]:
-    """A manual page without the commands of roff."""
+    """Return a manual page without roff commands."""
     lines = ("" if line.startswith((".", "'")) else line for line in text.split("\n"))
     yield from _prose(re.sub(r"\\f.|\\&", "", "\n".join(lines)).replace("\\-", "-"))
 

@@ -13,20 +13,20 @@ def main() -> None:
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
 
-    given = json.loads(sys.argv[1])
-    begun = time.perf_counter()
+    options = json.loads(sys.argv[1])
+    started = time.perf_counter()
     LocalPipelineExecutor(
         [
-            JsonlReader(given["files"]),
-            # Documents stay in their order: shuffling would be one more pass.
-            DocumentTokenizer(f"{given['out']}/tokens", given["tokenizer"], shuffle_documents=False),
+            JsonlReader(options["files"]),
+            # Documents keep their order, because shuffling would be another pass.
+            DocumentTokenizer(f"{options['out']}/tokens", options["tokenizer"], shuffle_documents=False),
         ],
-        tasks=given["workers"],
-        workers=given["workers"],
-        logging_dir=f"{given['out']}/logs",
+        tasks=options["workers"],
+        workers=options["workers"],
+        logging_dir=f"{options['out']}/logs",
     ).run()
-    seconds = time.perf_counter() - begun
-    counts = [int(np.fromfile(index, "<u8")[-1]) for index in glob.glob(f"{given['out']}/tokens/*.index")]
+    seconds = time.perf_counter() - started
+    counts = [int(np.fromfile(index, "<u8")[-1]) for index in glob.glob(f"{options['out']}/tokens/*.index")]
     print(json.dumps({"seconds": seconds, "tokens": sum(counts)}))
 
 

@@ -1,7 +1,7 @@
-"""datatrove from JSON lines to tokens: rules of Gopher and C4, MinHash in four stages, DocumentTokenizer.
+"""datatrove from JSON Lines to tokens: Gopher and C4 filters, MinHash in four stages, DocumentTokenizer.
 
-As its examples/fineweb.py and examples/minhash_deduplication.py put them together, with files between the stages left
-uncompressed, which is faster. {"files": folder, "out": folder, "tokenizer": file, "workers": 2}
+Combined as in its examples/fineweb.py and examples/minhash_deduplication.py, with uncompressed files between the
+stages, which is faster. {"files": folder, "out": folder, "tokenizer": file, "workers": 2}
 """
 
 import glob
@@ -26,12 +26,12 @@ def main() -> None:
     from datatrove.pipeline.tokens import DocumentTokenizer
     from datatrove.pipeline.writers import JsonlWriter
 
-    given = json.loads(sys.argv[1])
-    out, workers, config = given["out"], given["workers"], MinhashConfig()
+    options = json.loads(sys.argv[1])
+    out, workers, config = options["out"], options["workers"], MinhashConfig()
     stages = {
         "clean": (
             [
-                JsonlReader(given["files"]),
+                JsonlReader(options["files"]),
                 GopherRepetitionFilter(),
                 GopherQualityFilter(),
                 C4QualityFilter(),
@@ -52,16 +52,16 @@ def main() -> None:
             [
                 JsonlReader(f"{out}/clean"),
                 MinhashDedupFilter(f"{out}/removed"),
-                DocumentTokenizer(f"{out}/tokens", given["tokenizer"], shuffle_documents=False),
+                DocumentTokenizer(f"{out}/tokens", options["tokenizer"], shuffle_documents=False),
             ],
             workers,
         ),
     }
     seconds = {}
     for name, (pipeline, tasks) in stages.items():
-        begun = time.perf_counter()
+        started = time.perf_counter()
         LocalPipelineExecutor(pipeline, tasks=tasks, workers=workers, logging_dir=f"{out}/logs/{name}").run()
-        seconds[name] = time.perf_counter() - begun
+        seconds[name] = time.perf_counter() - started
     ends = [np.fromfile(index, "<u8") for index in glob.glob(f"{out}/tokens/*.index")]
     print(
         json.dumps(

@@ -1,4 +1,4 @@
-"""Runs in the environment of the peers: documents/s of datasketch or rensa, as their pages say to use them.
+"""Documents per second of datasketch or rensa, used as in their documentation. Runs in the environment of the peers.
 
 python benchmarks/peers/deduplicate.py datasketch|rensa TEXTS.json
 """
@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-# 126 of our 128 numbers are in bands.
+# 126 of megaptm's 128 hashes are in bands.
 NGRAM, HASHES, BANDS, ROWS = 5, 126, 21, 6
 
 
@@ -21,13 +21,13 @@ def shingles(text: str) -> list[str]:
 
 
 def with_datasketch(texts: list[str]) -> tuple[float, int]:
-    """Seconds of signing, documents that are a near duplicate of an earlier one."""
+    """Return the seconds of signing, and the documents that are near duplicates of an earlier one."""
     from datasketch import MinHash, MinHashLSH
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     encoded = ([shingle.encode() for shingle in shingles(text)] for text in texts)
     signatures = list(MinHash.generator(encoded, num_perm=HASHES))
-    signed = time.perf_counter() - begun
+    signed = time.perf_counter() - started
     index, found = MinHashLSH(num_perm=HASHES, params=(BANDS, ROWS)), 0
     for number, signature in enumerate(signatures):
         found += bool(index.query(signature))
@@ -38,9 +38,9 @@ def with_datasketch(texts: list[str]) -> tuple[float, int]:
 def with_rensa(texts: list[str]) -> tuple[float, int]:
     from rensa import RMinHash, RMinHashLSH
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     matrix = RMinHash.digest_matrix_from_token_sets(map(shingles, texts), HASHES, 0)
-    signed = time.perf_counter() - begun
+    signed = time.perf_counter() - started
     index = RMinHashLSH(threshold=0.8, num_perm=HASHES, num_bands=BANDS)
     return signed, sum(index.query_duplicate_flags_matrix_one_shot(matrix))
 
@@ -48,9 +48,9 @@ def with_rensa(texts: list[str]) -> tuple[float, int]:
 def main() -> None:
     name, path = sys.argv[1:]
     texts = json.loads(Path(path).read_text())
-    begun = time.perf_counter()
+    started = time.perf_counter()
     signed, found = {"datasketch": with_datasketch, "rensa": with_rensa}[name](texts)
-    whole = time.perf_counter() - begun
+    whole = time.perf_counter() - started
     print(json.dumps({"signed": len(texts) / signed, "found": len(texts) / whole, "duplicates": found}))
 
 

@@ -1,5 +1,5 @@
-"""Plain webdataset over shards of images: shuffled, decoded, cropped, scaled and batched by torch's DataLoader, as its
-own examples have it. It is imported, so that rounds can alternate."""
+"""Plain webdataset over shards of images: shuffled, decoded, cropped, scaled and batched by torch's DataLoader, as in
+its examples. Imported, so that rounds can alternate."""
 
 import io
 import math
@@ -53,7 +53,7 @@ class Crop:
 
 
 class Ids:
-    """int64 [places] of a text, between the tokens that begin and end it."""
+    """Token ids of a text, int64 [positions], with start and end tokens."""
 
     def __init__(self, file: str, places: int):
         self.file, self.places = file, places
@@ -78,8 +78,8 @@ def open_loader(
     image: Crop,
     beside: tuple[str, Callable[[bytes], Any]],
 ) -> Iterator[list[torch.Tensor]]:
-    """Batches of images [B, 3, size, size] and of what is `beside` them, a suffix and how it is read, without end. Each
-    worker has shards of its own."""
+    """Yield batches of images [B, 3, size, size] and of the entries `beside` (suffix and reader), without end. Each
+    worker has its own shards."""
     name, read = beside
     dataset = (
         webdataset.WebDataset(shards, shardshuffle=100, empty_check=False)

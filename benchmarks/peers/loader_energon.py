@@ -1,4 +1,5 @@
-"""Megatron Energon over our tars: its shuffle, its packing. {"folder", "shards", "length", "batch", "seconds"}"""
+"""Megatron Energon over megaptm's shards: its shuffling and packing. {"folder", "shards", "length", "batch",
+"seconds"}"""
 
 import io
 import json
@@ -20,7 +21,8 @@ def cook(sample: dict) -> dict:
 
 
 class Packing(DefaultTaskEncoder):
-    """Documents whole where they fit, else in pieces; as many of a buffer's in a row as come in order and fit."""
+    """Documents are packed whole if they fit, otherwise in pieces; documents of a buffer are packed in order while they
+    fit."""
 
     decoder = None
     cookers = (Cooker(stateless(cook)),)
@@ -58,9 +60,9 @@ class Packing(DefaultTaskEncoder):
         return {field: torch.stack([sample[field] for sample in samples]) for field in ("tokens", "labels")}
 
 
-def prepare(given: dict) -> None:
-    folder = Path(given["folder"])
-    shards = [Path(shard) for shard in given["shards"]]
+def prepare(options: dict) -> None:
+    folder = Path(options["folder"])
+    shards = [Path(shard) for shard in options["shards"]]
     for shard in shards:
         (folder / shard.name).symlink_to(shard)
     BaseWebdatasetFactory.prepare_dataset(
@@ -72,20 +74,20 @@ def prepare(given: dict) -> None:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    prepare(given)
+    options = json.loads(sys.argv[1])
+    prepare(options)
     done = []
     for workers in (0, 1):
         dataset = get_train_dataset(
-            given["folder"],
-            batch_size=given["batch"],
+            options["folder"],
+            batch_size=options["batch"],
             shuffle_buffer_size=1000,
             max_samples_per_sequence=100,
             packing_buffer_size=100,
-            task_encoder=Packing(given["length"]),
+            task_encoder=Packing(options["length"]),
             worker_config=WorkerConfig(rank=0, world_size=1, num_workers=workers),
         )
-        done.append(per_second(get_loader(dataset), given["length"], given["seconds"]))
+        done.append(per_second(get_loader(dataset), options["length"], options["seconds"]))
     print(json.dumps(done))
 
 

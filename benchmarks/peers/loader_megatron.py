@@ -15,12 +15,12 @@ from packing import END, per_second
 from torch.utils.data import DataLoader
 
 ROWS = 500_000
-"""More than are read in a few seconds."""
+"""More samples than are read in a few seconds."""
 
 
-def write(given: dict, prefix: str) -> int:
+def write(options: dict, prefix: str) -> int:
     builder, documents = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16), 0
-    for sample in webdataset.WebDataset(given["shards"], shardshuffle=False):
+    for sample in webdataset.WebDataset(options["shards"], shardshuffle=False):
         tokens = np.append(np.load(io.BytesIO(sample["tokens.npy"])), np.uint16(END))
         builder.add_document(tokens, [len(tokens)])
         documents += 1
@@ -29,27 +29,27 @@ def write(given: dict, prefix: str) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    prefix = f"{given['folder']}/megatron"
-    documents = write(given, prefix)
+    options = json.loads(sys.argv[1])
+    prefix = f"{options['folder']}/megatron"
+    documents = write(options, prefix)
     config = GPTDatasetConfig(
         random_seed=0,
-        sequence_length=given["length"],
+        sequence_length=options["length"],
         split="1",
-        path_to_cache=f"{given['folder']}/megatron-cache",
-        # Its fastest: nothing is reset where a document ends, so positions are made once.
+        path_to_cache=f"{options['folder']}/megatron-cache",
+        # Its fastest settings: nothing is reset at document ends, so positions are computed once.
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        tokenizer=SimpleNamespace(eod=END, vocab_size=given["vocabulary"], unique_identifiers={"name": "random"}),
+        tokenizer=SimpleNamespace(eod=END, vocab_size=options["vocabulary"], unique_identifiers={"name": "random"}),
     )
     low_level = GPTDataset.build_low_level_dataset(prefix, config)
     indices = np.arange(documents, dtype=np.int32)
     dataset = GPTDataset(low_level, prefix, indices, ROWS, Split.train, config)
     torch.set_num_threads(1)
-    loaders = (DataLoader(dataset, batch_size=given["batch"], num_workers=workers) for workers in (0, 1))
-    print(json.dumps([per_second(loader, given["length"], given["seconds"]) for loader in loaders]))
+    loaders = (DataLoader(dataset, batch_size=options["batch"], num_workers=workers) for workers in (0, 1))
+    print(json.dumps([per_second(loader, options["length"], options["seconds"]) for loader in loaders]))
 
 
 if __name__ == "__main__":

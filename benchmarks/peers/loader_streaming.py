@@ -24,23 +24,23 @@ class Rows(IterableDataset):
             yield from (sample["tokens"] for sample in self.documents)
 
 
-def write(given: dict, out: str) -> None:
+def write(options: dict, out: str) -> None:
     with MDSWriter(out=out, columns={"tokens": "ndarray:uint16"}) as writer:
-        for shard in given["shards"]:
+        for shard in options["shards"]:
             with tarfile.open(shard) as tar:
                 for member in tar:
                     writer.write({"tokens": np.load(io.BytesIO(tar.extractfile(member).read()))})
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    out = f"{given['folder']}/streaming"
-    write(given, out)
+    options = json.loads(sys.argv[1])
+    out = f"{options['folder']}/streaming"
+    write(options, out)
     done = []
     for workers in (0, 1):
-        documents = StreamingDataset(local=out, shuffle=True, batch_size=given["batch"])
-        loader = DataLoader(Rows(documents, given), batch_size=None, num_workers=workers)
-        done.append(per_second(loader, given["length"], given["seconds"]))
+        documents = StreamingDataset(local=out, shuffle=True, batch_size=options["batch"])
+        loader = DataLoader(Rows(documents, options), batch_size=None, num_workers=workers)
+        done.append(per_second(loader, options["length"], options["seconds"]))
     print(json.dumps(done))
 
 

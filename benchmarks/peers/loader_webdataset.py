@@ -1,4 +1,5 @@
-"""Plain webdataset over our tars: shuffled, npy decoded, rows cut. {"shards": [...], "length", "batch", "seconds"}"""
+"""Plain webdataset over megaptm's shards: shuffled, npy decoded, cut into samples. {"shards": [...], "length", "batch",
+"seconds"}"""
 
 import io
 import json
@@ -16,7 +17,7 @@ class Rows(IterableDataset):
 
     def __iter__(self):
         given = self.given
-        # Every worker reads all shards, so that one shard list serves any number of workers.
+        # Each worker reads all shards, so that one shard list serves any number of workers.
         samples = webdataset.WebDataset(
             given["shards"], shardshuffle=100, nodesplitter=None, workersplitter=None, empty_check=False
         )
@@ -25,11 +26,11 @@ class Rows(IterableDataset):
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
+    options = json.loads(sys.argv[1])
     for workers in (0, 1):
-        loader = DataLoader(Rows(given), batch_size=None, num_workers=workers)
-        given[f"workers {workers}"] = per_second(loader, given["length"], given["seconds"])
-    print(json.dumps([given["workers 0"], given["workers 1"]]))
+        loader = DataLoader(Rows(options), batch_size=None, num_workers=workers)
+        options[f"workers {workers}"] = per_second(loader, options["length"], options["seconds"])
+    print(json.dumps([options["workers 0"], options["workers 1"]]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the loaders of peers have in common: documents laid end to end and cut into rows, and a clock."""
+"""Common part of the peers' loaders: documents are concatenated and cut into samples, and timed."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 END = 0
-"""The id that closes a document."""
+"""Id at the end of a document."""
 
 
 def rows(documents: Iterable[np.ndarray], length: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -33,10 +33,10 @@ def batches(samples: Iterator[dict[str, torch.Tensor]], batch: int) -> Iterator[
 
 
 def per_second(loader: Iterable[dict[str, torch.Tensor]], length: int, seconds: float) -> float:
-    """Rows a second, after the first batch; a row that is not full counts as far as it is."""
+    """Return samples per second after the first batch; a partly filled sample counts by its filled part."""
     loader = iter(loader)
     next(loader)
-    tokens, begun = 0, time.perf_counter()
-    while time.perf_counter() - begun < seconds:
+    tokens, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
         tokens += int((next(loader)["tokens"] >= 0).sum())
-    return tokens / length / (time.perf_counter() - begun)
+    return tokens / length / (time.perf_counter() - started)

@@ -1,5 +1,5 @@
-"""One document at a time through `tokenizers`, as Megatron-LM's tools/preprocess_data.py works: JSON lines in, one flat
-file of ids and the lengths out, in so many processes.
+"""One document at a time through `tokenizers`, as in Megatron-LM's tools/preprocess_data.py: JSON Lines in, one flat
+file of ids and the lengths out, in several processes.
 
 {"files": [...], "out": folder, "tokenizer": file, "workers": 2}
 """
@@ -29,13 +29,15 @@ def encode(job: tuple[int, list[str], str, str]) -> int:
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    workers = given["workers"]
-    jobs = [(number, given["files"][number::workers], given["out"], given["tokenizer"]) for number in range(workers)]
+    options = json.loads(sys.argv[1])
+    workers = options["workers"]
+    jobs = [
+        (number, options["files"][number::workers], options["out"], options["tokenizer"]) for number in range(workers)
+    ]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         tokens = sum(pool.map(encode, jobs, chunksize=1))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     print(json.dumps({"seconds": seconds, "tokens": tokens}))
 
 

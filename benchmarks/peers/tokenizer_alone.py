@@ -1,4 +1,5 @@
-"""Our tokenizer alone: texts in memory to ids in memory, in so many processes. Arguments as for per_document.py."""
+"""megaptm's tokenizer alone: texts in memory to ids in memory, in several processes. Arguments as for
+per_document.py."""
 
 import json
 import multiprocessing
@@ -20,16 +21,18 @@ def encode(job: tuple[list[str], str]) -> tuple[int, float]:
     tokenizer = load(folder)
     texts = [text for file in files for text in read(file)]
     tokenizer.encode("once, to be ready")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     tokens = sum(sum(map(len, tokenizer.encode_batch(texts[at : at + BATCH]))) for at in range(0, len(texts), BATCH))
-    return tokens, time.perf_counter() - begun
+    return tokens, time.perf_counter() - started
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    workers = given["workers"]
+    options = json.loads(sys.argv[1])
+    workers = options["workers"]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
-        done = pool.map(encode, [(given["files"][n::workers], given["folder"]) for n in range(workers)], chunksize=1)
+        done = pool.map(
+            encode, [(options["files"][n::workers], options["folder"]) for n in range(workers)], chunksize=1
+        )
     print(json.dumps({"tokens": sum(tokens for tokens, _ in done), "seconds": max(seconds for _, seconds in done)}))
 
 
