@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests import ROOT
 
-PARTS = ("megaptm", "data_pipeline", "benchmarks", "tests", "configs", "pyproject.toml")
+PARTS = ("megaptm", "data_pipeline", "benchmarks", "tests", "configs", "slurm", "pyproject.toml")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ def edited_copy(page: Path, folder: Path) -> Path:
     """Return `folder`, filled with a copy of the repository with the edits of the page."""
     for part in PARTS:
         if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+            # Shipped configs are links.
+            shutil.copytree(ROOT / part, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(ROOT / part, folder / part)
     for edit in edits(page):
