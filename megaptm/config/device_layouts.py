@@ -74,7 +74,7 @@ def _check_row(num_devices: int, layout: Layout) -> None:
 
 
 def _latest(levels: Sequence[Sequence[ConfigLayer]], is_set: Callable[[dict[str, Any]], bool]) -> int:
-    """Return the index of the last level for which `gives` is true; -1 without one."""
+    """Return the index of the last level for which `is_set` is true; -1 without one."""
     return max(
         (index for index, level in enumerate(levels) if any(is_set(layer.values) for layer in level)), default=-1
     )
