@@ -114,7 +114,7 @@ def batch_of(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, *,
         batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
     if "task" in family.inputs:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
-    batch |= asked_fields(family, batch, draw, places=places, answers=lambda brick: torch.arange(rows) % brick.classes)
+    batch |= asked_fields(family, batch, draw, positions=places, answers=lambda brick: torch.arange(rows) % brick.classes)
     # Pre-training marks no token that sees all.
     left_out = ("global_tokens", *(("document_ids",) if documents == 1 else ()))
     return {name: field for name, field in batch.items() if not name.endswith(left_out)}

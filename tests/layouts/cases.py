@@ -121,7 +121,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    fields |= asked_fields(table, fields, draw, places=draw_positions, answers=draw_labels)
+    fields |= asked_fields(table, fields, draw, positions=draw_positions, answers=draw_labels)
     if any(size.memory for size in table.sizes.values()):
         # The recurrence cache spans documents. Some sequences start anew, others continue.
         del fields["document_ids"]

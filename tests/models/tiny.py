@@ -94,7 +94,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     if "task" in table.inputs:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     answers = torch.tensor([0, 1, 1])[:rows]
-    return batch | asked_fields(table, batch, draw, places=places, answers=lambda brick: answers)
+    return batch | asked_fields(table, batch, draw, positions=places, answers=lambda brick: answers)
 
 
 def mean_losses(losses: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
