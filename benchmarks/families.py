@@ -156,13 +156,14 @@ def _apart(rows: Tensor, documents: int, fill: int) -> Tensor:
 
 def ours(spec: ModelSpec, heads: tuple[str, ...], precision: str, batch: Fields) -> Callable[[], object]:
     from megaptm.config import Layout, OptimizerConfig
-    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.build import build_engine
 
     layout = Layout(microbatch=len(batch["tokens"]))
     optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
-    engine = Engine(spec, layout, optimizer, losses=dict.fromkeys(heads, 1.0), seed=0, precision=precision)
+    engine = build_engine(spec, layout, optimizer, losses=dict.fromkeys(heads, 1.0), seed=0, precision=precision)
+    engine.fill()
     steps = iter(range(10**9))
-    return lambda: engine.step([dict(batch)], step=next(steps), lr=1e-4)
+    return lambda: engine.train_step([dict(batch)], step=next(steps), lr=1e-4)
 
 
 def their_config(spec: ModelSpec) -> Any:

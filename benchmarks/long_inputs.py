@@ -150,7 +150,7 @@ def step_bytes(residual: str, layers: int, length: int) -> int:
     text = torch.randint(258, (1, length + 1), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:
-        loss, count = model({"tokens": text[:, :-1], "labels": text[:, 1:]})["lm"]
+        loss, count = model({"tokens": text[:, :-1], "labels": text[:, 1:]}).losses["lm"]
         (loss / count).backward()
 
     return peak_bytes(step)

@@ -51,15 +51,18 @@ SHORT = Shape(layers=1, width=48, length=32)
 
 def ours(precision: str, shape: Shape) -> Callable[[], float]:
     from megaptm.config import Layout, OptimizerConfig
-    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.build import build_engine
 
     optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
-    engine = Engine(shape.spec, Layout(microbatch=ROWS), optimizer, losses={"lm": 1.0}, seed=0, precision=precision)
+    engine = build_engine(
+        shape.spec, Layout(microbatch=ROWS), optimizer, losses={"lm": 1.0}, seed=0, precision=precision
+    )
+    engine.fill()
     tokens = torch.randint(0, VOCABULARY, (ROWS, shape.length + 1), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(shape.length).expand(ROWS, -1).contiguous()
     batch = {"tokens": tokens[:, :-1].contiguous(), "positions": positions, "labels": tokens[:, 1:].contiguous()}
     steps = iter(range(10**9))
-    return lambda: engine.step([batch], step=next(steps), lr=1e-4).loss
+    return lambda: engine.train_step([batch], step=next(steps), lr=1e-4).loss
 
 
 def hugging_face(precision: str, shape: Shape) -> Callable[[], float]:

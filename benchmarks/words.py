@@ -96,7 +96,7 @@ def rank(
         def once_through() -> None:
             for _ in range(words // (row * ranks)):
                 step, batches = next(loader)
-                engine.step(batches, step=step, lr=0.025)
+                engine.train_step(batches, step=step, lr=0.025)
 
         while rounds.recv():
             rounds.send(timed(once_through))

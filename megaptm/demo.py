@@ -97,7 +97,7 @@ def measure_pass(config: str, passes: int = 5) -> float:
     try:
         for _ in range(passes):
             started = time.perf_counter()
-            losses = model({"tokens": tokens, "labels": tokens})
+            losses = model({"tokens": tokens, "labels": tokens}).losses
             sum(loss for loss, _ in losses.values()).backward()
             seconds.append(time.perf_counter() - started)
     finally:

@@ -19,7 +19,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 # to fork. All tests share the server and its list of modules. Ranks end with their call, and so do the threads that
 # gloo keeps for each group.
 PRELOADED = (
-    "megaptm.parallel.engine",
+    "megaptm.parallel.build",
     "megaptm.train.run",
     "megaptm.train.loop",
     "megaptm.train.checkpointer",
@@ -141,8 +141,8 @@ def _forget_engines() -> None:
     """
     import torch.distributed as dist
 
-    from megaptm.parallel.engine import DistributedDataParallel
     from megaptm.parallel.groups import close_groups
+    from megaptm.parallel.model import DistributedDataParallel
 
     close_groups()
     for group in [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]:

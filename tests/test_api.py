@@ -106,7 +106,7 @@ def test_dataset_has_the_samples_of_a_run(models):
         data[len(data)]
     model = megaptm.build_model("bert", layers=1, width=16, heads=2, ffn=32, vocabulary=150, context=32)
     [batch] = [*DataLoader(data, batch_size=4)][:1]
-    loss, num_labels = model(batch)["mlm"]
+    loss, num_labels = model(batch).losses["mlm"]
     (loss / num_labels).backward()
     assert model.embed.token.weight.grad.any()
 

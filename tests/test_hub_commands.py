@@ -80,7 +80,7 @@ def test_imported_model_can_be_trained(tmp_path):
     special = trained.tokenizer.special
     mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
     batch = as_tensors(stacked(mix, range(config.train.batch)))
-    total, words = trained.model(batch)["lm"]
+    total, words = trained.model(batch).losses["lm"]
 
     megaptm("train", again, "train.steps=2", "train.log_every=1", "track.enabled=false", "layout.tensor=2")
     resumed = next(event for event in read_events(again) if event["kind"] == "resume")

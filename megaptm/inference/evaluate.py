@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.models.loss import Loss
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
@@ -136,7 +135,7 @@ def evaluate(
     for batch in _read(held_out, rows, batch_size, "held-out loss", console):
         tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
         with torch.inference_mode():
-            batch_losses = cast(dict[str, Loss], loaded.model(tensors, pasts=pasts))
+            batch_losses = loaded.model(tensors, pasts=pasts).losses
             pasts = {stack: past.moved_on() for stack, past in pasts.items()}
             if sampled_labels:
                 batch = {field: tensor.cpu().numpy() for field, tensor in loaded.model.answered(tensors).items()}

@@ -216,8 +216,8 @@ def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, 
     images, texts = [], []
     for batch in read_batches(mix, number):
         with torch.inference_mode():
-            features = loaded.model({name: field.to(loaded.device) for name, field in batch.items()}, features=True)
-        sides = features[HEAD].float().cpu()[:, :-1].chunk(2, -1)
+            output = loaded.model({name: field.to(loaded.device) for name, field in batch.items()}, features=True)
+        sides = output.features[HEAD].float().cpu()[:, :-1].chunk(2, -1)
         images.append(sides[0])
         texts.append(sides[1])
     return measure_recall(torch.cat(images) @ torch.cat(texts).t())

@@ -68,7 +68,7 @@ def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
     for batch in read_batches(mix, number):
         with torch.inference_mode():
             inputs = {name: field.to(loaded.device) for name, field in batch.items()}
-            features = loaded.model(inputs, features=True)["cmcl"].float()
+            features = loaded.model(inputs, features=True).features["cmcl"].float()
             # First image and first text of a sample, of all slots that it has.
             images.append(features[:, :width].clone())
             texts.append(features[:, COMPARED_IMAGES * width :][:, :width].clone())

@@ -9,31 +9,33 @@ import torch
 from torch import Tensor
 
 
-def info_nce(scores_RN: Tensor, right_RN: Tensor, there_RN: Tensor | None = None) -> Tensor:
+def info_nce(scores_RN: Tensor, positive_RN: Tensor, candidate_RN: Tensor | None = None) -> Tensor:
     """Return the negative log-share of the positive candidates in the sum of e^score over all candidates, [R] float32.
 
     Positives are summed inside the logarithm: at least one must be found, and each gets a gradient in proportion to its
-    softmax share. `right_RN` (positives) and `there_RN` (candidates; None: all) are boolean. A sample without positives
-    has loss 0 and no gradient.
+    softmax share. `positive_RN` and `candidate_RN` (None: all) are boolean. A sample without positives has loss 0 and
+    no gradient.
     """
     scores_RN = scores_RN.to(torch.promote_types(scores_RN.dtype, torch.float32))
-    if there_RN is None:
-        there_RN = torch.ones_like(right_RN)
-    right_RN = right_RN & there_RN
+    if candidate_RN is None:
+        candidate_RN = torch.ones_like(positive_RN)
+    positive_RN = positive_RN & candidate_RN
     # Without positives all candidates count as positive: both sums are equal, while log of an empty sum has no
     # gradient.
-    nothing_R1 = ~right_RN.any(1, keepdim=True)
-    right_RN, there_RN = right_RN | nothing_R1, there_RN | nothing_R1
-    all_R, some_R = (scores_RN.masked_fill(~counted_RN, -torch.inf).logsumexp(1) for counted_RN in (there_RN, right_RN))
-    return all_R - some_R
+    no_positive_R1 = ~positive_RN.any(1, keepdim=True)
+    positive_RN, candidate_RN = positive_RN | no_positive_R1, candidate_RN | no_positive_R1
+    all_R, positive_R = (
+        scores_RN.masked_fill(~included_RN, -torch.inf).logsumexp(1) for included_RN in (candidate_RN, positive_RN)
+    )
+    return all_R - positive_R
 
 
 def cross_modal_contrast(
     images_NJE: Tensor,
     texts_NKE: Tensor,
-    right_N: Tensor,
-    seen_NJ: Tensor,
-    said_NK: Tensor,
+    num_positive_N: Tensor,
+    valid_images_NJ: Tensor,
+    valid_texts_NK: Tensor,
     own: slice,
     *,
     temperature: float,
@@ -44,26 +46,29 @@ def cross_modal_contrast(
     Candidates are all pairs of its image with a text of the batch, and of its caption with an image of the batch.
     Vectors have length 1, so that scores are cosines divided by `temperature`.
 
-    The first text of a sample is its caption. The first `right_N` texts are positive (paraphrases, or retrieved texts);
-    later texts are negative (rewritten with another meaning, or captions of other images), as are texts and images of
-    other samples. The first image of a sample is its own; later images are positive (retrieved). Images outside
-    `seen_NJ` and texts outside `said_NK` are excluded. A sample without positive texts has no loss and is no negative
-    of others.
+    The first text of a sample is its caption. The first `num_positive_N` texts are positive (paraphrases, or retrieved
+    texts); later texts are negative (rewritten with another meaning, or captions of other images), as are texts and
+    images of other samples. The first image of a sample is its own; later images are positive (retrieved). Images
+    outside `valid_images_NJ` and texts outside `valid_texts_NK` are excluded. A sample without positive texts has no
+    loss and is no negative of others.
     """
-    numbers_N = torch.arange(len(images_NJE), device=images_NJE.device)
+    indices_N = torch.arange(len(images_NJE), device=images_NJE.device)
     slots_J, slots_K = (torch.arange(side.shape[1], device=side.device) for side in (images_NJE, texts_NKE))
-    asked_N = right_N > 0
-    seen_NJ, said_NK = seen_NJ & asked_N[:, None], said_NK & asked_N[:, None]
-    own_RN = numbers_N[own][:, None] == numbers_N
+    has_positive_N = num_positive_N > 0
+    valid_images_NJ, valid_texts_NK = (
+        valid_images_NJ & has_positive_N[:, None],
+        valid_texts_NK & has_positive_N[:, None],
+    )
+    own_RN = indices_N[own][:, None] == indices_N
 
     texts_RNK = torch.einsum("re,nke->rnk", images_NJE[own][:, 0], texts_NKE) / temperature
-    right_RNK = own_RN[:, :, None] & (slots_K < right_N[own][:, None])[:, None, :]
+    positive_RNK = own_RN[:, :, None] & (slots_K < num_positive_N[own][:, None])[:, None, :]
     images_RNJ = torch.einsum("re,nje->rnj", texts_NKE[own][:, 0], images_NJE) / temperature
     # The pair of image and caption already is among the pairs of the image.
-    itself_RNJ = own_RN[:, :, None] & (slots_J == 0)
+    own_pair_RNJ = own_RN[:, :, None] & (slots_J == 0)
 
     scores = torch.cat([texts_RNK.flatten(1), images_RNJ.flatten(1)], 1)
-    right = torch.cat([right_RNK.flatten(1), (own_RN[:, :, None] & (slots_J > 0)).flatten(1)], 1)
-    texts_there = said_NK.flatten().expand(len(own_RN), -1)
-    there = torch.cat([texts_there, (seen_NJ & ~itself_RNJ).flatten(1)], 1)
-    return info_nce(scores, right, there)
+    positive = torch.cat([positive_RNK.flatten(1), (own_RN[:, :, None] & (slots_J > 0)).flatten(1)], 1)
+    texts_valid = valid_texts_NK.flatten().expand(len(own_RN), -1)
+    candidates = torch.cat([texts_valid, (valid_images_NJ & ~own_pair_RNJ).flatten(1)], 1)
+    return info_nce(scores, positive, candidates)

@@ -16,7 +16,7 @@ from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.product import linear, matmul
 from megaptm.layers.table_gradient import TableGradient, scaled
-from megaptm.losses.token import drops_unasked
+from megaptm.losses.token import drops_unlabeled
 
 
 class Projected(NamedTuple):
@@ -94,13 +94,13 @@ class SoftTargetLoss(nn.Module):
         self.ranks = VocabularyRanks()
         """Replaced by `parallel` if the vocabulary is split over ranks."""
 
-    def forward(self, student: Projected, teacher: Projected | LargestLogits, asked_N: Tensor) -> Tensor:
+    def forward(self, student: Projected, teacher: Projected | LargestLogits, is_target_N: Tensor) -> Tensor:
         """Return the float32 sum over target samples. Gradients flow to the student only. Largest logits of a teacher
         are treated as its complete distribution."""
-        if drops_unasked(student.hidden):
-            rows = asked_N.nonzero().squeeze(1)
-            student, teacher, asked_N = student.of(rows), teacher.of(rows), asked_N[rows]
-        loss: Tensor = _SoftTargets.apply(*student, teacher, asked_N, self, torch.is_grad_enabled())
+        if drops_unlabeled(student.hidden):
+            rows = is_target_N.nonzero().squeeze(1)
+            student, teacher, is_target_N = student.of(rows), teacher.of(rows), is_target_N[rows]
+        loss: Tensor = _SoftTargets.apply(*student, teacher, is_target_N, self, torch.is_grad_enabled())
         return loss
 
     def chunk(self, student_CV: Tensor, teacher_CV: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,29 +112,36 @@ class SoftTargetLoss(nn.Module):
             scores_CV = logits_CV.float() / self.temperature
             scores_CV[:, real:] = -torch.inf
             scores.append(scores_CV - self.ranks.normalizer(scores_CV))
-        ours_CV, theirs_CV = scores
-        said_CV = theirs_CV.exp()
-        gradient_CV = ours_CV.exp() - said_CV
+        student_log_CV, teacher_log_CV = scores
+        probabilities_CV = teacher_log_CV.exp()
+        gradient_CV = student_log_CV.exp() - probabilities_CV
         # Zero times infinity is NaN.
-        theirs_CV.clamp_(min=torch.finfo(torch.float32).min)
+        teacher_log_CV.clamp_(min=torch.finfo(torch.float32).min)
         # Padding rows of the table have no probability, and their logarithms are not finite.
-        ours_CV, theirs_CV, said_CV = (one[:, :real] for one in (ours_CV, theirs_CV, said_CV))
+        student_log_CV, teacher_log_CV, probabilities_CV = (
+            x[:, :real] for x in (student_log_CV, teacher_log_CV, probabilities_CV)
+        )
         if self.soft == "kl":
             # Subtracting the difference of both probability sums, which is zero up to rounding, makes each term
             # non-negative. A small divergence is then not a difference of large numbers.
-            terms_CV, scale = said_CV * (theirs_CV - ours_CV) + gradient_CV[:, :real], self.temperature**2
+            terms_CV, scale = (
+                probabilities_CV * (teacher_log_CV - student_log_CV) + gradient_CV[:, :real],
+                self.temperature**2,
+            )
         else:
-            terms_CV, scale = -said_CV * ours_CV, 1 / self.vocabulary
+            terms_CV, scale = -probabilities_CV * student_log_CV, 1 / self.vocabulary
         losses_C1 = terms_CV.sum(-1, keepdim=True) * scale
         return losses_C1, gradient_CV.mul_(scale / self.temperature)
 
 
 def soft_class_loss(student_NC: Tensor, teacher_NC: Tensor, *, temperature: float, soft: str) -> Tensor:
     """Return the loss of each sample for a few classes, [N]."""
-    ours_NC, theirs_NC = ((logits.float() / temperature).log_softmax(-1) for logits in (student_NC, teacher_NC))
+    student_log_NC, teacher_log_NC = (
+        (logits.float() / temperature).log_softmax(-1) for logits in (student_NC, teacher_NC)
+    )
     if soft == "kl":
-        return (theirs_NC.exp() * (theirs_NC - ours_NC)).sum(-1) * temperature**2
-    return -(theirs_NC.exp() * ours_NC).mean(-1)
+        return (teacher_log_NC.exp() * (teacher_log_NC - student_log_NC)).sum(-1) * temperature**2
+    return -(teacher_log_NC.exp() * student_log_NC).mean(-1)
 
 
 class _SoftTargets(torch.autograd.Function):
@@ -147,23 +154,23 @@ class _SoftTargets(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         teacher: Projected | LargestLogits,
-        asked_N: Tensor,
-        whole: SoftTargetLoss,
+        is_target_N: Tensor,
+        module: SoftTargetLoss,
         wants_gradient: bool,
     ) -> Tensor:
-        student, total_ranks = Projected(hidden_ND, weight_VD, bias_V), whole.ranks.sum
+        student, total_ranks = Projected(hidden_ND, weight_VD, bias_V), module.ranks.sum
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.zeros_like(hidden_ND)
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
         for start in range(0, len(hidden_ND), ROWS_PROJECTED):
             rows = slice(start, start + ROWS_PROJECTED)
-            asked_C1 = asked_N[rows, None]
-            losses_C1, d_CV = whole.chunk(student.of(rows).logits(), teacher.of(rows).logits())
-            loss += (losses_C1 * asked_C1).sum()
+            is_target_C1 = is_target_N[rows, None]
+            losses_C1, d_CV = module.chunk(student.of(rows).logits(), teacher.of(rows).logits())
+            loss += (losses_C1 * is_target_C1).sum()
             if not wants_gradient:
                 continue
-            d_CV.mul_(asked_C1)
+            d_CV.mul_(is_target_C1)
             if d_bias is not None:
                 d_bias += d_CV.sum(0)
             d_CV = d_CV.to(weight_VD.dtype)
@@ -175,12 +182,12 @@ class _SoftTargets(torch.autograd.Function):
         ctx.gradients = (d_hidden, d_weight, d_bias)
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         # For a split table megatron-core's modules take the gradient instead of the engine's buffer.
-        ctx.kept = gradient_sum_of(weight_VD) if total_ranks is None else None
+        ctx.gradient_sum = gradient_sum_of(weight_VD) if total_ranks is None else None
         return loss
 
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        found = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=ctx.kept)
+        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=ctx.gradient_sum)
         del ctx.gradients
-        return *found, *[None] * 4
+        return *gradients, *[None] * 4

@@ -15,7 +15,7 @@ from megaptm.layers.accumulate import gradient_sum_of
 from megaptm.layers.product import linear, matmul, widens
 from megaptm.layers.table_gradient import TableGradient, scaled
 
-ROWS_DRAWN = 256
+SAMPLING_CHUNK = 256
 """Samples whose tokens are sampled at once: 100 MB at vocabulary 30,522 and fp32."""
 
 
@@ -33,7 +33,7 @@ class TokenLoss(nn.Module):
 
     def forward(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_N: Tensor) -> Tensor:
         """Return the float32 sum over samples whose label is not `IGNORED`."""
-        if drops_unasked(hidden_ND):
+        if drops_unlabeled(hidden_ND):
             counted = (labels_N != IGNORED).nonzero().squeeze(1)
             if len(counted) < len(labels_N):
                 hidden_ND, labels_N = hidden_ND[counted], labels_N[counted]
@@ -46,11 +46,11 @@ class TokenLoss(nn.Module):
     @torch.no_grad()
     def draw(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, draws_N: Tensor) -> Tensor:
         """Sample a token for each hidden state, [N], by inverse transform of a number in [0, 1)."""
-        drawn = []
-        for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
+        tokens = []
+        for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
             logits_CV = self.logits(hidden_CD, weight_VD, bias_V).float()
-            drawn.append(pick(summed_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
-        return torch.cat(drawn)
+            tokens.append(pick(cumulative_shares(logits_CV, logits_CV.amax(-1, keepdim=True)), draws_C))
+        return torch.cat(tokens)
 
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return logits, [..., D] -> [..., vocabulary]."""
@@ -58,11 +58,11 @@ class TokenLoss(nn.Module):
         return linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
-class WholeTokenLoss(TokenLoss):
+class ReplicatedTokenLoss(TokenLoss):
     """Token loss for a table that is replicated on tensor ranks."""
 
 
-def drops_unasked(hidden_ND: Tensor) -> bool:
+def drops_unlabeled(hidden_ND: Tensor) -> bool:
     """Whether samples without a label are dropped before the product.
 
     Not on GPUs, where counting them would synchronize with the host; there they are computed and multiplied by zero.
@@ -70,7 +70,7 @@ def drops_unasked(hidden_ND: Tensor) -> bool:
     return hidden_ND.device.type == "cpu"
 
 
-def summed_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
+def cumulative_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
     """Return cumulative sums over the vocabulary, [C, V], of probabilities in units of 2^-34 of the largest one.
 
     int64 sums do not depend on the order of addition, unlike float sums on GPUs. Exact also as float64 for fewer than
@@ -81,9 +81,9 @@ def summed_shares(logits_CV: Tensor, largest_C1: Tensor) -> Tensor:
 
 def pick(shares_CV: Tensor, draws_C: Tensor) -> Tensor:
     """Return the token [C] whose share of the cumulative sum contains a number in [0, 1)."""
-    places_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
+    thresholds_C1 = (draws_C[:, None].double() * shares_CV[:, -1:]).long()
     # NaN in a diverged run gives an arbitrary token. The loss reports the divergence.
-    return torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
+    return torch.searchsorted(shares_CV, thresholds_C1, right=True).squeeze(1).clamp(max=shares_CV.shape[1] - 1)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
@@ -106,7 +106,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
-        of_hidden = hidden_ND.dtype
+        hidden_dtype = hidden_ND.dtype
         if widens(hidden_ND):  # once here, instead of widening the table for each chunk
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
@@ -148,12 +148,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:
-            ctx.gradients = (d_hidden.to(of_hidden), d_weight, d_bias)
+            ctx.gradients = (d_hidden.to(hidden_dtype), d_weight, d_bias)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *d_losses: Tensor) -> tuple[Tensor | None, ...]:
         (d_loss,) = d_losses
-        found = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight))
+        gradients = scaled(*ctx.gradients, d_loss=d_loss, bias_dtype=ctx.bias_dtype, kept=gradient_sum_of(ctx.weight))
         del ctx.gradients
-        return *found, *[None] * 5
+        return *gradients, *[None] * 5

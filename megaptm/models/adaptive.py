@@ -17,7 +17,7 @@ from megaptm.bricks import HeadBrick
 from megaptm.bricks.adaptive import cluster_maps, cluster_mistakes, clusters
 from megaptm.errors import UserError
 from megaptm.layers.split import Linear
-from megaptm.losses.token import WholeTokenLoss
+from megaptm.losses.token import ReplicatedTokenLoss
 from megaptm.spec import ModelSpec
 
 
@@ -99,7 +99,7 @@ class AdaptiveHead(nn.Module):
         self.cluster_bias = RowBias(len(others))
         self.word_bias = nn.ModuleList(RowBias(one.rows) for one in self.clusters)
         self.project = nn.ModuleList(
-            WholeTokenLoss(rows) for rows in (first.rows + len(others), *(one.rows for one in others))
+            ReplicatedTokenLoss(rows) for rows in (first.rows + len(others), *(one.rows for one in others))
         )
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: AdaptiveTokens) -> tuple[Tensor, Tensor]:

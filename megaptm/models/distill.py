@@ -18,19 +18,11 @@ from megaptm.layers.split import Linear
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models.heads import LanguageHead, MaskedHead, RowClassHead
 from megaptm.models.loss import Loss, count_asked
+from megaptm.models.output import States
 from megaptm.spec import EMBEDDED, LOSS, Distillation, ModelSpec, Reading
 
 if TYPE_CHECKING:
     from megaptm.models.model import Model
-
-
-class States(NamedTuple):
-    """Outputs of a model, [S, B, D] each, as ranks hold them."""
-
-    streams: Mapping[str, Tensor]
-    """Stack -> its output."""
-    inner: Mapping[Reading, Tensor]
-    """Outputs of single layers."""
 
 
 class StudentAndTeacher(NamedTuple):

@@ -36,7 +36,7 @@ from megaptm.layers.draws import sent
 from megaptm.layers.feedforward import GATES, activation_of
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear, VocabularyBias
-from megaptm.losses.sampled import DrawnWords, draw_negatives, sampled_cross_entropy
+from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cross_entropy
 from megaptm.losses.soft_targets import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
@@ -120,7 +120,7 @@ class BidirectionalHead(nn.Module):
                 f"model.negatives ({self.number}) must be less than the {self.size} words of the vocabulary, of which "
                 "they are drawn: lower it, or say 0, and all are compared."
             )
-        self.negatives: list[tuple[DrawnWords, Tensor]] = []
+        self.negatives: list[tuple[NegativeSamples, Tensor]] = []
         """Negatives of each direction, and their ids on the model's device."""
         self.table = Embedding(spec.padded_vocabulary, spec.size.table_width, split="vocabulary")
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
@@ -138,7 +138,7 @@ class BidirectionalHead(nn.Module):
     def draw(self, *, seed: int, step: int) -> None:
         """Sample the negatives of a step, a function of seed and step."""
         drawn = [
-            draw_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
+            sample_negatives(self.number, self.size, key=f"{seed}:negatives:{step}:{prefix}")
             for prefix in self.prefixes
             if self.number
         ]
@@ -152,7 +152,7 @@ class BidirectionalHead(nn.Module):
         both = torch.cat([labels_N.clamp(min=0), ids_K])
         rows, biases = self.table(both), self.vocabulary.bias[both]
         right, drawn = zip(rows.tensor_split([len(labels_N)]), biases.tensor_split([len(labels_N)]), strict=True)
-        return sampled_cross_entropy(x_ND, labels_N, right=right, drawn=drawn, ids_K=ids_K, negatives=negatives)
+        return sampled_cross_entropy(x_ND, labels_N, positive=right, negative=drawn, ids_K=ids_K, negatives=negatives)
 
     def logits(self, *streams_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return logits [B, 2, S, V]."""

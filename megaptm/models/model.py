@@ -22,11 +22,12 @@ from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.past import Past
 from megaptm.layers.recurrent import RecurrentStack
 from megaptm.models.contrast import ContrastHead
-from megaptm.models.distill import DistillationLosses, States
+from megaptm.models.distill import DistillationLosses
 from megaptm.models.draw import REPLACED, DrawingHead, draw_tokens
 from megaptm.models.embed import Embed
 from megaptm.models.heads import BidirectionalHead, Head, build_heads
 from megaptm.models.loss import Loss
+from megaptm.models.output import ModelOutput, States
 from megaptm.spec import EMBEDDED, Block, Distillation, Family, ModelSpec, Reading
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
@@ -126,38 +127,36 @@ class Model(nn.Module):
         *,
         features: bool = False,
         pasts: Mapping[str, Past] = NOTHING_PAST,
-        teacher: Model | None = None,
-    ) -> Tensor | dict[str, Loss] | dict[str, Tensor]:
+    ) -> ModelOutput:
         """Run one chunk.
 
-        `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the output of the previous
-        chunk. All chunks but the last return such a stream, encoder and decoder concatenated along the sequence. The
-        last chunk returns {loss name: (summed loss, number of labels)}, or logits if the batch has no labels. With
-        `features` it returns {loss name: features [B, F]} of contrastive losses. `pasts`: stack -> recurrence cache,
-        which records the inputs of the layers. `teacher`: complete model for distillation losses; not needed if the
-        batch has its logits.
+        `batch` has ids [B, S] and masks of every stream, on every chunk. `x` [S, B, D] is the stream of the previous
+        chunk. `features`: return features of contrastive heads instead of losses. `pasts`: stack -> recurrence cache,
+        which records the inputs of the layers.
         """
         streams, inner = self._run(batch, x, pasts=pasts)
         batch = self._answered(batch, streams)
-        asked = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
+        labeled = {name: head for name, head in self._heads().items() if HEADS[name].answers in batch}
         if not self.chunk.last:
             filled = [self._filled(stream) for stream in streams.values()]
             stream = torch.cat(filled) if len(filled) > 1 else filled[0]
-            if not asked or features:
-                return stream
-            read = self._read(streams, inner, asked)
-            return self.add_losses(stream, self._losses(asked, read, batch))
-        if not asked:
-            return self._logits(streams, inner, batch)
+            if labeled and not features:
+                read = self._read(streams, inner, labeled)
+                stream = self.add_losses(stream, self._losses(labeled, read, batch))
+            return ModelOutput(stream=stream)
         if features:
-            asked = {name: head for name, head in asked.items() if HEADS[name].contrasts}
-        read = self._read(streams, inner, asked)
-        if features:
-            return {name: cast(ContrastHead, head).features(*read[name], batch=batch) for name, head in asked.items()}
-        losses = self._losses(asked, read, batch)
-        if self.distill is not None and (teacher is not None or self.distill.wanted.cached):
-            losses |= self.distill.losses(self, States(streams, inner), teacher, batch)
-        return losses
+            contrasting = {name: head for name, head in (labeled or self._heads()).items() if HEADS[name].contrasts}
+            read = self._read(streams, inner, contrasting)
+            return ModelOutput(
+                features={
+                    name: cast(ContrastHead, head).features(*read[name], batch=batch)
+                    for name, head in contrasting.items()
+                }
+            )
+        if not labeled:
+            return ModelOutput(logits=self._logits(streams, inner, batch))
+        read = self._read(streams, inner, labeled)
+        return ModelOutput(losses=self._losses(labeled, read, batch), states=States(streams, inner))
 
     def states(self, batch: dict[str, Tensor], *, pasts: Mapping[str, Past] = NOTHING_PAST) -> States:
         """Return outputs of stacks and of requested layers. The model must be complete. `pasts` as in `forward`."""

@@ -28,24 +28,24 @@ class Background:
 
     def __init__(self) -> None:
         self._phases: Iterator[Callable[[], object]] = iter(())
-        self._doing: Future[object] | None = None
+        self._running: Future[object] | None = None
 
     def begin(self, *phases: Callable[[], object]) -> None:
         """Start the first of these phases. Earlier phases must be finished."""
-        assert self._doing is None
+        assert self._running is None
         self._phases = iter(phases)
-        self._next()
+        self._start_next()
 
     def advance(self) -> None:
         """Start the next phase if all ranks are ready. Called at the end of a step."""
-        if self._doing is None:
+        if self._running is None:
             return
-        done = self._doing.done()
-        failed, busy = any_rank_each(done and self._doing.exception() is not None, not done)
+        done = self._running.done()
+        failed, busy = any_rank_each(done and self._running.exception() is not None, not done)
         if failed:
             self._raise()
         elif not busy:
-            self._next()
+            self._start_next()
 
     def finish(self) -> None:
         """Wait until all phases are done, however long the slowest rank takes.
@@ -54,52 +54,53 @@ class Background:
         limit of collectives.
         """
         for seconds in chain(POLL_SECONDS, repeat(POLL_SECONDS[-1])):
-            if self._doing is None:
+            if self._running is None:
                 return
-            wait([self._doing], timeout=seconds)
+            wait([self._running], timeout=seconds)
             self.advance()
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         phase = next(self._phases, None)
-        self._doing = None if phase is None else _in_a_thread(phase)
+        self._running = None if phase is None else _run_in_thread(phase)
 
     def _raise(self) -> None:
-        assert self._doing is not None
-        wait([self._doing])
-        error, self._doing = self._doing.exception(), None
-        own, (cause, sentence) = _told(error), min(filter(None, all_gather_object(_told(error))))
-        if error is not None and own == (cause, sentence):
+        assert self._running is not None
+        wait([self._running])
+        error, self._running = self._running.exception(), None
+        own, (cause, message) = _cause(error), min(filter(None, all_gather_object(_cause(error))))
+        if error is not None and own == (cause, message):
             raise error
-        if cause == MISTAKE_OF_OURS:
+        if cause == BUG:
             barrier()  # never passes: the rank with the bug exits, and its error should be reported first
-        raise (NotSavedError if cause == STORAGE_FAILED else UserError)(sentence) from error
+        raise (NotSavedError if cause == STORAGE_FAILED else UserError)(message) from error
 
 
-def together(work: Callable[[], T]) -> T:
+def run_on_all_ranks(work: Callable[[], T]) -> T:
     """Return the result of `work` on this rank after all ranks have finished theirs, however long that takes. Fails on
     all ranks or none."""
-    answers: list[T] = []
+    results: list[T] = []
     background = Background()
-    background.begin(lambda: answers.append(work()))
+    background.begin(lambda: results.append(work()))
     background.finish()
-    return answers[0]
+    return results[0]
 
 
 # Causes come before their consequences.
-MISTAKE_OF_OURS, MISTAKE_OF_A_USER, STORAGE_FAILED, CONSEQUENCE = range(4)
+BUG, USER_ERROR, STORAGE_FAILED, CONSEQUENCE = range(4)
 
 
-def _told(error: BaseException | None) -> tuple[int, str] | None:
+def _cause(error: BaseException | None) -> tuple[int, str] | None:
+    """Return the kind of an error and its message."""
     if error is None:
         return None
     if not isinstance(error, UserError):
-        return MISTAKE_OF_OURS, repr(error)
+        return BUG, repr(error)
     if isinstance(error, GoneError):
         return CONSEQUENCE, str(error)
-    return STORAGE_FAILED if isinstance(error, NotSavedError) else MISTAKE_OF_A_USER, str(error)
+    return STORAGE_FAILED if isinstance(error, NotSavedError) else USER_ERROR, str(error)
 
 
-def _in_a_thread(work: Callable[[], object]) -> Future[object]:
+def _run_in_thread(work: Callable[[], object]) -> Future[object]:
     future: Future[object] = Future()
 
     def run() -> None:

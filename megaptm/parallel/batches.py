@@ -6,29 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megaptm.batch import MicroBatch
-from megaptm.layers.mask import MARKED_PLACES
-from megaptm.layers.sparse import marked_places
 from megaptm.parallel.groups import device
 
-MARKS = "global_tokens"
-ALIGNED = 8
+ALIGNMENT = 8
 """Bytes to which the start of each field is aligned, so that a tensor of any dtype can start there."""
-
-
-def with_marked_places(batch: MicroBatch) -> MicroBatch:
-    """Add the positions of global tokens to a micro-batch, for streams that mark them.
-
-    The host computes them here. A GPU would need a synchronization in each layer to count them.
-    """
-    added = {}
-    for field in batch:
-        if field.endswith(MARKS):
-            places = marked_places(batch[field])
-            added[f"{field.removesuffix(MARKS)}{MARKED_PLACES}"] = (
-                places.pin_memory() if device().type == "cuda" else places
-            )
-    return batch | added
 
 
 def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.ProcessGroup) -> list[dict[str, Tensor]]:
@@ -63,7 +44,7 @@ def _bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
 
 
 def _padded(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    return -(-_bytes(dtype, shape) // ALIGNED) * ALIGNED
+    return -(-_bytes(dtype, shape) // ALIGNMENT) * ALIGNMENT
 
 
 def _view(piece: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -13,7 +13,7 @@ elements each, and N x N / data scores. A global batch of one micro-batch on one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -26,31 +26,60 @@ from megaptm.batch import MicroBatch
 from megaptm.bricks import HEADS
 from megaptm.errors import UserError
 from megaptm.models.contrast import ContrastHead, gradient_field
+from megaptm.models.output import ModelOutput
+from megaptm.parallel.groups import device
+from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.pipeline import Pipeline, no_tokens
+
+
+class ContrastHook(EngineHook):
+    """Run the features pass before the passes of a step with contrastive losses."""
+
+    def __init__(self, losses: Sequence[str]) -> None:
+        self._losses = losses
+        """Contrastive losses of the model."""
+
+    @contextmanager
+    def passes(
+        self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        losses = self._spanning(microbatches)
+        if not losses:
+            yield {}
+            return
+        with one_attention_kernel():
+            yield compare_by_features(pipeline, losses, microbatches, step=step)
+
+    def _spanning(self, microbatches: list[MicroBatch]) -> list[str]:
+        """Return the losses of this step whose samples span several passes. One pass needs no features pass.
+
+        Batches of another task have no labels for them; all ranks have batches of the same task.
+        """
+        if len(microbatches) == 1 and parallel_state.get_data_parallel_world_size() == 1:
+            return []
+        return [name for name in self._losses if any(HEADS[name].answers in batch for batch in microbatches)]
 
 
 @torch.no_grad()
 def compare_by_features(
-    pipeline: Pipeline, names: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
+    pipeline: Pipeline, losses: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
-    """Run the features pass, with the dropout of the step, and return `compare_rows` of its features on the last
-    stage."""
-    if not names:
-        return {}
+    """Run the features pass, with the dropout of the step, and return `compare_samples` of its features; zeros if this
+    rank does not have the heads."""
 
-    def keep(features: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        zero = next(iter(features.values())).new_zeros(())
-        return zero, no_tokens(zero), features
+    def reduce(output: ModelOutput) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        zero = next(iter(output.features.values())).new_zeros(())
+        return zero, no_tokens(zero), output.features
 
-    features = pipeline.run(microbatches, keep, step=step, backward=False, features=True)
+    features = pipeline.run(microbatches, reduce, step=step, backward=False, features=True)
     last = pipeline.last
     if not last.chunk.last or last.head is None:
-        return {}
-    heads = {name: cast(ContrastHead, last.head[name]) for name in names}
-    return compare_rows(heads, features, microbatches, parallel_state.get_data_parallel_group())
+        return {name: torch.zeros((), device=device()) for name in losses}
+    heads = {name: cast(ContrastHead, last.head[name]) for name in losses}
+    return compare_samples(heads, features, microbatches, parallel_state.get_data_parallel_group())
 
 
-def compare_rows(
+def compare_samples(
     heads: dict[str, ContrastHead],
     features: list[dict[str, Tensor]],
     microbatches: list[dict[str, Tensor]],
@@ -62,21 +91,24 @@ def compare_rows(
     """
     sums = {}
     for name, head in heads.items():
-        mine = torch.cat([_right(one[name], batch, head) for one, batch in zip(features, microbatches, strict=True)])
-        whole = _gathered(mine, group).requires_grad_()
-        answers = _gathered(torch.cat([batch[HEADS[name].answers] for batch in microbatches]), group)
-        first = dist.get_rank(group) * len(mine)
+        own_RF = torch.cat(
+            [_checked(output[name], batch, head) for output, batch in zip(features, microbatches, strict=True)]
+        )
+        all_NF = _gather(own_RF, group).requires_grad_()
+        labels_N = _gather(torch.cat([batch[HEADS[name].answers] for batch in microbatches]), group)
+        first = dist.get_rank(group) * len(own_RF)
         with torch.enable_grad():
-            losses = head.compare(whole, answers, slice(first, first + len(mine)))
-            total = losses.sum()
-        if losses.shape != mine.shape[:1]:
+            losses_R = head.compare(all_NF, labels_N, slice(first, first + len(own_RF)))
+            total = losses_R.sum()
+        if losses_R.shape != own_RF.shape[:1]:
             raise UserError(
-                f"{type(head).__name__}.compare gave {_shape(losses)} for {len(mine)} of {len(whole)} rows: "
-                "it must give the loss of each of the rows `own`, and of no other."
+                f"{type(head).__name__}.compare returned {_shape(losses_R)} for {len(own_RF)} of {len(all_NF)} "
+                "samples. It must return one loss for each of the samples `own`."
             )
-        (gradient,) = torch.autograd.grad(total, whole)
+        (gradient_NF,) = torch.autograd.grad(total, all_NF)
         sums[name] = total.detach()
-        for batch, part in zip(microbatches, _summed(gradient, group).split(_rows(features, name)), strict=True):
+        sizes = [len(output[name]) for output in features]
+        for batch, part in zip(microbatches, _scatter_sum(gradient_NF, group).split(sizes), strict=True):
             batch[gradient_field(name)] = part
     return sums
 
@@ -96,14 +128,15 @@ def one_attention_kernel() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
-def _right(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
+def _checked(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:
     """Return the features if they have the required shape and dtype. Sums over all samples need more precision than
     bfloat16."""
-    rows = len(batch[head.answers])
-    if features.dtype != torch.float32 or features.ndim != 2 or len(features) != rows:
+    num_samples = len(batch[head.answers])
+    if features.dtype != torch.float32 or features.ndim != 2 or len(features) != num_samples:
+        dtype = str(features.dtype).removeprefix("torch.")
         raise UserError(
-            f"{type(head).__name__}.features gave {_shape(features)} in {str(features.dtype).removeprefix('torch.')} "
-            f"for {rows} rows: it must give [{rows}, F] in float32, for instance by .float()."
+            f"{type(head).__name__}.features returned {_shape(features)} in {dtype} for {num_samples} samples. It must "
+            f"return [{num_samples}, F] in float32, for instance by .float()."
         )
     return features
 
@@ -112,18 +145,14 @@ def _shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))
 
 
-def _rows(features: Iterable[dict[str, Tensor]], name: str) -> list[int]:
-    return [len(one[name]) for one in features]
-
-
-def _gathered(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _gather(own: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Gather [R, ...] of each data rank to [N, ...], in rank order."""
-    whole = mine.new_empty(len(mine) * dist.get_world_size(group), *mine.shape[1:])
-    dist.all_gather_into_tensor(whole, mine.contiguous(), group=group)
-    return whole
+    gathered = own.new_empty(len(own) * dist.get_world_size(group), *own.shape[1:])
+    dist.all_gather_into_tensor(gathered, own.contiguous(), group=group)
+    return gathered
 
 
-def _summed(gradient_NF: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _scatter_sum(gradient_NF: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum [N, F] over data ranks and return the [R, F] of this rank's samples."""
     own = gradient_NF.new_empty(len(gradient_NF) // dist.get_world_size(group), *gradient_NF.shape[1:])
     dist.reduce_scatter_tensor(own, gradient_NF.contiguous(), group=group)

@@ -87,10 +87,10 @@ def _cuda_type_name(original: Callable[..., Any]) -> Callable[..., Any]:
     """Make `tensor.type()` return names such as `torch.cuda.FloatTensor`, which megatron-core compares."""
 
     def type_name(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        answer = original(self, *args, **kwargs)
-        if not args and not kwargs and isinstance(answer, str):
-            return answer.replace("torch.", "torch.cuda.", 1)
-        return answer
+        name = original(self, *args, **kwargs)
+        if not args and not kwargs and isinstance(name, str):
+            return name.replace("torch.", "torch.cuda.", 1)
+        return name
 
     return type_name
 
@@ -141,10 +141,10 @@ def install() -> None:
     # megatron's random tracker saves and restores the CUDA generator around a region; a CPU has one generator.
     generator = torch.default_generator
     cuda.default_generators = _OneGenerator()
-    for place in (cuda, cuda.random):
-        place.get_rng_state = lambda *args, **kwargs: generator.get_state()
-        place.set_rng_state = lambda state, *args, **kwargs: generator.set_state(state)
-        place.manual_seed = lambda seed: generator.manual_seed(seed)
+    for namespace in (cuda, cuda.random):
+        namespace.get_rng_state = lambda *args, **kwargs: generator.get_state()
+        namespace.set_rng_state = lambda state, *args, **kwargs: generator.set_state(state)
+        namespace.manual_seed = lambda seed: generator.manual_seed(seed)
     for kind in ("Float", "Half", "BFloat16", "Double", "Int", "Long", "Byte", "Bool"):
         setattr(cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
 

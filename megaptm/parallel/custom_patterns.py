@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from megaptm.bricks.custom_pattern import fingerprint, load_pattern, pattern_words
 from megaptm.errors import UserError
-from megaptm.parallel.background import together
+from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import all_gather_object
 from megaptm.spec import ModelSpec
 
@@ -20,11 +20,12 @@ def refuse_other_patterns(spec: ModelSpec, lengths: Mapping[str, int]) -> None:
     own = sorted({(word, lengths[name]) for name, block in stacks for word in pattern_words(block)})
     if not own:
         return
-    mine = together(lambda: [fingerprint(load_pattern(word), length) for word, length in own])
-    for rank, theirs in enumerate(told := all_gather_object(mine)):
-        for (word, _), here, first in zip(own, theirs, told[0], strict=True):
-            if here != first:
+    fingerprints = run_on_all_ranks(lambda: [fingerprint(load_pattern(word), length) for word, length in own])
+    by_rank = all_gather_object(fingerprints)
+    for rank, of_rank in enumerate(by_rank):
+        for (word, _), fingerprint_here, fingerprint_of_0 in zip(own, of_rank, by_rank[0], strict=True):
+            if fingerprint_here != fingerprint_of_0:
                 raise UserError(
-                    f"Block.attention: the pattern `{word}` says on process {rank} what it does not say on process 0: "
-                    "let it follow from places alone, from the same file on all machines, and draw by a seed."
+                    f"Block.attention: the pattern `{word}` on process {rank} differs from that on process 0. It must "
+                    "depend on positions only, use the same file on all machines, and sample with a fixed seed."
                 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.split import Dropout
 from megaptm.models.model import Model, even_chunks, stream_lengths
 from megaptm.parallel.groups import Ranks, close_groups, open_groups
-from megaptm.parallel.memory import RowMemory
+from megaptm.parallel.recurrence_cache import RecurrenceCache
 from megaptm.parallel.split import mark_parameters, split_model
 from megaptm.parallel.stage import Stage, transformer_config
 from megaptm.spec import ModelSpec
@@ -53,8 +54,8 @@ def dry_run(
 ) -> Iterator[DryRank]:
     """Build and run the given ranks, on micro-batches with the fields of `batch`."""
     for rank in ranks:
-        with _world(layout, rank) as place:
-            yield _dry_rank(spec, layout, precision, batch, rank, place)
+        with _world(layout, rank) as own:
+            yield _dry_rank(spec, layout, precision, batch, rank, own)
 
 
 @contextmanager
@@ -70,9 +71,9 @@ def _world(layout: Layout, rank: int) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec, rank: int, place: Ranks) -> DryRank:
+def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec, rank: int, ranks: Ranks) -> DryRank:
     with _without_memory(layout):
-        stages = _stages(spec, layout, precision, place)
+        stages = _stages(spec, layout, precision, ranks)
         fields = {
             name: torch.zeros(layout.microbatch, *field.shape, dtype=getattr(torch, field.dtype))
             for name, field in batch.fields.items()
@@ -83,9 +84,9 @@ def _dry_rank(spec: ModelSpec, layout: Layout, precision: str, batch: BatchSpec,
                 _forward_and_backward(stage, fields, layout)
     return DryRank(
         rank=rank,
-        stage=place.pipeline,
-        data=place.data,
-        tensor=place.tensor,
+        stage=ranks.pipeline,
+        data=ranks.data,
+        tensor=ranks.tensor,
         parameters=sum(parameter.numel() for stage in stages for parameter in stage.parameters()),
         flops=counter.get_total_flops(),
     )
@@ -97,16 +98,16 @@ def _without_memory(layout: Layout) -> AbstractContextManager[object]:
     return torch.device("meta") if layout.tensor == 1 else FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def _stages(spec: ModelSpec, layout: Layout, precision: str, place: Ranks) -> list[Stage]:
+def _stages(spec: ModelSpec, layout: Layout, precision: str, ranks: Ranks) -> list[Stage]:
     """Build this rank's chunks as `parallel.stage.build_stages` does, without values."""
-    config = transformer_config(spec, layout, CommunicationConfig(), precision, lambda *_, **__: None)
+    config = transformer_config(spec, layout, CommunicationConfig(), precision)
     chunks, made = even_chunks(spec, layout.pipeline * layout.virtual), []
     standard = torch.get_default_dtype()
     torch.set_default_dtype(config.params_dtype)
     try:
         for chunk in range(layout.virtual):
-            model = Model(spec, chunks[chunk * layout.pipeline + place.pipeline])
-            placements = split_model(model, config, ranks=place.tensor_size, rank=place.tensor)
+            model = Model(spec, chunks[chunk * layout.pipeline + ranks.pipeline])
+            placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
             mark_parameters(model, config, placements)
             made.append(Stage(_without_randomness(model), config, placements, chunk))
     finally:
@@ -122,17 +123,17 @@ def _without_randomness(model: Model) -> Model:
 
 
 def _forward_and_backward(stage: Stage, batch: dict[str, Tensor], layout: Layout) -> None:
-    given = None
+    stream = None
     if not stage.model.chunk.first:
         length = sum(stream_lengths(batch, stage.model.spec.family).values())
         length //= layout.tensor if layout.sequence_parallel else 1
-        given = torch.zeros(length, layout.microbatch, stage.model.spec.width, dtype=stage.config.params_dtype)
-        given.requires_grad_()
-    stage.set_input_tensor([given])
+        stream = torch.zeros(length, layout.microbatch, stage.model.spec.width, dtype=stage.config.params_dtype)
+        stream.requires_grad_()
+    arguments: dict[str, Any] = {}
     if stage.model.spec.remembers:
-        stage.memory = RowMemory(stage.model)
-        stage.memory.begin(layout.microbatch)
-    output = stage(batch)
-    if isinstance(output, dict):
-        output = torch.stack([loss for loss, _ in output.values()])
-    output.sum().backward()
+        cache = RecurrenceCache(stage.model)
+        cache.begin(layout.microbatch)
+        arguments = {"pasts": cache.next_samples(layout.microbatch)}
+    output = stage.model(batch, stream, **arguments)
+    total = output.stream if output.stream is not None else torch.stack([loss for loss, _ in output.losses.values()])
+    total.sum().backward()

@@ -1,31 +1,44 @@
-"""Initial values from a checkpoint of the same model."""
+"""Initial values of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
+from megaptm.models.initial import initial_value
+from megaptm.parallel.stage import Stage
 
-InitialFrom = Callable[[str, Tensor], Tensor]
-"""Function from a parameter's name and usual initial value to the value it gets."""
+Initializer = Callable[[str, Tensor], Tensor]
+"""Function from a parameter's name and default initial value to the value it gets."""
 
 
-def weights_of(reader: TensorReader) -> InitialFrom:
-    """Return a function that reads initial values from a checkpoint. Parameters absent there get their usual value."""
-    kept = {*reader.names()}
+@torch.no_grad()
+def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> None:
+    """Set every parameter to its initial value, or to the result of `initializer` for it."""
+    for placement, parameter in stage.placed_parameters():
+        value = initial_value(stage.model.spec, placement.name, placement.shape, seed)
+        if initializer is not None:
+            value = initializer(placement.name, value)
+        parameter.copy_(placement.local_part(value, tuple(parameter.shape)))
 
-    def initial_from(name: str, usual: Tensor) -> Tensor:
-        if f"weight/{name}" not in kept:
-            return usual
-        theirs = reader.read(f"weight/{name}")
-        if theirs.shape != usual.shape:
+
+def checkpoint_initializer(reader: TensorReader) -> Initializer:
+    """Return an initializer from a checkpoint of the same model. Parameters absent there keep their default value."""
+    names = {*reader.names()}
+
+    def initializer(name: str, default: Tensor) -> Tensor:
+        if f"weight/{name}" not in names:
+            return default
+        value = reader.read(f"weight/{name}")
+        if value.shape != default.shape:
             raise UserError(
-                f"train.init_from: {name} is {[*theirs.shape]} there, and {[*usual.shape]} in this run: make them "
-                "equal, or leave train.init_from out."
+                f"train.init_from: {name} has the shape {[*value.shape]} in the checkpoint and {[*default.shape]} in "
+                "this run. Make them equal, or remove train.init_from."
             )
-        return theirs
+        return value
 
-    return initial_from
+    return initializer

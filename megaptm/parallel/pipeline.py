@@ -37,7 +37,7 @@ class Pipeline:
         backward: bool,
         **options: Any,
     ) -> list[Any]:
-        """Run all micro-batches (fields [B, ...]) and return, on the last stage, the values that `reduce` keeps of each
+        """Run all micro-batches (fields [B, ...]) and return, on the last stage, the third result of `reduce` for each
         output.
 
         With `step`, dropout is that of the step. `options` are passed to the model's forward.
@@ -52,7 +52,7 @@ class Pipeline:
 
         # Length of the tensor sent between stages: the sequences of all stacks are concatenated.
         length = sum(stream_lengths(microbatches[0], self.last.spec.family).values())
-        kept: list[Any] = get_forward_backward_func()(
+        reduced: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=[iter(microbatches) for _ in self.chunks],
             model=self.chunks,
@@ -61,7 +61,7 @@ class Pipeline:
             micro_batch_size=len(microbatches[0]["tokens"]),
             forward_only=not backward,
         )
-        return kept
+        return reduced
 
 
 def no_tokens(like: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def no_tokens(like: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.int, device=like.device)
 
 
-class _WithLoss(torch.autograd.Function):
+class _AttachLoss(torch.autograd.Function):
     """Return the hidden states unchanged. In the backward pass, pass on their gradient, and 1 as the gradient of the
     loss."""
 
@@ -80,8 +80,8 @@ class _WithLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        (one,) = ctx.saved_tensors
-        return gradients[0], one
+        (loss_gradient,) = ctx.saved_tensors
+        return gradients[0], loss_gradient
 
 
 class InnerLosses:
@@ -108,5 +108,5 @@ class InnerLosses:
         if not terms:
             return stream
         total: Tensor = torch.stack([term * self._scales[name] for name, term in terms.items()]).sum()
-        added: Tensor = _WithLoss.apply(stream, total)
+        added: Tensor = _AttachLoss.apply(stream, total)
         return added

@@ -21,18 +21,18 @@ def product_rates(precision: str) -> list[float]:
     """Return the FLOP/s of large matrix products on each device of this node, measured one after the other."""
     if not torch.cuda.is_available():
         return [product_rate(torch.device("cpu"), DTYPES[precision], size=1024)]
-    devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    return [product_rate(one, DTYPES[precision], size=8192) for one in devices]
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [product_rate(gpu, DTYPES[precision], size=8192) for gpu in devices]
 
 
 def product_rate(where: torch.device, dtype: torch.dtype, *, size: int) -> float:
     """Return the FLOP/s of products of two square matrices, measured for about a second."""
-    left, right = (torch.randn(size, size, device=where).to(dtype) for _ in range(2))
+    a, b = (torch.randn(size, size, device=where).to(dtype) for _ in range(2))
     out = torch.empty(size, size, device=where, dtype=dtype)
-    timed(lambda: torch.mm(left, right, out=out), where, times=2)
+    timed(lambda: torch.mm(a, b, out=out), where, times=2)
     done, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < SECONDS:
-        timed(lambda: torch.mm(left, right, out=out), where, times=4)
+        timed(lambda: torch.mm(a, b, out=out), where, times=4)
         done += 4
     return 2 * size**3 * done / (time.perf_counter() - begin)
 
@@ -57,11 +57,11 @@ def rounds(world: int) -> Iterator[dict[int, int]]:
     A slow link or node slows down all its pairs, and a good node has a fast pair when it meets another good one. A few
     rounds distinguish them for any number of nodes.
     """
-    places: list[int | None] = [*range(world), *([None] if world % 2 else [])]
-    for _ in range(min(ROUNDS, len(places) - 1)):
-        pairs = list(zip(places, reversed(places), strict=True))
-        yield {one: other for one, other in pairs if one is not None and other is not None}
-        places = [places[0], places[-1], *places[1:-1]]
+    seats: list[int | None] = [*range(world), *([None] if world % 2 else [])]
+    for _ in range(min(ROUNDS, len(seats) - 1)):
+        pairs = list(zip(seats, reversed(seats), strict=True))
+        yield {rank: partner for rank, partner in pairs if rank is not None and partner is not None}
+        seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
 def exchange(send: torch.Tensor, receive: torch.Tensor, partner: int) -> None:

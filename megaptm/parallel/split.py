@@ -33,7 +33,7 @@ from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.product import linear
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
 from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
-from megaptm.losses.token import ROWS_DRAWN, TokenLoss, WholeTokenLoss, pick, summed_shares
+from megaptm.losses.token import SAMPLING_CHUNK, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
 from megaptm.models.model import Model
 from megaptm.parallel.groups import OWN_STREAM
 
@@ -54,17 +54,21 @@ class Placement:
     """Number of matrices that are interleaved in this one, `turn` rows of each in turn (`Map` of the brick)."""
     turn: int = 1
 
+    def local_part(self, full: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the local part, of a given shape, of a full tensor."""
+        return full[tuple(slice(start, start + length) for start, length in zip(self.offset, shape, strict=True))]
+
 
 class ColumnSplit(ColumnParallelLinear):
     """Linear layer whose output features are divided."""
 
-    def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
+    def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
-            whole.in_features,
-            whole.out_features,
+            linear_layer.in_features,
+            linear_layer.out_features,
             config=config,
             init_method=nn.init.zeros_,
-            bias=whole.bias is not None,
+            bias=linear_layer.bias is not None,
         )
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -74,13 +78,13 @@ class ColumnSplit(ColumnParallelLinear):
 class RowSplit(RowParallelLinear):
     """Linear layer whose input features are divided; outputs are summed, or reduce-scattered along the sequence."""
 
-    def __init__(self, whole: Linear, config: ModelParallelConfig) -> None:
+    def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
-            whole.in_features,
-            whole.out_features,
+            linear_layer.in_features,
+            linear_layer.out_features,
             config=config,
             init_method=nn.init.zeros_,
-            bias=whole.bias is not None,
+            bias=linear_layer.bias is not None,
             input_is_parallel=True,
             skip_bias_add=False,
         )
@@ -95,8 +99,8 @@ class SharedLinear(nn.Linear):
     With sequence parallelism each rank projects its slice and gathers the narrow outputs, not the wide inputs.
     """
 
-    def __init__(self, whole: Linear, *, sequence_parallel: bool) -> None:
-        super().__init__(whole.in_features, whole.out_features, bias=whole.bias is not None)
+    def __init__(self, linear_layer: Linear, *, sequence_parallel: bool) -> None:
+        super().__init__(linear_layer.in_features, linear_layer.out_features, bias=linear_layer.bias is not None)
         self.share = gather_from_sequence_parallel_region if sequence_parallel else copy_to_tensor_model_parallel_region
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,9 +111,9 @@ class SharedLinear(nn.Linear):
 class VocabularySplitTokenLoss(nn.Module):
     """`TokenLoss` where each rank holds a slice of the vocabulary."""
 
-    def __init__(self, whole: TokenLoss, rank: int) -> None:
+    def __init__(self, loss: TokenLoss, rank: int) -> None:
         super().__init__()
-        self.vocabulary, self.z_loss, self.label_smoothing = whole.vocabulary, whole.z_loss, whole.label_smoothing
+        self.vocabulary, self.z_loss, self.label_smoothing = loss.vocabulary, loss.z_loss, loss.label_smoothing
         self.rank = rank
 
     def local_logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
@@ -152,24 +156,24 @@ class VocabularySplitTokenLoss(nn.Module):
         """Sample tokens as `TokenLoss.draw` does: the rank whose slice contains the random number determines the
         token."""
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
-        drawn = []
-        for hidden_CD, draws_C in zip(hidden_ND.split(ROWS_DRAWN), draws_N.split(ROWS_DRAWN), strict=True):
+        tokens = []
+        for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
             logits_CV = linear(hidden_CD, weight_VD, bias_V).float()
             logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)
-            shares_CV = summed_shares(logits_CV, largest_C1)
+            shares_CV = cumulative_shares(logits_CV, largest_C1)
             ends = shares_CV.new_empty(group.size() * len(shares_CV))
             dist.all_gather_into_tensor(ends, shares_CV[:, -1].contiguous(), group=group)
             ends_CR = ends.view(group.size(), -1).t().cumsum(-1).contiguous()
             owner_C = pick(ends_CR, draws_C)
             before_C = ends_CR[:, self.rank] - shares_CV[:, -1]
-            places_C1 = ((draws_C.double() * ends_CR[:, -1]).long() - before_C)[:, None]
-            token_C = torch.searchsorted(shares_CV, places_C1, right=True).squeeze(1).clamp(max=columns - 1)
+            thresholds_C1 = ((draws_C.double() * ends_CR[:, -1]).long() - before_C)[:, None]
+            token_C = torch.searchsorted(shares_CV, thresholds_C1, right=True).squeeze(1).clamp(max=columns - 1)
             token_C = torch.where(owner_C == self.rank, token_C + self.rank * columns, 0)
             dist.all_reduce(token_C, group=group)
-            drawn.append(token_C.clamp(max=self.vocabulary - 1))
-        return torch.cat(drawn)
+            tokens.append(token_C.clamp(max=self.vocabulary - 1))
+        return torch.cat(tokens)
 
 
 def _normalizer(logits_NV: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ def _normalizer(logits_NV: Tensor) -> Tensor:
 
 def split_model(model: Model, config: ModelParallelConfig, *, ranks: int, rank: int) -> dict[str, Placement]:
     """Divide `model` over `ranks` tensor ranks in place; return the placement of each parameter."""
-    placements = {name: _place(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
+    placements = {name: _placement(module, name, parameter, ranks, rank) for name, module, parameter in _owned(model)}
     if ranks > 1:
         _swap(model, config, ranks, rank)
         _set_random_streams(model, sequence_parallel=config.sequence_parallel)
@@ -246,16 +250,16 @@ def _owned(model: nn.Module) -> list[tuple[str, nn.Module, nn.Parameter]]:
     ]
 
 
-def _place(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int) -> Placement:
+def _placement(module: nn.Module, name: str, parameter: nn.Parameter, ranks: int, rank: int) -> Placement:
     shape = tuple(parameter.shape)
     axis = AXIS[getattr(module, "split", "none")]
     if isinstance(module, Linear) and name.endswith("bias"):
         axis = 0 if module.split == "columns" else None
-    together = (module.matrices, module.turn) if isinstance(module, Linear) else (1, 1)
+    interleaving = (module.matrices, module.turn) if isinstance(module, Linear) else (1, 1)
     if axis is None or ranks == 1:
-        return Placement(name, shape, (0,) * len(shape), None, *together)
+        return Placement(name, shape, (0,) * len(shape), None, *interleaving)
     offset = tuple(rank * (length // ranks) if i == axis else 0 for i, length in enumerate(shape))
-    return Placement(name, shape, offset, axis, *together)
+    return Placement(name, shape, offset, axis, *interleaving)
 
 
 def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> None:
@@ -279,7 +283,7 @@ def _swap(model: Model, config: ModelParallelConfig, ranks: int, rank: int) -> N
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
                 case VocabularyBias():
                     child.bias = nn.Parameter(child.bias.new_empty(child.bias.shape[0] // ranks))
-                case WholeTokenLoss():
+                case ReplicatedTokenLoss():
                     pass
                 case TokenLoss():
                     parent._modules[name] = VocabularySplitTokenLoss(child, rank)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from megatron.core.distributed import DistributedDataParallel
@@ -20,15 +21,12 @@ from megaptm.layers.attention import PatternAttend
 from megaptm.layers.draws import Again
 from megaptm.layers.layer import Stack
 from megaptm.layers.window import WindowAttention
-from megaptm.models.initial import initial_value
 from megaptm.models.model import Model, even_chunks
+from megaptm.models.output import ModelOutput
 from megaptm.parallel.groups import Ranks, device
-from megaptm.parallel.initial import InitialFrom
-from megaptm.parallel.memory import RowMemory
+from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import Distillation, ModelSpec
-
-Output = Tensor | dict[str, tuple[Tensor, Tensor]] | dict[str, Tensor]
 
 
 class Stage(MegatronModule):
@@ -44,31 +42,33 @@ class Stage(MegatronModule):
         self.model = model
         self.placements = placements
         self.vp_stage = chunk
+        self.hooks: Sequence[EngineHook] = ()
         self._input: Tensor | None = None
-        self.memory: RowMemory | None = None
-        """Recurrence cache, for models that have one."""
-        self.teachers: tuple[Model, ...] = ()
-        """Teacher of the same batches, if any. A tuple, so that its weights are not registered as the stage's."""
 
     def set_input_tensor(self, tensors: list[Tensor | None]) -> None:
         self._input = tensors[0]
 
-    def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Output:
-        if self.memory is None:
-            teacher = next(iter(self.teachers), None)
-            return self.model(batch, self._input, features=features, teacher=teacher)
-        pasts = self.memory.of_rows(len(batch["tokens"]))
-        output = self.model(batch, self._input, features=features, pasts=pasts)
-        self.memory.note(pasts)
-        return output
+    def forward(self, batch: dict[str, Tensor], *, features: bool = False) -> Tensor | ModelOutput:
+        """Return the stream for the next chunk; on the last chunk, the output of the model."""
+        arguments: dict[str, Any] = {}
+        for hook in self.hooks:
+            arguments |= hook.forward_arguments(self.vp_stage, batch)
+        output = self.model(batch, self._input, features=features, **arguments)
+        if output.losses:
+            for hook in self.hooks:
+                output.losses.update(hook.extra_losses(self.model, batch, output))
+        for hook in self.hooks:
+            hook.after_forward(self.vp_stage)
+        return output if output.stream is None else output.stream
 
-    def placed_parameters(self) -> Iterable[tuple[Placement, nn.Parameter]]:
+    def placed_parameters(self) -> Iterator[tuple[Placement, nn.Parameter]]:
+        """Yield the parameters with their position in the full parameter."""
         for name, parameter in self.model.named_parameters():
             yield self.placements[name], parameter
 
 
 def transformer_config(
-    spec: ModelSpec, layout: Layout, communication: CommunicationConfig, precision: str, finalize: Callable[..., None]
+    spec: ModelSpec, layout: Layout, communication: CommunicationConfig, precision: str
 ) -> TransformerConfig:
     """Return megatron-core's configuration of the same model and layout."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
@@ -98,7 +98,6 @@ def transformer_config(
         overlap_p2p_comm=communication.overlap_p2p_comm,
         # Tensors in flight must not be freed: with gloo, freed outputs arrived with wrong values.
         deallocate_pipeline_outputs=layout.pipeline > 1 and not communication.overlap_p2p_comm,
-        finalize_model_grads_func=finalize,
     )
 
 
@@ -109,7 +108,7 @@ def build_stages(
     config: TransformerConfig,
     *,
     losses: Iterable[str],
-    marks: bool,
+    global_tokens: bool,
     kernel: str = AUTO,
     distillation: Distillation | None = None,
 ) -> list[Stage]:
@@ -118,27 +117,37 @@ def build_stages(
     Chunk c of stage p is chunk c * pipeline + p of the model; with one chunk per stage, chunk p.
     """
     chunks = even_chunks(spec, layout.pipeline * layout.virtual)
-    mine = [chunks[chunk * layout.pipeline + ranks.pipeline] for chunk in range(layout.virtual)]
     return [
-        _build(spec, piece, layout, ranks, config, chunk, losses, marks, kernel, distillation)
-        for chunk, piece in enumerate(mine)
+        _build(
+            spec,
+            chunks[index * layout.pipeline + ranks.pipeline],
+            layout,
+            ranks,
+            config,
+            index,
+            losses,
+            global_tokens,
+            kernel,
+            distillation,
+        )
+        for index in range(layout.virtual)
     ]
 
 
 def _build(
     spec: ModelSpec,
-    piece: ModelChunk,
+    chunk: ModelChunk,
     layout: Layout,
     ranks: Ranks,
     config: TransformerConfig,
-    chunk: int,
+    index: int,
     losses: Iterable[str],
-    marks: bool,
+    global_tokens: bool,
     kernel: str,
     distillation: Distillation | None,
 ) -> Stage:
     with torch.device("meta"):
-        model = Model(spec, piece, distillation)
+        model = Model(spec, chunk, distillation)
         placements = split_model(model, config, ranks=ranks.tensor_size, rank=ranks.tensor)
         model.to(config.params_dtype)
         for module in model.modules():
@@ -151,7 +160,7 @@ def _build(
         head.requires_grad_(loss in losses)
     for module in model.modules():
         if isinstance(module, WindowAttention):
-            module.global_qkv.requires_grad_(marks)
+            module.global_qkv.requires_grad_(global_tokens)
         if isinstance(module, (Stack, PatternAttend)):
             module.kernel = kernel
     for module in model.modules():
@@ -159,25 +168,7 @@ def _build(
             module.remember_draws = remember_draws
             if layout.recompute == "full":  # reversible layers are recomputed anyway
                 module.run_layer = recompute
-    return Stage(model, config, placements, chunk)
-
-
-@torch.no_grad()
-def fill(
-    stage: Stage,
-    *,
-    seed: int,
-    initial_by_name: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-    initial_from: InitialFrom | None = None,
-) -> None:
-    """Set every parameter to its initial value, or to the result of `initial_by_name` and `initial_from` for it."""
-    for place, parameter in stage.placed_parameters():
-        value = initial_value(stage.model.spec, place.name, place.shape, seed)
-        if initial_by_name and place.name in initial_by_name:
-            value = initial_by_name[place.name](value)
-        if initial_from is not None:
-            value = initial_from(place.name, value)
-        parameter.copy_(block(value, place, tuple(parameter.shape)))
+    return Stage(model, config, placements, index)
 
 
 def recompute(layer: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
@@ -196,11 +187,6 @@ def remember_draws() -> Again:
             yield
 
     return again
-
-
-def block(whole: Tensor, place: Placement, shape: tuple[int, ...]) -> Tensor:
-    """Return the slice of a full tensor that `place` describes."""
-    return whole[tuple(slice(start, start + length) for start, length in zip(place.offset, shape, strict=True))]
 
 
 class MainGrad:

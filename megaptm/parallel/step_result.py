@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from megaptm.errors import UserError
 
 REMEDY = (
-    "lower optimizer.lr, look at that step's samples with `megaptm corpus inspect`, or pass over them "
-    "(train.skip_batches); checkpoints before it are untouched."
+    "lower optimizer.lr, look at the samples of that step with `megaptm corpus inspect`, or skip them "
+    "(train.skip_batches). Earlier checkpoints are unchanged."
 )
 
 
@@ -16,7 +16,7 @@ class DivergedError(UserError):
     """A loss or gradient is not finite; later steps would be meaningless."""
 
 
-class NothingAskedError(UserError):
+class NoLabelsError(UserError):
     """No sample of a step has a label. The weights are unchanged."""
 
 

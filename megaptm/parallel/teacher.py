@@ -5,16 +5,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megaptm.batch import MicroBatch
 from megaptm.bricks.kernels import AUTO
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.errors import UserError
+from megaptm.models.loss import Loss
 from megaptm.models.model import Model
-from megaptm.parallel.background import together
+from megaptm.models.output import ModelOutput
+from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.groups import Ranks
-from megaptm.parallel.initial import InitialFrom
+from megaptm.parallel.hooks import EngineHook
+from megaptm.parallel.initial import Initializer
+from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.stage import build_stages, transformer_config
-from megaptm.spec import Distillation
+from megaptm.spec import LOSS, Distillation
+
+
+class DistillationHook(EngineHook):
+    """Losses of a student with respect to a teacher, or to cached logits of one."""
+
+    def __init__(self, student: ParallelModel, distillation: Distillation, teacher: Model | None) -> None:
+        """`teacher`: None if the batches have its logits."""
+        losses = student.stages[-1].model.distill
+        assert losses is not None, "the model was built without distillation"
+        self._losses, self._distillation, self.teacher = losses, distillation, teacher
+
+    def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
+        return self._distillation.with_loss_weights(weights)
+
+    def count_labels(self, loss: str, batch: MicroBatch) -> Tensor | None:
+        return self._losses.count(loss, batch) if loss.startswith(LOSS) else None
+
+    def extra_losses(self, model: Model, batch: MicroBatch, output: ModelOutput) -> dict[str, Loss]:
+        assert output.states is not None
+        return self._losses.losses(model, output.states, self.teacher, batch)
 
 
 @torch.no_grad()
@@ -25,50 +50,48 @@ def build_teacher(
     *,
     precision: str,
     reader: TensorReader,
-    marks: bool = False,
-    kernel: str = AUTO,
+    global_tokens: bool = False,
+    attention_kernel: str = AUTO,
 ) -> Model:
     """Return this rank's part of the teacher, frozen, with the weights of a checkpoint of any layout."""
     spec, layout = distillation.teacher, layout.model_copy(update={"recompute": "none"})
-    config = transformer_config(spec, layout, CommunicationConfig(), precision, _nothing)
-    (stage,) = build_stages(spec, layout, ranks, config, losses=(), marks=marks, kernel=kernel)
+    config = transformer_config(spec, layout, CommunicationConfig(), precision)
+    (stage,) = build_stages(
+        spec, layout, ranks, config, losses=(), global_tokens=global_tokens, kernel=attention_kernel
+    )
 
     def read() -> None:
         with torch.no_grad():  # grad mode is per thread
-            for place, parameter in stage.placed_parameters():
-                parameter.copy_(reader.read(f"weight/{place.name}", place.offset, tuple(parameter.shape)))
+            for placement, parameter in stage.placed_parameters():
+                weight = reader.read(f"weight/{placement.name}", placement.offset, tuple(parameter.shape))
+                parameter.copy_(weight)
 
-    together(read)  # a failure to read on one rank is raised on all
+    run_on_all_ranks(read)  # a failure to read on one rank is raised on all
     teacher: Model = stage.model
     teacher.keep_layers(distillation.read_of_teacher())
     return teacher.requires_grad_(False).eval()
 
 
-def _nothing(*_: object, **__: object) -> None:
-    """Ignore the teacher's gradients."""
+def teacher_initializer(distillation: Distillation, reader: TensorReader) -> Initializer:
+    """Return an initializer from the teacher's tables, heads and chosen layers. Tables are cut to their first rows.
 
-
-def slice_of_teacher(distillation: Distillation, reader: TensorReader) -> InitialFrom:
-    """Return a function from a parameter's name and usual initial value to the teacher's value: from its tables, heads
-    and chosen layers. Tables are cut to their first rows.
-
-    Parameters that the teacher does not have get their usual value.
+    Parameters that the teacher does not have keep their default value.
     """
-    kept = {*reader.names()}
+    names = {*reader.names()}
 
-    def initial_from_teacher(name: str, usual: Tensor) -> Tensor:
-        stack, _, rest = name.partition(".")
-        number, _, leaf = rest.partition(".")
-        if stack in distillation.layers and number.isdecimal():
-            name = f"{stack}.{distillation.initial[int(number)]}.{leaf}"
-        if f"weight/{name}" not in kept:
-            return usual
-        theirs = reader.read(f"weight/{name}")
-        if theirs.shape[1:] != usual.shape[1:] or len(theirs) < len(usual):
+    def initializer(name: str, default: Tensor) -> Tensor:
+        stack, _, in_stack = name.partition(".")
+        layer, _, leaf = in_stack.partition(".")
+        if stack in distillation.layers and layer.isdecimal():
+            name = f"{stack}.{distillation.initial[int(layer)]}.{leaf}"
+        if f"weight/{name}" not in names:
+            return default
+        value = reader.read(f"weight/{name}")
+        if value.shape[1:] != default.shape[1:] or len(value) < len(default):
             raise UserError(
-                f"distill.initial_layers: {name} of the teacher is {[*theirs.shape]}, and the student's "
-                f"{[*usual.shape]}: make them equal, or leave distill.initial_layers out."
+                f"distill.initial_layers: {name} has the shape {[*value.shape]} in the teacher and "
+                f"{[*default.shape]} in the student. Make them equal, or remove distill.initial_layers."
             )
-        return theirs[: len(usual)]
+        return value[: len(default)]
 
-    return initial_from_teacher
+    return initializer

@@ -28,30 +28,33 @@ class TiedParameters:
         self._groups: dict[str, dist.ProcessGroup] = {}
         if layout.pipeline == 1:
             return
-        mine = [(chunk, place.name) for chunk, stage in enumerate(stages) for place, _ in stage.placed_parameters()]
-        everyone: list[list[tuple[int, str]]] = [[] for _ in range(layout.pipeline)]
-        dist.all_gather_object(everyone, mine, group=parallel_state.get_pipeline_model_parallel_group())
+        own_names = [
+            (chunk, placement.name) for chunk, stage in enumerate(stages) for placement, _ in stage.placed_parameters()
+        ]
+        names_by_stage: list[list[tuple[int, str]]] = [[] for _ in range(layout.pipeline)]
+        dist.all_gather_object(names_by_stage, own_names, group=parallel_state.get_pipeline_model_parallel_group())
         holders: dict[str, list[tuple[int, int]]] = defaultdict(list)  # name -> (chunk, stage), in pipeline order
-        for stage_rank, names in enumerate(everyone):
+        for stage_rank, names in enumerate(names_by_stage):
             for chunk, name in names:
                 holders[name].append((chunk, stage_rank))
-        shared = {name: sorted(places) for name, places in holders.items() if len(places) > 1}
-        groups = self._open_groups({tuple(sorted({s for _, s in places})) for places in shared.values()}, ranks)
-        for name, places in shared.items():
+        shared = {name: sorted(copies) for name, copies in holders.items() if len(copies) > 1}
+        stage_sets = {name: tuple(sorted({stage for _, stage in copies})) for name, copies in shared.items()}
+        groups = self._open_groups({*stage_sets.values()}, ranks)
+        for name, (first_copy, *_) in shared.items():
             copies = [
                 (chunk, parameter)
                 for chunk, stage in enumerate(stages)
-                for place, parameter in stage.placed_parameters()
-                if place.name == name
+                for placement, parameter in stage.placed_parameters()
+                if placement.name == name
             ]
             for chunk, parameter in copies:
                 # In a bucket of its own, so that the distributed optimizer divides it equally on every stage that holds
                 # it.
                 parameter.shared_embedding = True  # type: ignore[attr-defined]
-                parameter.shared = (chunk, ranks.pipeline) != places[0]  # type: ignore[attr-defined]
+                parameter.shared = (chunk, ranks.pipeline) != first_copy  # type: ignore[attr-defined]
             if copies:
                 self._copies[name] = [parameter for _, parameter in copies]
-                if (group := groups[tuple(sorted({s for _, s in places}))]) is not None:
+                if (group := groups[stage_sets[name]]) is not None:
                     self._groups[name] = group
 
     def _open_groups(
@@ -60,17 +63,17 @@ class TiedParameters:
         """Open a group per set of stages for this process's tensor and data rank. Every process opens all groups in the
         same order."""
         grid = torch.arange(dist.get_world_size()).view(ranks.pipeline_size, ranks.data_size, ranks.tensor_size)
-        mine: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         for stages in sorted(stage_sets):
-            mine[stages] = None
+            groups[stages] = None
             if len(stages) == 1:
                 continue
             for data in range(ranks.data_size):
                 for tensor in range(ranks.tensor_size):
                     group = dist.new_group(grid[list(stages), data, tensor].tolist(), timeout=self._timeout)
                     if (data, tensor) == (ranks.data, ranks.tensor) and ranks.pipeline in stages:
-                        mine[stages] = group
-        return mine
+                        groups[stages] = group
+        return groups
 
     def sum_gradients(self) -> None:
         """Set the gradient of every copy to the sum over all copies."""

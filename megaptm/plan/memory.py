@@ -77,7 +77,7 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
 
 
 def cache_bytes(work: Workload, chunks: Sequence[ModelChunk]) -> float:
-    """Return the bytes of the recurrence cache of some chunks, per tensor rank (`parallel.memory.RowMemory`)."""
+    """Return the bytes of the recurrence cache of some chunks, per tensor rank (`RecurrenceCache`)."""
     sizes = {name: work.spec.size_of(name) for name in work.spec.family.stacks}
     numbers = sum(
         len(layers) * sizes[name].remembered * past_width(work.spec.family.stacks[name], sizes[name])

@@ -48,7 +48,7 @@ class Distillation:
     objective: float = 1.0
     """Factor of the weights of the objective's losses."""
 
-    def weigh(self, losses: Mapping[str, float]) -> dict[str, float]:
+    def with_loss_weights(self, losses: Mapping[str, float]) -> dict[str, float]:
         """Return loss -> weight for the losses of the objective and of the distillation."""
         asked = {name: weight * self.objective for name, weight in losses.items()}
         return asked | {f"{LOSS}{hook}": weight for hook, weight in self.weights.items()}

@@ -69,7 +69,7 @@ class BatchSource:
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
         self.train, self.validation = corpora.mix("train"), corpora.mix("validation")
-        self._kept = _kept_logits(config)
+        self._teacher_logits = _cached_logits(config)
         """Cached logits of a teacher that does not run."""
         self._loader: Loader | None = None
 
@@ -100,32 +100,32 @@ class BatchSource:
 
     def held_out(self) -> Iterator[list[MicroBatch] | None]:
         """Return the validation batches, the same at each call, read lazily."""
-        batch, most = self.config.train.batch, self.config.train.validate_batches
+        batch, max_batches = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:
-            return repeat(None, validation_steps(self.validation, batch=batch, most=most))
+            return repeat(None, validation_steps(self.validation, batch=batch, most=max_batches))
         return read_validation(
             self._taught(self.validation, "validation"),
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,
-            most=most,
+            most=max_batches,
             workers=self.config.data.workers if self.config.built_objective.blobs else None,
         )
 
     def _taught(self, mix: Mix, split: str) -> Mix | TaughtMix:
-        if self._kept is None:
+        if self._teacher_logits is None:
             return mix
         from megaptm.data.teacher_logits import TaughtMix
 
-        return TaughtMix(mix, self._kept.of(split))
+        return TaughtMix(mix, self._teacher_logits.of(split))
 
     def close(self) -> None:
         if self._loader is not None:
             self._loader.close()
 
 
-def _kept_logits(config: Config) -> TeacherLogits | None:
+def _cached_logits(config: Config) -> TeacherLogits | None:
     if config.distill is None or config.distill.cached_logits is None:
         return None
     from megaptm.run.teacher import teacher_logits

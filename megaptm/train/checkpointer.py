@@ -18,7 +18,7 @@ from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
-from megaptm.parallel.background import Background, together
+from megaptm.parallel.background import Background, run_on_all_ranks
 from megaptm.parallel.collectives import all_gather_object, broadcast_object
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import (
@@ -79,13 +79,13 @@ class Checkpointer:
             keep=config.checkpoint.keep,
             fence=lock.still_mine if lock else None,
             token=broadcast_object(lock.token if lock else ""),
-            damaged=self._damaged,
+            damaged=self._report_damaged,
         )
-        self.tell: Callable[[int, float], object] = lambda step, seconds: None
+        self.on_commit: Callable[[int, float], object] = lambda step, seconds: None
         """Callback on rank 0, in a thread: step of a committed checkpoint, and the seconds it took."""
         self.layout_before: Mapping[str, int] = {}
         """Layout of the restored checkpoint."""
-        self.found = False
+        self.has_restored = False
         """Whether there was a checkpoint to restore; that of an imported model has step 0."""
         self.held_out = HeldOutLoss()
         """Validation losses; the loop updates them."""
@@ -95,12 +95,12 @@ class Checkpointer:
 
     def restore(self) -> int:
         """Continue from the newest undamaged checkpoint, or start; return the index of the next step."""
-        begun = time.monotonic()
+        start_time = time.monotonic()
         if self.events:
             self.store.take_over()
-            self._go_back(self.events)
+            self._abandon_skipped(self.events)
         checkpoint = newest(self.store, self.rank_env)
-        self.found = checkpoint is not None
+        self.has_restored = checkpoint is not None
         if checkpoint is not None:
             refuse_another(checkpoint, self.compatibility)
             refuse_other_text(checkpoint, self.source.train.corpora)
@@ -110,7 +110,7 @@ class Checkpointer:
             self.held_out.restore(state_of(checkpoint, HELD_OUT))
         self.source.count()
         if checkpoint is not None:
-            together(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
+            run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
             self.engine.fill()
         if self.events:
@@ -121,19 +121,22 @@ class Checkpointer:
                 )
             else:
                 step, folder = checkpoint.step, checkpoint.folder.name
-                seconds = round(time.monotonic() - begun, 3)
+                seconds = round(time.monotonic() - start_time, 3)
                 self.events.write(
                     ResumeEvent(step=step, checkpoint=folder, seconds=seconds, layout=layout, processes=processes)
                 )
         return checkpoint.step if checkpoint else 0
 
-    def _go_back(self, events: Events) -> None:
+    def _abandon_skipped(self, events: Events) -> None:
         """Set aside checkpoints that were trained on steps that `train.skip_batches` now skips."""
         for step, skip in to_abandon(self.store, self.config.train.skip_batches).items():
-            kept = self.store.abandon(step)
-            events.write(AbandonedCheckpointEvent(step=step, kept=str(kept)))
+            new_path = self.store.abandon(step)
+            events.write(AbandonedCheckpointEvent(step=step, kept=str(new_path)))
             log.warning(
-                "checkpoint of step %d has read what train.skip_batches.%d passes over: now in %s", step, skip, kept
+                "the checkpoint of step %d was trained on steps that train.skip_batches.%d skips: moved to %s",
+                step,
+                skip,
+                new_path,
             )
 
     def save(self, step: int, *, wait: bool) -> str | None:
@@ -145,48 +148,48 @@ class Checkpointer:
         """
         self.finish()
         self._saving = step
-        begun = time.monotonic()
+        start_time = time.monotonic()
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
         self._background.begin(
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
-            partial(self._commit, step, self._state(step), begun),
+            partial(self._commit, step, self._state(step), start_time),
         )
-        return self._unless_storage_fails(self._background.finish) if wait else None
+        return self._report_storage_failure(self._background.finish) if wait else None
 
     def advance(self) -> None:
         """Begin the next phase if all ranks have finished the last; raise errors of the background work.
 
         All ranks call this at the end of a step.
         """
-        self._unless_storage_fails(self._background.advance)
+        self._report_storage_failure(self._background.advance)
 
     def finish(self) -> None:
         """Wait until the checkpoint in progress is committed. All ranks call this."""
-        self._unless_storage_fails(self._background.finish)
+        self._report_storage_failure(self._background.finish)
 
-    def _unless_storage_fails(self, work: Callable[[], object]) -> str | None:
+    def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
         """Call `work`; if it raises that the checkpoint could not be written, report that and return why."""
         try:
             work()
         except NotSavedError as error:
             problem = str(error).removesuffix(".")
             if self.events:
-                log.warning("step %d is not saved: %s; what was saved earlier stands", self._saving, problem)
+                log.warning("step %d was not saved: %s; earlier checkpoints are kept", self._saving, problem)
                 self.events.write(NotSavedEvent(step=self._saving, problem=problem))
             return problem
         return None
 
-    def _commit(self, step: int, state: dict[str, Any], begun: float) -> None:
+    def _commit(self, step: int, state: dict[str, Any], start_time: float) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
-            seconds = round(time.monotonic() - begun, 3)
+            seconds = round(time.monotonic() - start_time, 3)
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
-            self.tell(step, seconds)
+            self.on_commit(step, seconds)
 
-    def _damaged(self, step: int, problem: str, kept: Path) -> None:
+    def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:
-            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(kept)))
+            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(new_path)))
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batch_schedule.first(step)
@@ -210,17 +213,17 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
     one rank cannot read is an error on all.
     """
 
-    def look(step: int) -> Checkpoint | str | None:
+    def inspect(step: int) -> Checkpoint | str | None:
         # No other job removes files of this one: a checkpoint that disappears on any rank ends the run.
-        found = together(partial(store.look, step, part=rank_env.rank, parts=rank_env.world))
+        result = run_on_all_ranks(partial(store.look, step, part=rank_env.rank, parts=rank_env.world))
         damages = [
-            damage for damage in all_gather_object(found if isinstance(found, str) else None) if damage is not None
+            damage for damage in all_gather_object(result if isinstance(result, str) else None) if damage is not None
         ]
-        if isinstance(found, Checkpoint) and not damages:
-            return found
+        if isinstance(result, Checkpoint) and not damages:
+            return result
         return damages[0] if rank_env.rank == 0 else None
 
-    checkpoint = store.first_good(broadcast_object(store.steps() if rank_env.rank == 0 else []), look)
+    checkpoint = store.first_good(broadcast_object(store.steps() if rank_env.rank == 0 else []), inspect)
     if checkpoint is None and rank_env.rank == 0:
         store.refuse_to_begin_again()
         refuse_to_forget(store.run)
@@ -231,6 +234,6 @@ def refuse_to_forget(run: Path) -> None:
     """Raise UserError if the journal mentions checkpoints and the folder has none."""
     if saved := last_saved(run):
         raise UserError(
-            f"the journal of {run} tells of a checkpoint of step {saved:,}, and {run / FOLDER} has none: see that its "
-            "disk is mounted; nothing is lost by that. To begin again at step 0, choose another run=FOLDER."
+            f"the journal of {run} has a checkpoint of step {saved:,}, but {run / FOLDER} is empty. Check that its "
+            "disk is mounted; no data was deleted. To start again at step 0, choose another run=FOLDER."
         )

@@ -15,22 +15,27 @@ from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
-from megaptm.spec import ModelSpec
+from megaptm.spec import Distillation, ModelSpec
 from megaptm.train.batch_source import BatchSource, StepSource
 from megaptm.train.pair_source import PairSource
 from megaptm.train.training_engine import TrainingEngine
 
-if TYPE_CHECKING:
-    from torch import Tensor
+TOKEN_TABLE = "embed.token.weight"
 
+if TYPE_CHECKING:
     from megaptm.checkpoint.tensors import TensorReader
-    from megaptm.parallel.initial import InitialFrom
+    from megaptm.parallel.initial import Initializer
     from megaptm.run.other_run import OtherRun
     from megaptm.words.pair_engine import PairEngine
 
 
 def build_engine(
-    config: Config, spec: ModelSpec | WordSpec, corpora: RunCorpora, place: RankEnvironment, *, timeout_minutes: float
+    config: Config,
+    spec: ModelSpec | WordSpec,
+    corpora: RunCorpora,
+    rank_env: RankEnvironment,
+    *,
+    timeout_minutes: float,
 ) -> TrainingEngine:
     """Build an engine without weights; a checkpoint or `fill` sets them. Sampling values of a large model takes
     minutes."""
@@ -45,74 +50,84 @@ def build_engine(
             if error.name != "numba":
                 raise
             raise UserError(f"{spec.name} needs numba: install it with `pip install 'megaptm[words]'`.") from None
-    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.build import build_engine as build_parallel_engine
 
-    return Engine(
+    distillation = None if config.distill is None else resolve_distillation(config)
+    teacher = _teacher(config, rank_env)
+    return build_parallel_engine(
         spec,
         config.layout,
         config.optimizer,
         losses=weights_at(config.built_objective, 0),
         seed=config.train.seed,
+        distillation=distillation,
+        teacher=teacher,
+        open_initializer=_open_initializer(config, corpora, rank_env, distillation, teacher),
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
-        marks=config.batch_spec.marks,
+        global_tokens=config.batch_spec.marks,
         attention_kernel=config.train.attention_kernel,
-        initial_by_name=_vectors(config, corpora),
-        filled=False,
-        distillation=None if config.distill is None else resolve_distillation(config),
-        teacher=_teacher(config, place),
-        initial_from=_initial_from(config, place),
     )
 
 
-def _teacher(config: Config, place: RankEnvironment) -> TensorReader | None:
+def _teacher(config: Config, rank_env: RankEnvironment) -> TensorReader | None:
     if config.distill is None:
         return None
     from megaptm.run.teacher import needs_weights, teacher_run
 
-    return verified_reader(teacher_run(config), place) if needs_weights(config) else None
+    return verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None
 
 
-def _initial_from(config: Config, place: RankEnvironment) -> Callable[[], InitialFrom] | None:
-    """Return a function that opens the weights of another run, if this run starts from them."""
-    if config.train.init_from is None:
-        return None
-    from megaptm.parallel.initial import weights_of
+def _open_initializer(
+    config: Config,
+    corpora: RunCorpora,
+    rank_env: RankEnvironment,
+    distillation: Distillation | None,
+    teacher: TensorReader | None,
+) -> Callable[[], Initializer] | None:
+    """Return a function that opens the weights from which this run starts, if any: word vectors, another run, the
+    teacher."""
+    from megaptm.parallel.initial import checkpoint_initializer
+    from megaptm.parallel.teacher import teacher_initializer
     from megaptm.run.initial import initial_run
 
-    initial = initial_run(config)
-    return None if initial is None else lambda: weights_of(verified_reader(initial, place))
+    if distillation is not None and distillation.initial:
+        assert teacher is not None, "a student cannot start from cached logits"
+        return partial(teacher_initializer, distillation, teacher)
+    if config.model.word_vectors is not None:
+        return partial(_vector_initializer, config.model.word_vectors, corpora)
+    if config.train.init_from is None or (initial := initial_run(config)) is None:
+        return None
+    return lambda: checkpoint_initializer(verified_reader(initial, rank_env))
 
 
-def verified_reader(run: OtherRun, place: RankEnvironment) -> TensorReader:
+def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
     """Return the weights of another run. All ranks call this; each verifies its share of the files, and damage is
     raised on all."""
     from megaptm.checkpoint.files import DamagedError
     from megaptm.checkpoint.store import Store
-    from megaptm.parallel.background import together
+    from megaptm.parallel.background import run_on_all_ranks
 
     def verified() -> TensorReader:
         try:
             checkpoint = Store(run.folder).load(run.chosen)
-            checkpoint.verify(part=place.rank, parts=place.world)
+            checkpoint.verify(part=rank_env.rank, parts=rank_env.world)
         except DamagedError as error:  # unlike in the run's own store, there is no older checkpoint to use
             raise UserError(
                 f"{run.key}: {error}; copy that file again, or let {run.step_key} name another checkpoint."
             ) from None
         return checkpoint.reader
 
-    return together(verified)
+    return run_on_all_ranks(verified)
 
 
-def _vectors(config: Config, corpora: RunCorpora) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return the function that sets the initial token table, if words start from vectors of a file."""
-    if (path := config.model.word_vectors) is None:
-        return {}
+def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:
+    """Return an initializer that sets the token table from word vectors of a file."""
     from megaptm.words.text_file import with_vectors
 
     names = [corpora.tokenizer.name(id_) for id_ in range(corpora.tokenizer.vocabulary)]
-    return {"embed.token.weight": partial(with_vectors, path=path, names=names)}
+    return lambda name, default: with_vectors(default, path=path, names=names) if name == TOKEN_TABLE else default
 
 
 def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:

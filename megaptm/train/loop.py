@@ -16,12 +16,12 @@ from megaptm.data.loader import LostWorkerError
 from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
 from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, barrier
-from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
+from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
 from megaptm.train.checkpointer import Checkpointer
-from megaptm.train.lost_loader import explained_loss
+from megaptm.train.lost_loader import explain_loss
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.training_engine import TrainingEngine
 
@@ -29,9 +29,9 @@ SPENT_ON = {"step": "productive", "saving": "checkpoint"}
 """Phase -> field of `SecondsSpent`, if the names differ."""
 
 
-EARLIER_STANDS = "what was saved earlier stands: mend that, and start the run again."
+AFTER_FAILED_SAVE = "earlier checkpoints are kept. Correct the cause and start the run again."
 
-LAST = object()
+END_OF_BATCHES = object()
 """Marker of the end of the batches."""
 
 
@@ -62,96 +62,97 @@ class Training:
 def train(run: Training, *, start: int) -> int:
     """Train from step `start` to the configured end. Return the exit code: 0, or EXIT_CONTINUE after a stop request."""
     config = run.config.train
-    given, unreadable = _try_to_read(run, start) if start < config.steps else (None, None)
-    if any_rank(isinstance(unreadable, StopError)):
+    inputs, read_error = _read_step(run, start) if start < config.steps else (None, None)
+    if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
-    if mistake := _first_mistake(unreadable):
-        raise mistake
+    if error := _first_user_error(read_error):
+        raise error
     for step in range(start, config.steps):
         rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
-        assert given is not None
-        batches, weights = given
+        assert inputs is not None
+        batches, weights = inputs
         if weights != run.engine.losses:
-            run.engine.weigh(weights)
+            run.engine.set_loss_weights(weights)
         try:
             result = _step(run, batches, step, rate)
-        except NothingAskedError as error:
+        except NoLabelsError as no_labels:
             not_saved = None
             if step > start and step % run.config.checkpoint.every:
                 not_saved = _save(run, step, wait=True)
             else:
                 _finish_saving(run)
-            raise _saved_at(step, error, not_saved) from None
+            raise _with_saved_step(step, no_labels, not_saved) from None
         done = step + 1
-        last = done == config.steps
+        is_last = done == config.steps
         if run.report is not None:
             run.report.step(done, result, rate)
         # Read here, not at the start of the next step: one agreement per step covers all reasons to end the run.
-        given, unreadable = _try_to_read(run, done) if not last else (None, None)
-        if last or (config.validate_every is not None and done % config.validate_every == 0):
-            unreadable = _validate(run, done, unreadable)
-        stopping = any_rank(run.stop.requested or config.stop_at == done or unreadable is not None)
+        inputs, read_error = _read_step(run, done) if not is_last else (None, None)
+        if is_last or (config.validate_every is not None and done % config.validate_every == 0):
+            read_error = _validate(run, done, read_error)
+        stopping = any_rank(run.stop.requested or config.stop_at == done or read_error is not None)
         not_saved = None
-        if last or stopping or done % run.config.checkpoint.every == 0:
-            not_saved = _save(run, done, wait=last or stopping or not run.config.checkpoint.asynchronous)
+        if is_last or stopping or done % run.config.checkpoint.every == 0:
+            not_saved = _save(run, done, wait=is_last or stopping or not run.config.checkpoint.asynchronous)
         else:
             run.checkpointer.advance()
-        if (last or stopping) and (mistake := _first_mistake(unreadable)):
-            raise _saved_at(done, mistake, not_saved)
-        if (last or stopping) and not_saved is not None:
-            raise UserError(f"the run ends at step {done:,}, which is not saved: {not_saved}; {EARLIER_STANDS}")
-        if stopping and not last:
-            _tell_who_was_asked(run, done)
+        if (is_last or stopping) and (error := _first_user_error(read_error)):
+            raise _with_saved_step(done, error, not_saved)
+        if (is_last or stopping) and not_saved is not None:
+            raise UserError(f"the run ends at step {done:,}, which was not saved: {not_saved}; {AFTER_FAILED_SAVE}")
+        if stopping and not is_last:
+            _report_stop(run, done)
             return EXIT_CONTINUE
     return 0
 
 
-def _first_mistake(mine: Exception | None) -> UserError | None:
+def _first_user_error(own: Exception | None) -> UserError | None:
     """Return the first error of any rank, so that all ranks, and the journal, end with the same exit code. All ranks
     call this.
 
     A bug (no UserError) is raised here on its own rank; the other ranks wait to be terminated.
     """
-    if isinstance(mine, PluginError):
-        print(mine.traceback, file=sys.stderr, flush=True)
-    ours = mine is not None and not isinstance(mine, UserError | StopError)
-    told = all_gather_object(
-        (ours, (isinstance(mine, FailureError), str(mine)) if isinstance(mine, UserError) else None)
-    )
-    if mine is not None and ours:
-        raise mine
-    if any(failed for failed, _ in told):
+    if isinstance(own, PluginError):
+        print(own.traceback, file=sys.stderr, flush=True)
+    is_bug = own is not None and not isinstance(own, UserError | StopError)
+    message = (isinstance(own, FailureError), str(own)) if isinstance(own, UserError) else None
+    by_rank = all_gather_object((is_bug, message))
+    if own is not None and is_bug:
+        raise own
+    if any(is_bug for is_bug, _ in by_rank):
         barrier()  # never passes: the rank with the bug exits, and its error should be reported first
-    mistakes = [mistake for _, mistake in told if mistake is not None]
-    return next((FailureError(sentence) if failed else UserError(sentence) for failed, sentence in mistakes), None)
+    messages = [message for _, message in by_rank if message is not None]
+    return next((FailureError(text) if is_failure else UserError(text) for is_failure, text in messages), None)
 
 
-def _saved_at(step: int, mistake: UserError, not_saved: str | None = None) -> UserError:
+def _with_saved_step(step: int, error: UserError, not_saved: str | None = None) -> UserError:
     """Return the error with the step that was saved, or with the reason why that step was not saved."""
     if not step:
-        return mistake
-    saved = f"the run is saved at step {step}." if not_saved is None else f"nor is step {step} saved: {not_saved}"
-    earlier = f"; {EARLIER_STANDS}" if not_saved else ""
-    kind = FailureError if isinstance(mistake, FailureError) else UserError
-    return kind(f"{str(mistake).removesuffix('.')}; {saved}{earlier}")
+        return error
+    if not_saved is None:
+        outcome = f"the run is saved at step {step}."
+    else:
+        outcome = f"step {step} was not saved either: {not_saved}; {AFTER_FAILED_SAVE}"
+    kind = FailureError if isinstance(error, FailureError) else UserError
+    return kind(f"{str(error).removesuffix('.')}; {outcome}")
 
 
-def _tell_who_was_asked(run: Training, step: int) -> None:
+def _report_stop(run: Training, step: int) -> None:
     """Report a signal that only another rank received. Rank 0 has the journal, which must contain the reason of the
     stop."""
-    names = all_gather_object(run.stop.name)
+    signal_names = all_gather_object(run.stop.name)
     if run.stop.name is None:
-        asked = next(((rank, name) for rank, name in enumerate(names) if name is not None), None)
-        if asked is not None:
-            run.stop.name = asked[1]
+        signaled = next(((rank, name) for rank, name in enumerate(signal_names) if name is not None), None)
+        if signaled is not None:
+            run.stop.name = signaled[1]
             if run.report is not None:
-                run.report.asked_to_stop(step, *asked)
+                run.report.report_stop(step, *signaled)
 
 
 def _step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
         with run.during("step"):
-            return run.engine.step(batches, step=step, lr=rate)
+            return run.engine.train_step(batches, step=step, lr=rate)
     except DivergedError:
         _finish_saving(run)
         raise
@@ -163,7 +164,7 @@ def _finish_saving(run: Training) -> None:
         run.checkpointer.finish()
 
 
-def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
+def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] | None, Exception | None]:
     """Return the micro-batches and weights of a step, or the exception: whatever it is, earlier steps can still be
     saved."""
     try:
@@ -171,7 +172,7 @@ def _try_to_read(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]]
         with run.during("data"), run.stop.ends_waiting():
             return (next(run.microbatches), weights), None
     except LostWorkerError as error:
-        return None, explained_loss(error, run.config)
+        return None, explain_loss(error, run.config)
     except Exception as error:
         return None, error
 
@@ -190,13 +191,13 @@ def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, flo
     return {"loss": sum(engine.losses[name] * mean for name, mean in means.items()), **means}
 
 
-def _validate(run: Training, step: int, unreadable: Exception | None) -> Exception | None:
+def _validate(run: Training, step: int, read_error: Exception | None) -> Exception | None:
     """Validate, unless some process cannot read its batches. Return the exception of this process, if any."""
     try:
         with run.during("validation"):
-            means = mean_losses(run.engine, _read_together(run, unreadable))
+            means = mean_losses(run.engine, _validation_batches(run, read_error))
     except _UnreadableError as error:
-        return error.mine
+        return error.own
     run.checkpointer.held_out.add(step, means["loss"])
     if run.report is not None:
         run.report.validation(step, means)
@@ -209,13 +210,13 @@ def _validate(run: Training, step: int, unreadable: Exception | None) -> Excepti
 class _UnreadableError(Exception):
     """Some process cannot read its batches."""
 
-    def __init__(self, mine: Exception | None) -> None:
-        self.mine = mine
+    def __init__(self, own: Exception | None) -> None:
+        self.own = own
         """Exception of this process, if any."""
         super().__init__()
 
 
-def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]:
+def _validation_batches(run: Training, read_error: Exception | None) -> Iterator[Any]:
     """Yield the validation batches, equally many on all processes, each when all have read it; only one is held in
     memory.
 
@@ -224,23 +225,23 @@ def _read_together(run: Training, unreadable: Exception | None) -> Iterator[Any]
     batches: Iterator[Any] | None = None
     batch, waited = None, 0.0
     while True:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         try:
-            if unreadable is None:
+            if read_error is None:
                 with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
                     batches = run.held_out() if batches is None else batches
-                    batch = next(batches, LAST)
+                    batch = next(batches, END_OF_BATCHES)
                 # The grace period applies to each batch; this limits the sum.
-                waited += time.monotonic() - begun if run.stop.requested else 0.0
+                waited += time.monotonic() - start_time if run.stop.requested else 0.0
                 if waited > GRACE_SECONDS:
                     raise StopError
         except LostWorkerError as error:
-            unreadable = explained_loss(error, run.config)
+            read_error = explain_loss(error, run.config)
         except Exception as error:  # whatever it is, earlier steps can still be saved
-            unreadable = error
-        if any_rank(unreadable is not None):
-            raise _UnreadableError(unreadable)
-        if batch is LAST:
+            read_error = error
+        if any_rank(read_error is not None):
+            raise _UnreadableError(read_error)
+        if batch is END_OF_BATCHES:
             return
         yield batch
 
@@ -251,5 +252,5 @@ def _save(run: Training, step: int, *, wait: bool) -> str | None:
     with run.during("saving"):
         not_saved = run.checkpointer.save(step, wait=wait)
     if run.report is not None:
-        run.report.stalled(step, run.seconds.checkpoint - before)
+        run.report.checkpoint_wait(step, run.seconds.checkpoint - before)
     return not_saved

@@ -10,11 +10,11 @@ from megaptm.errors import FailureError, UserError, storage_errors_as_user_error
 from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora
 
-IF_KILLED = "if nobody killed it, the machine was out of memory: lower data.workers, or give it more memory."
-IF_ENDED = "see what it wrote above, and whether code of the objective ends its process."
+IF_KILLED = "if nobody killed it, the machine ran out of memory: lower data.workers, or add memory."
+IF_ENDED = "see its output above, and check whether code of the objective ends its process."
 
 
-def explained_loss(error: LostWorkerError, config: Config) -> UserError:
+def explain_loss(error: LostWorkerError, config: Config) -> UserError:
     """Return an error that explains why a worker ended.
 
     Indexes of shards are mapped into memory: if one became shorter or its disk fails, the system kills the worker with
@@ -24,7 +24,7 @@ def explained_loss(error: LostWorkerError, config: Config) -> UserError:
         try:
             with storage_errors_as_user_errors("a corpus"):
                 RunCorpora(config).check()
-        except UserError as cut_short:
-            return cut_short
+        except UserError as error_of_shard:
+            return error_of_shard
         return FailureError(f"{error}: {MAPPED}.")
     return FailureError(f"{error}: {IF_KILLED if error.exit_code == -signal.SIGKILL else IF_ENDED}")

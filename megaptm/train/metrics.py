@@ -45,15 +45,15 @@ class SecondsSpent:
 class Stopwatch:
     seconds: SecondsSpent
     name: str
-    begun: float = field(default=0.0, init=False)
+    started: float = field(default=0.0, init=False)
 
     def __enter__(self) -> None:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if kind is not None and self.name == "productive":
             return  # failed, possibly after half an hour of waiting for a lost rank
-        spent = time.monotonic() - self.begun
+        spent = time.monotonic() - self.started
         setattr(self.seconds, self.name, getattr(self.seconds, self.name) + spent)
 
 
@@ -81,24 +81,26 @@ class StepReport:
         self.tracker.log_status("RUNNING")
         self.tracker.log_params(flat(config.model_dump()) | {"parameters": count_parameters(spec)})
         self.tracker.log_artifact(run / CONFIG)
-        self.flops_per_row: int | None = None
+        self.flops_per_sample: int | None = None
         if isinstance(spec, WordSpec):  # the operations of a word depend on its sampled window
-            self.tokens_per_row = sum(samples.batch.streams.values())
+            self.tokens_per_sample = sum(samples.batch.streams.values())
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
-            self.tokens_per_row = sum(lengths.values())
-            asked, regions = samples.batch.num_predicted, samples.batch.regions
-            self.flops_per_row = step_flops(spec, rows=1, lengths=lengths, num_predicted=asked, regions=regions)
+            self.tokens_per_sample = sum(lengths.values())
+            num_predicted, regions = samples.batch.num_predicted, samples.batch.regions
+            self.flops_per_sample = step_flops(
+                spec, rows=1, lengths=lengths, num_predicted=num_predicted, regions=regions
+            )
         self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
         self.objective = config.built_objective
         self._by_step = by_step(self.objective)
         # User-defined objectives may change weights at each step: then only the metrics show them.
         self._weights_change = type(self.objective).weights is not BaseObjective.weights and (
             not isinstance(self.objective, Composed)
-            or any(len(one.steps) > 1 for one in self.objective.by_step.values())
+            or any(len(schedule.steps) > 1 for schedule in self.objective.by_step.values())
             or len(self.objective.by_step) < len(self.objective.losses)
         )
-        self._begun, self._since_step, self._since = False, start, SecondsSpent()
+        self._has_started, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
         """A finished step and its time on the monotonic clock."""
         self._screen = _Bar(config.train.steps, start) if sys.stdout.isatty() else _Lines(config.train.steps)
@@ -106,68 +108,72 @@ class StepReport:
     def step(self, step: int, result: StepResult, rate: float) -> None:
         """Record optimizer step `step`, counted from 1."""
         self._fence()
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             seconds = seconds_since_launch(self.run)
             self.events.write(FirstStepEvent(step=step, seconds=seconds))
             self._clock = step, time.monotonic()
-            self._screen.began(step, seconds)
-        self._tell_epochs(step)
-        self._tell_weighing(step)
+            self._screen.first_step(step, seconds)
+        self._report_epochs(step)
+        self._report_weights(step)
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
         samples = self.config.batch_schedule.trained(step)
-        steps, rows = step - self._since_step, samples - self.config.batch_schedule.trained(self._since_step)
+        steps, num_samples = step - self._since_step, samples - self.config.batch_schedule.trained(self._since_step)
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
         weights = weights_at(self.objective, step - 1)
         # A loss without labels is left out; 0 would be a perfect loss.
-        asked = [name for name, count in result.counts.items() if count]
+        labeled = [name for name, count in result.counts.items() if count]
         metrics = {
             "loss": result.loss,
-            **({f"loss/{name}": result.losses[name] for name in asked} if len(result.losses) > 1 else {}),
+            **({f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}),
             **({f"weight/{name}": value for name, value in weights.items()} if self._weights_change else {}),
             "learning_rate": rate,
             **({} if result.gradient_norm is None else {"gradient_norm": result.gradient_norm}),
-            "tokens_per_second": rows * self.tokens_per_row / seconds,
-            **({} if (flops := self.flops_per_row) is None else {"model_flops_per_second": rows * flops / seconds}),
+            "tokens_per_second": num_samples * self.tokens_per_sample / seconds,
+            **(
+                {}
+                if (flops := self.flops_per_sample) is None
+                else {"model_flops_per_second": num_samples * flops / seconds}
+            ),
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
             "samples": float(samples),
         }
         self.tracker.log_metrics(step, metrics)
-        self._screen.show(step, metrics, self._seconds_left(step, seconds / steps))
+        self._screen.step_metrics(step, metrics, self._seconds_left(step, seconds / steps))
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
         """Return the remaining seconds at the pace since the first step, including time between steps."""
-        first, then = self._clock or (step, 0.0)
-        pace = (time.monotonic() - then) / (step - first) if step > first else step_seconds
+        first, first_time = self._clock or (step, 0.0)
+        pace = (time.monotonic() - first_time) / (step - first) if step > first else step_seconds
         return pace * (self.config.train.steps - step)
 
-    def _tell_epochs(self, step: int) -> None:
+    def _report_epochs(self, step: int) -> None:
         """Report corpora that start a new epoch."""
-        begun = self.samples.epochs_begun(self.config.batch_schedule.first(step))
-        for name, epoch in begun.items():
+        epochs = self.samples.epochs_begun(self.config.batch_schedule.first(step))
+        for name, epoch in epochs.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
                 self._screen.epoch(step, name, epoch)
-        self._epochs = begun
+        self._epochs = epochs
 
-    def _tell_weighing(self, step: int) -> None:
+    def _report_weights(self, step: int) -> None:
         """Report sampling shares and loss weights that differ from those of the step before."""
         now, before = ({key: value.at(at) for key, value in self._by_step.items()} for at in (step - 1, step - 2))
-        turned = {key: value for key, value in now.items() if step > 1 and value != before[key]}
-        if turned:
+        changed = {key: value for key, value in now.items() if step > 1 and value != before[key]}
+        if changed:
             shares, weights = (
-                {name: value for (kind, name), value in turned.items() if kind == wanted}
-                for wanted in ("share", "weight")
+                {name: value for (key_kind, name), value in changed.items() if key_kind == kind}
+                for kind in ("share", "weight")
             )
             self.events.write(WeighingEvent(step=step, shares=shares, weights=weights))
-            self._screen.weighing(
-                step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in turned.items())
+            self._screen.weights(
+                step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
             )
 
     def validation(self, step: int, means: Mapping[str, float]) -> None:
@@ -178,7 +184,7 @@ class StepReport:
         self.tracker.log_metrics(step, metrics)
         self._screen.validation(step, metrics)
 
-    def stalled(self, step: int, seconds: float) -> None:
+    def checkpoint_wait(self, step: int, seconds: float) -> None:
         """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
 
@@ -186,7 +192,7 @@ class StepReport:
         """Report a committed checkpoint. May be called from any thread."""
         self._screen.saved(step, seconds)
 
-    def asked_to_stop(self, step: int, rank: int, name: str) -> None:
+    def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
         self._screen.stopped(step, rank, name)
 
@@ -200,11 +206,11 @@ class StepReport:
             print(f"curves: {', then '.join(look)}", flush=True)
 
 
-def _each(metrics: Mapping[str, float], prefix: str) -> str:
+def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
     """Return each of several losses, because a weighted sum hides one that does not fall."""
-    found = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    said = ", ".join(f"{name} {value:.4f}" for name, value in found.items() if name != "loss")
-    return f" ({said})" if said else ""
+    losses = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
+    text = ", ".join(f"{name} {value:.4f}" for name, value in losses.items() if name != "loss")
+    return f" ({text})" if text else ""
 
 
 class _Lines:
@@ -215,34 +221,34 @@ class _Lines:
 
     def advance(self, step: int) -> None: ...
 
-    def began(self, step: int, seconds: float | None) -> None:
+    def first_step(self, step: int, seconds: float | None) -> None:
         if seconds is not None:
             print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
 
-    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         norm = metrics.get("gradient_norm")
         print(
-            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_each(metrics, 'loss/')}  "
+            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
             f"{metrics['tokens_per_second']:,.0f} tokens/s  {clock(left)} left",
             flush=True,
         )
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        said = f"{metrics['validation/loss']:.4f}{_each(metrics, 'validation/')}"
-        print(f"step {step}/{self.steps}  validation loss {said}", flush=True)
+        losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
+        print(f"step {step}/{self.steps}  validation loss {losses}", flush=True)
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
-        print(f"step {step}/{self.steps}  epoch {epoch} of {printable(corpus)} begins", flush=True)
+        print(f"step {step}/{self.steps}  epoch {epoch} of {printable(corpus)} starts", flush=True)
 
-    def weighing(self, step: int, said: str) -> None:
-        print(f"step {step}/{self.steps}  from here on: {printable(said)}", flush=True)
+    def weights(self, step: int, changes: str) -> None:
+        print(f"step {step}/{self.steps}  from now on: {printable(changes)}", flush=True)
 
     def saved(self, step: int, seconds: float) -> None:
         print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
 
     def stopped(self, step: int, rank: int, name: str) -> None:
-        print(f"step {step}/{self.steps}  stopped by {name}, which rank {rank} was sent", flush=True)
+        print(f"step {step}/{self.steps}  stopped: rank {rank} received {name}", flush=True)
 
     def close(self) -> None: ...
 
@@ -269,11 +275,11 @@ class _Bar:
     def advance(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
 
-    def began(self, step: int, seconds: float | None) -> None:
+    def first_step(self, step: int, seconds: float | None) -> None:
         if seconds is not None:
             self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
 
-    def show(self, step: int, metrics: Mapping[str, float], left: float) -> None:
+    def step_metrics(self, step: int, metrics: Mapping[str, float], left: float) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s"
         self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
 
@@ -282,20 +288,20 @@ class _Bar:
 
         loss = (f"{metrics['validation/loss']:.4f}", "bold")
         self._progress.console.print(
-            Text.assemble(f"step {step}: validation loss ", loss, _each(metrics, "validation/"))
+            Text.assemble(f"step {step}: validation loss ", loss, _loss_list(metrics, "validation/"))
         )
 
     def epoch(self, step: int, corpus: str, epoch: int) -> None:
-        self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} begins")
+        self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} starts")
 
-    def weighing(self, step: int, said: str) -> None:
-        self._progress.console.print(f"step {step}: from here on: {said}", highlight=False)
+    def weights(self, step: int, changes: str) -> None:
+        self._progress.console.print(f"step {step}: from now on: {changes}", highlight=False)
 
     def saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
 
     def stopped(self, step: int, rank: int, name: str) -> None:
-        self._progress.console.print(f"step {step}: stopped by {name}, which rank {rank} was sent")
+        self._progress.console.print(f"step {step}: stopped: rank {rank} received {name}")
 
     def close(self) -> None:
         self._progress.stop()

@@ -17,24 +17,24 @@ from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seco
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.rank import RankEnvironment
 
-LATER = 1.5
+SECOND_WATCH_FACTOR = 1.5
 """Multiple of rank 0's time limit after which rank 1 ends the run, in case rank 0 itself hangs."""
 
 
-def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, place: RankEnvironment) -> None:
+def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, rank_env: RankEnvironment) -> None:
     """Start the heartbeat and, on the first two ranks, a watchdog of all ranks. After a hang all responsive ranks exit
     with code 75."""
     folder = run / HEARTBEATS / broadcast_object(secrets.token_hex(4))
-    if place.rank == 0:
+    if rank_env.rank == 0:
         shutil.rmtree(folder.parent, ignore_errors=True)  # of earlier starts
     barrier()
     heartbeat.open(folder)
     seconds = config.train.hang_seconds
-    if seconds is None or place.rank > 1:
+    if seconds is None or rank_env.rank > 1:
         return
-    times = 1.0 if place.rank == 0 else LATER
+    times = 1.0 if rank_env.rank == 0 else SECOND_WATCH_FACTOR
     limits = Limits(hang_seconds=seconds, patience=config.data.timeout_seconds, times=times)
-    watchdog = Watchdog(folder, range(place.world), limits=limits, within=True)
+    watchdog = Watchdog(folder, range(rank_env.world), limits=limits, within=True)
     threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 
 

@@ -28,30 +28,30 @@ from megaptm.spec import ModelSpec
 STATUS = {0: "FINISHED", 75: "SCHEDULED"}
 
 
-def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
-    """Run one process of the run in `folder` to its end and return the exit code. `place`: None reads it from the
+def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
+    """Run one process of the run in `folder` to its end and return the exit code. `rank_env`: None reads it from the
     environment."""
     if "TORCHELASTIC_RUN_ID" in os.environ:  # megaptm's launcher does this itself, and Slurm kills its processes
         end_with_parent(os.getppid())()
     run = Path(folder)
     refuse_other_config(run)
     config = load(run / CONFIG)
-    place = place or worker_environment()
-    if place is None:
+    rank_env = rank_env or worker_environment()
+    if rank_env is None:
         raise UserError("RANK and WORLD_SIZE are not set: start a run with `megaptm train`, torchrun or srun.")
-    check_processes(place, config.layout)
+    check_processes(rank_env, config.layout)
     with ExitStack() as stack:
-        heartbeat = stack.enter_context(Heartbeat(place.rank, hang_seconds=config.train.hang_seconds))
+        heartbeat = stack.enter_context(Heartbeat(rank_env.rank, hang_seconds=config.train.hang_seconds))
         if VARIABLE in os.environ:
             heartbeat.open(Path(os.environ[VARIABLE]))
         stop = stack.enter_context(StopRequest())
         # Before joining the world, so that a second job on the same folder fails alone and at once.
-        lock = stack.enter_context(RunLock(run)) if place.rank == 0 else None
+        lock = stack.enter_context(RunLock(run)) if rank_env.rank == 0 else None
         if lock:
             refuse_other_config(run)
             heartbeat.remove_earlier()
         try:
-            code = _work(run, config, place, lock, stop, heartbeat)
+            code = _work(run, config, rank_env, lock, stop, heartbeat)
         except StopError:  # before the first step; earlier checkpoints are unchanged
             code = EXIT_CONTINUE
         stop.ignore_from_now_on()
@@ -59,12 +59,12 @@ def run_worker(folder: str, place: RankEnvironment | None = None) -> int:
 
 
 def _work(
-    run: Path, config: Config, place: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
+    run: Path, config: Config, rank_env: RankEnvironment, lock: RunLock | None, stop: StopRequest, heartbeat: Heartbeat
 ) -> int:
-    tell = TimedLog(enabled=place.rank == 0)
-    for doubt in config_warnings(config):
-        tell(f"warning: {doubt}")
-    tell("loading PyTorch and megatron-core")
+    log = TimedLog(enabled=rank_env.rank == 0)
+    for warning in config_warnings(config):
+        log(f"warning: {warning}")
+    log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
     from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
@@ -81,41 +81,45 @@ def _work(
     if config.train.deterministic:
         use_deterministic_kernels()
     minutes = collective_minutes(config.train.hang_seconds)
-    tell(f"joining {place.world} process{'es' if place.world > 1 else ''}")
+    log(f"joining {rank_env.world} process{'es' if rank_env.world > 1 else ''}")
     join(
-        rank=place.rank,
-        world=place.world,
-        local_rank=place.local_rank,
+        rank=rank_env.rank,
+        world=rank_env.world,
+        local_rank=rank_env.local_rank,
         timeout_minutes=minutes,
-        listener=place.listener,
+        listener=rank_env.listener,
     )
     if VARIABLE not in os.environ:
-        watch_each_other(heartbeat, run, config, place)
-    tell("opening the corpora")
+        watch_each_other(heartbeat, run, config, rank_env)
+    log("opening the corpora")
     with stop.ends_waiting():
         corpora = RunCorpora(config)
-    tell(f"building the model ({device_title()})")
+    log(f"building the model ({device_title()})")
     for attention, choice in attention_kernels(config, device().type):
-        tell(f"{attention}: {choice.kernel}, {choice.why}")
-    engine = build_engine(config, spec, corpora, place, timeout_minutes=minutes)
+        log(f"{attention}: {choice.kernel}, {choice.why}")
+    engine = build_engine(config, spec, corpora, rank_env, timeout_minutes=minutes)
     if isinstance(spec, ModelSpec):
         batch = config.batch_spec
         refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
     with stop.ends_waiting():
         source = build_source(config, engine, corpora)
-    checkpointer = Checkpointer(run, config, engine, spec, source, place, lock=lock, events=events)
-    counts = config.built_objective.unit == "pairs"
-    tell(f"looking for a checkpoint{', and then counting the pairs of the text' if counts else ''}")
+    checkpointer = Checkpointer(run, config, engine, spec, source, rank_env, lock=lock, events=events)
+    counts_pairs = config.built_objective.unit == "pairs"
+    log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")
     with stop.ends_waiting(), heartbeat.during("loading"):
         start = checkpointer.restore()
     heartbeat.continues_from(start)
-    tell(resumed(start, checkpointer.layout_before, config) if start else begins(config, imported=checkpointer.found))
+    log(
+        resumed(start, checkpointer.layout_before, config)
+        if start
+        else begins(config, imported=checkpointer.has_restored)
+    )
     report = None
     if events:
         source.tokenizer.save(run / "tokenizer")
         fence = lock.must_be_mine if lock else lambda: None
         report = StepReport(run, config, spec, source.train, events, start=start, fence=fence)
-        checkpointer.tell = report.saved
+        checkpointer.on_commit = report.saved
     training = Training(
         config=config,
         objective=config.built_objective,

@@ -17,13 +17,13 @@ class TrainingEngine(Protocol):
     losses: dict[str, float]
     """Loss -> weight."""
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, starting with the next pass."""
 
     def fill(self) -> None:
         """Set the initial weights, a function of the seed."""
 
-    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Train on this data rank's micro-batches; return the same result on every process."""
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:

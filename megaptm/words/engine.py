@@ -86,7 +86,7 @@ class WordEngine:
         self.counts = np.zeros(0, np.int64)
         self._tables: WordTables
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss, which scales the updates."""
         self.losses = {name: weights[name] for name in self.losses}
 
@@ -110,7 +110,7 @@ class WordEngine:
         self._in.restore(reader)
         self._out.restore(reader)
 
-    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Train on this rank's sequences. Raise DivergedError on every process if the loss is not finite or shows
         divergence."""
         assert microbatches is not None

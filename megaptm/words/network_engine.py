@@ -17,7 +17,7 @@ from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.parallel.groups import Ranks, device, open_groups
-from megaptm.parallel.step_result import REMEDY, DivergedError, NothingAskedError, StepResult
+from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.run.corpora import RunCorpora
 from megaptm.words.network_windows import LabeledWindows, next_words, outside_token, ranked_windows, tagged_words
 from megaptm.words.networks import build_network
@@ -44,7 +44,7 @@ class NetworkEngine:
         self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
         """Word ids, most frequent first; and those of the step's dictionary."""
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss, starting with the next step."""
         self.losses = {name: weights[name] for name in self.losses}
 
@@ -73,7 +73,7 @@ class NetworkEngine:
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(reader.read(f"weight/{name}"))
 
-    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Train on this rank's sequences. Raise DivergedError on every process, before any update, if a value is not
         finite."""
         assert microbatches is not None
@@ -81,7 +81,7 @@ class NetworkEngine:
         windows = [self._windows(batch) for batch in microbatches]
         counts = self._count_windows(windows)
         if not any(counts.values()):
-            raise NothingAskedError(f"step {step + 1} has no window with a label: raise data.sequence or train.batch.")
+            raise NoLabelsError(f"step {step + 1} has no window with a label: raise data.sequence or train.batch.")
         self.network.zero_grad(set_to_none=True)
         scales = {name: self.losses[name] / max(count, 1.0) for name, count in counts.items()}
         result = self._combine(self._forward_backward(windows, scales), counts)

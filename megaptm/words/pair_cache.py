@@ -22,7 +22,7 @@ from megaptm.checkpoint.store import Checkpoint, Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.families.words import LANES
-from megaptm.parallel.background import together
+from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import any_rank, broadcast_object
 from megaptm.words.pairs import PairCounts
 from megaptm.words.sharded_table import Exchange, lane_edges
@@ -67,7 +67,7 @@ class PairCache:
         if any_rank(not store.steps()):
             return None
         try:
-            return together(partial(self._read, store))
+            return run_on_all_ranks(partial(self._read, store))
         except UserError as error:
             self._warn(f"the cached pair counts cannot be used, and are computed again: {error}")
             return None
@@ -81,9 +81,9 @@ class PairCache:
         size = 16 * int(pairs.sum())
         pieces = [*self._pieces(counted, pairs)]
         try:
-            together(lambda: self._prepare(store, size) if rank == 0 else None)
-            together(partial(store.write, 0, rank, pieces))
-            together(lambda: store.commit(0, {"description": self.description}, ranks) if rank == 0 else None)
+            run_on_all_ranks(lambda: self._prepare(store, size) if rank == 0 else None)
+            run_on_all_ranks(partial(store.write, 0, rank, pieces))
+            run_on_all_ranks(lambda: store.commit(0, {"description": self.description}, ranks) if rank == 0 else None)
         except UserError as error:
             self._warn(f"the pair counts are not cached, and a resumed run computes them again: {error}")
 

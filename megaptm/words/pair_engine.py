@@ -60,7 +60,7 @@ class PairEngine:
         self._share = 1.0
         """Tokens of the validation split per token of the training split."""
 
-    def weigh(self, weights: Mapping[str, float]) -> None:
+    def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss. It does not affect updates: AdaGrad is invariant to it."""
         self.losses = {name: weights[name] for name in self.losses}
 
@@ -133,7 +133,7 @@ class PairEngine:
         self._words.restore(reader)
         self._contexts.restore(reader)
 
-    def step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
+    def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:
         """Train on the pairs of a step. Raise DivergedError on every process if the loss is not finite or shows
         divergence."""
         pairs = self.pairs.select(step)

@@ -25,7 +25,7 @@ def test_tinybert_layer_mapping(size: str, group: int) -> None:
     distillation = resolve_distillation(load(f"tinybert/{size}"))
     mapping = tuple(group * m - 1 for m in range(1, TINYBERT.sizes[size].layers + 1))
     assert distillation.layers == {"encoder": mapping}
-    assert distillation.weigh({"mlm": 1.0}) == {
+    assert distillation.with_loss_weights({"mlm": 1.0}) == {
         "mlm": 0.0,
         **{f"distill-{hook}": 1.0 for hook in ("embeddings", "hidden", "scores")},
     }
@@ -40,7 +40,7 @@ def test_distilbert_losses_and_initial_layers() -> None:
     assert config.distill.model["layers"] == 12
     assert config.distill.model["vocabulary"] == 30_522
     distillation = resolve_distillation(config)
-    assert distillation.weigh({"mlm": 1.0}) == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
+    assert distillation.with_loss_weights({"mlm": 1.0}) == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
     assert distillation.temperature == 2.0
     assert distillation.logit_loss == "kl"
     assert distillation.positions == "all"

@@ -1,4 +1,4 @@
-"""The layouts, and the rank of each, whose steps are counted."""
+"""Layouts and ranks whose steps are counted."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Case:
     rank: int = 0
     optimizer: OptimizerConfig = ADAM
     taught: str = ""
-    """`by a teacher`, which reads the same batches; `by kept logits`."""
+    """`by a teacher` that reads the same batches, or `by kept logits`."""
     microbatches: int = 1
 
     @property
     def spec(self) -> ModelSpec:
-        """A layer for each chunk, or two, with dropout."""
+        """Model with one layer per chunk, or two, with dropout."""
         return tiny(self.family, dropout=0.1, layers=max(2, self.layout.pipeline * self.layout.virtual))
 
     @property
     def distillation(self) -> Distillation | None:
-        """From a teacher of the same family and size."""
+        """Distillation from a teacher of the same family and size."""
         if not self.taught:
             return None
         cached, layers = self.taught == "by kept logits", dict.fromkeys(self.spec.family.stacks, (1,))
@@ -81,4 +81,4 @@ OFTEN = {
     *("bert, by a teacher", "bert by adafactor"),
     *("clip, first stage", "electra, last stage", "longformer, tensor ranks"),
 }
-"""Counted in each run of the tests: one of each kind. The others are counted in the drills."""
+"""Cases of each test run, one of each kind. Drills count the others."""

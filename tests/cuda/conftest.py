@@ -1,4 +1,4 @@
-"""What answers for a GPU."""
+"""Replacement of the CUDA driver."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ import torch
 
 @pytest.fixture(scope="session")
 def guard(tmp_path_factory):
-    """A library that answers for the device."""
+    """Compile the library that replaces the device."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs a C++ compiler on Linux: the package g++ of Debian and Ubuntu, gcc-c++ of Fedora")

@@ -1,7 +1,7 @@
-"""`python -m tests.cuda.flex NAME ...`: what torch writes for FlexAttention of a mask on a GPU that is not there, both
-passes, and triton makes of it for an A100 and an H100; prints bytes of machine code, as JSON.
+"""`python -m tests.cuda.flex NAME ...`: FlexAttention kernels of a mask, forward and backward, as torch generates them
+and triton compiles them for an A100 and an H100, without a GPU. Prints bytes of machine code, as JSON.
 
-Needs the package triton, which torch for CPUs comes without.
+    Needs the package triton, which torch for CPUs does not include.
 """
 
 # ruff: noqa: E402, I001
@@ -50,7 +50,7 @@ TARGETS = {"A100": GPUTarget("cuda", 80, 32), "H100": GPUTarget("cuda", 90, 32)}
 
 
 class Driver:
-    """Of triton, which asks the machine for nothing else."""
+    """Driver of triton, which needs nothing else of the machine."""
 
     def get_current_target(self) -> GPUTarget:
         return TARGETS["H100"]
@@ -114,7 +114,7 @@ PATTERNS: dict[str, tuple[Pattern, bool, bool]] = {
     "chunks": (ChunkPairs(64), False, False),
     "one's own, of documents": (CustomPattern(near_or_first), False, True),
 }
-"""Name -> pattern, whether it is causal, whether a row is several documents."""
+"""Name -> pattern, whether it is causal, whether a sequence has several documents."""
 TOLD = {
     "PRESCALE_QK": False,
     "ROWS_GUARANTEED_SAFE": False,
@@ -126,7 +126,7 @@ TOLD = {
 
 
 def written(name: str, mode: FakeTensorMode) -> dict[str, str]:
-    """What torch writes for a pass, forward and backward."""
+    """Return the code that torch generates for a forward and a backward pass."""
     pattern, causal, packed = PATTERNS[name]
     shape = (ROWS, HEADS, LENGTH, WIDTH)
     with mode:
@@ -197,7 +197,7 @@ class Kernel:
 
 
 def kernels(code: str) -> Iterator[Kernel]:
-    """Those of attention itself among what is written."""
+    """Return the attention kernels in generated code."""
     for source in re.findall(
         r"async_compile\.triton\('triton_tem\w+', '''(.*?)''', device_str='cuda'\)", code, re.DOTALL
     ):
@@ -215,7 +215,7 @@ def kernels(code: str) -> Iterator[Kernel]:
 
 
 def machine_code(kernel: Kernel, target: GPUTarget) -> int:
-    """Bytes."""
+    """Return the size of the machine code in bytes."""
     meta = kernel.told["triton_meta"]
     names = kernel.function.arg_names
     constants = {(names.index(name),): value for name, value in meta.get("constants", {}).items()}

@@ -1,7 +1,7 @@
-"""CUDA without a GPU, for tensors that have a shape and no memory; imported before torch, in a process of its own.
+"""CUDA without a GPU, for tensors that have a shape but no memory. Imported before torch, in its own process.
 
-Code that asks `torch.cuda` gets the answers of a machine with one GPU. Nothing is computed, so no number means
-anything; what can be seen is what a program does: on which device, and where the host waits for the device.
+Code that asks `torch.cuda` gets the answers of a machine with one GPU. Nothing is computed, so values mean nothing.
+What can be observed is the device of each operation, and where the host waits for the device.
 """
 
 # ruff: noqa: E402
@@ -34,38 +34,38 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests import ROOT
 
-# The size of what they give depends on numbers that only the device knows.
+# Operations whose output size depends on values that only the device knows.
 SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "masked_select", "bincount"}
-# What only makes room for numbers, or says where they are.
+# Operations that only allocate memory or describe it.
 NO_KERNELS = {"device", "detach", "set_", "_unsafe_view"}
 NO_KERNELS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 ANSWERS_TO_THE_HOST = {"equal", "is_nonzero"}
-# Refused on a GPU where `train.deterministic` is on (torch.use_deterministic_algorithms), of floats.
+# Operations that fail on a GPU with `train.deterministic` (torch.use_deterministic_algorithms), for floats.
 ANY_ORDER = {"cumsum", "cumprod", "histc", "bincount", "kthvalue", "put_", "nll_loss2d_forward", "resize_", "median"}
 ANY_ORDER |= {"_ctc_loss_backward", "grid_sampler_2d_backward", "upsample_bilinear2d_backward", "_embedding_bag"}
 ANY_ORDER |= {"reflection_pad1d_backward", "replication_pad1d_backward", "max_unpool2d", "avg_pool3d_backward"}
 ANY_ORDER |= {"upsample_nearest2d_backward", "upsample_bicubic2d_backward", "adaptive_avg_pool2d_backward"}
 PINNED = "pretended_pinned"
-"""Attribute of tensors of the host's which a device could fetch by itself."""
+"""Attribute of host tensors that a device can fetch by itself."""
 
 waits: Counter[str] = Counter()
-"""Place -> times that the host waited there for the device, or for a copy from its own pageable memory."""
+"""Location -> number of times that the host waited for the device, or for a copy from its pageable memory."""
 messages: Counter[str] = Counter()
-"""Collective or message -> times."""
+"""Collective or message -> number of calls."""
 refused: Counter[str] = Counter()
-"""Operation of `ANY_ORDER`, and place -> times."""
+"""Operation of `ANY_ORDER` and location -> number of calls."""
 kernels: Counter[str] = Counter()
-"""Operation on the device -> times; of attention the plain operations that the fused kernels stand for."""
+"""Operation on the device -> number of calls. For attention: the operations that stand for fused kernels."""
 
 
 def clear() -> None:
-    """Nothing has been counted."""
+    """Reset all counters."""
     for counter in (waits, messages, refused, kernels):
         counter.clear()
 
 
-def place() -> str:
-    """The line of this project that runs, and the one of megatron-core that it called, if any."""
+def location() -> str:
+    """Return the running line of this project, with the line of megatron-core that it called, if any."""
     frame: FrameType | None = sys._getframe()
     outer = ""
     while frame is not None:
@@ -80,7 +80,7 @@ def place() -> str:
 
 
 def wait(how: str) -> None:
-    waits[f"{how}: {place()}"] += 1
+    waits[f"{how}: {location()}"] += 1
 
 
 class Stream:
@@ -119,7 +119,8 @@ class Event:
 
 
 class Generator:
-    """What a GPU draws cannot be pretended; its seed, and how much was drawn, the host has."""
+    """Generator of the device: its random numbers cannot be simulated, but its seed and offset are known to the
+    host."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -137,7 +138,7 @@ class Generator:
 
 
 class HostGenerator(torch.Generator):
-    """In the place of one on the device, which nothing is drawn from."""
+    """Generator that replaces one on the device and is never used."""
 
     def __new__(cls, device: object = None) -> HostGenerator:
         return super().__new__(cls)
@@ -152,22 +153,22 @@ class Work:
 
 
 def _tolist(tensor: torch.Tensor) -> Any:
-    """One copy, however many numbers; they are all 1."""
+    """Return values that are all 1, counting one copy for any number of them."""
     if tensor.is_cuda:
         wait("numbers")
-    one = 1.0 if tensor.is_floating_point() else 1
+    value = 1.0 if tensor.is_floating_point() else 1
     for length in reversed(tensor.shape):
-        one = [one] * length  # type: ignore[assignment]
-    return one
+        value = [value] * length  # type: ignore[assignment]
+    return value
 
 
 class Waits(TorchDispatchMode):
-    """Writes down where the host waits."""
+    """Record where the host waits."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
+        tensors = [value for value in args if isinstance(value, torch.Tensor)]
         on_device = any(tensor.is_cuda for tensor in tensors)
         if name == "_local_scalar_dense":
             if on_device:
@@ -176,7 +177,7 @@ class Waits(TorchDispatchMode):
         if on_device and (name in SIZED_BY_NUMBERS | ANSWERS_TO_THE_HOST or _indexes_by_flags(name, args)):
             wait(name)
         if on_device and name in ANY_ORDER and tensors[0].is_floating_point():
-            refused[f"{name}: {place()}"] += 1
+            refused[f"{name}: {location()}"] += 1
         pinned = kwargs.pop("pin_memory", False)
         result = func(*args, **kwargs)
         if pinned:
@@ -218,7 +219,7 @@ def _counted(name: str) -> Any:
 
 
 def _by_the_host(name: str, times: int) -> Any:
-    """Of objects: their bytes go to the device and come back, and so does their number."""
+    """Return a collective of objects: their bytes, and their number, go to the device and back."""
 
     def send(*args: Any, **kwargs: Any) -> None:
         messages[name] += 1
@@ -234,7 +235,7 @@ def _together(group: Any = None, device: Any = None, async_ops: bool = False) ->
 
 
 def install() -> None:
-    """Before megatron-core is imported."""
+    """Replace CUDA functions. Called before megatron-core is imported."""
     cuda: Any = torch.cuda
     stream = Stream()
     cuda.is_available = cuda.is_initialized = lambda: True
@@ -268,7 +269,7 @@ def install() -> None:
     fake.tolist = _tolist
     fake.pin_memory = _pinned
 
-    # Tensors made from Python's numbers are copied to the device, and fake ones need no device to be made on.
+    # Tensors of Python numbers are copied to the device, and fake ones are created without one.
     internals: Any = torch._C
     internals._set_only_lift_cpu_tensors(True)
     mode: Any = FakeTensorMode

@@ -1,6 +1,6 @@
-"""`python -m tests.cuda.steps NAME ...`: the second training step of a layout's rank on a GPU that is not there; prints
-where the host waited for it, which messages were sent, which kernels launched, and which of them have no deterministic
-form, as JSON."""
+"""`python -m tests.cuda.steps NAME ...`: the second training step of a rank, on a GPU that is simulated. Prints as JSON
+where the host waited for the device, which messages were sent, which kernels were launched, and which kernels have no
+deterministic form."""
 
 # ruff: noqa: E402, I001
 
@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 pretend.install()
 
 from megaptm.models.model import Model
-from megaptm.parallel import collectives, dry, engine, stage, teacher
+from megaptm.parallel import build, collectives, dry, model, stage, teacher
 from tests.cuda.cases import CASES, Case
 from tests.layouts.cases import batch, losses_of
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Weights:
-    """Of a checkpoint whose tensors are whatever is asked for."""
+    """Checkpoint that has any requested tensor."""
 
     def names(self) -> list[str]:
         return []
@@ -41,19 +41,18 @@ class Weights:
 
 
 def second_step(case: Case) -> dict[str, dict[str, int]]:
-    """What the host waited for; in the first step kernels are built and moments made."""
+    """Return the counters of the second step; the first step builds kernels and moments."""
     rows, fields, spec = case.layout.microbatch, fields_of(case), case.spec
     weights: Any = Weights()
     with dry._world(case.layout, case.rank), FakeTensorMode(allow_non_fake_inputs=True), pretend.Waits():
-        built = engine.Engine(
+        built = build.build_engine(
             spec,
             case.layout,
             case.optimizer,
             losses=losses_of(case.family),
             seed=1,
             precision="bf16",
-            filled=False,
-            marks="global_tokens" in fields,
+            global_tokens="global_tokens" in fields,
             distillation=case.distillation,
             teacher=weights if case.taught == "by a teacher" else None,
         )
@@ -63,14 +62,14 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
                 {name: field[at * rows :][:rows].clone().pin_memory() for name, field in fields.items()}
                 for at in range(case.microbatches)
             ]
-            built.weigh(losses_of(case.family))
-            built.step(batches, step=step, lr=1e-3)
+            built.set_loss_weights(losses_of(case.family))
+            built.train_step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
     return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels")}
 
 
 def fields_of(case: Case) -> dict[str, torch.Tensor]:
-    """A batch, with a teacher's logits where they are kept."""
+    """Return a batch, with teacher logits if they are cached."""
     fields = batch(case.family, 0)
     if case.taught != "by kept logits":
         return fields
@@ -82,7 +81,7 @@ def fields_of(case: Case) -> dict[str, torch.Tensor]:
 
 
 def build_stages(*args: Any, **kwargs: Any) -> list[stage.Stage]:
-    """As `stage.build_stages`, whose model is built on no device, and then gets memory: what it gets is fake."""
+    """Build stages as `stage.build_stages` does: the model is built without a device, and its memory is fake."""
     mode = active_fake_mode()
     assert mode is not None
 
@@ -110,11 +109,11 @@ def here(work: Callable[[], T]) -> T:
 
 
 def pretend_more() -> None:
-    for module in (engine, teacher):
+    for module in (model, teacher):
         replaced: Any = module
         replaced.build_stages = build_stages
     reading: Any = teacher
-    reading.together = here  # tensors are fake in this thread alone
+    reading.run_on_all_ranks = here  # tensors are fake in this thread only
     dist.all_gather_object = nothing_of_others
 
 

@@ -1,4 +1,4 @@
-"""FlexAttention's kernels for what our masks say are compiled for GPUs, where there is none."""
+"""FlexAttention kernels of attention patterns are compiled for GPUs on a machine without one."""
 
 import importlib.util
 import json
@@ -14,8 +14,9 @@ PATTERNS = ("window of documents", "dilated window, causal", "chunks", "one's ow
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory) -> list[str]:
-    """Where triton is found: torch for CPUs comes without, and the tests' environment need not have its gigabyte."""
+def triton_path(tmp_path_factory) -> list[str]:
+    """Return the folder of triton. torch for CPUs does not include it, and the test environment need not have its
+    gigabyte."""
     if importlib.util.find_spec("triton") is not None:
         return []
     program, folder = Path(sys.executable).with_name("uv"), tmp_path_factory.mktemp("triton")
@@ -28,16 +29,16 @@ def beside(tmp_path_factory) -> list[str]:
     return [str(folder)]
 
 
-def test_kernels_of_patterns_are_machine_code_of_both_gpus(guard, beside, tmp_path):
+def test_pattern_kernels_compile_for_a100_and_h100(guard, triton_path, tmp_path):
     environment = {**os.environ, "GUARD": str(guard), "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment["PYTHONPATH"] = os.pathsep.join([*beside, *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = os.pathsep.join([*triton_path, *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "tests.cuda.flex", *PATTERNS]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {*found} == {*PATTERNS}
-    for kernels in found.values():
+    sizes_by_pattern = json.loads(done.stdout.splitlines()[-1])
+    assert {*sizes_by_pattern} == {*PATTERNS}
+    for kernels in sizes_by_pattern.values():
         assert {*kernels} == {f"{way} on {gpu}" for way in ("forward", "backward") for gpu in ("A100", "H100")}
         assert all(len(sizes) == 1 and sizes[0] > 10_000 for sizes in kernels.values())

@@ -1,6 +1,6 @@
-"""How often a training step on a GPU makes the host wait for it, counted without one.
+"""Synchronizations of the host with the device in a training step, counted without a GPU.
 
-After each wait the device has nothing to do until the host is ahead of it again.
+After each synchronization the device is idle until the host has launched new work.
 """
 
 import json
@@ -16,11 +16,11 @@ import pytest
 from tests.cuda.cases import CASES, OFTEN
 
 STEP = {
-    # Losses and counts of the step, all at once, when its backward pass is launched.
+    # Losses and counts of the step, in one copy after the backward pass was launched.
     "numbers: megaptm/parallel/engine.py _global_means": 1,
-    # Whether the gradient is finite, before anything is moved by it.
-    "numbers: megaptm/parallel/optimizers/update.py _gradient_norm": 1,
-    # Whether somebody wishes to stop.
+    # Whether the gradient is finite, before any weight changes.
+    "numbers: megaptm/parallel/optimizers/optimizer.py gradient_norm": 1,
+    # Whether any rank requests a stop.
     "copy: megaptm/parallel/collectives.py any_rank_each": 1,
     "numbers: megaptm/parallel/collectives.py any_rank_each": 1,
 }
@@ -29,8 +29,8 @@ SHAPES = {"broadcast_object_list: megaptm/parallel/batches.py share_batches": 4}
 
 
 @cache
-def counted(guard, often):
-    """Case -> what the host waited for in a step; of those of each run of the tests, or of the others."""
+def count_steps(guard, often):
+    """Return case -> counters of a step, for the cases of each test run or for the others."""
     environment = {**os.environ, "GUARD": str(guard), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.cuda.steps", *(name for name in CASES if (name in OFTEN) == often)]
     done = subprocess.run(
@@ -40,12 +40,12 @@ def counted(guard, often):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def without_lines(places):
-    found: dict[str, int] = {}
-    for place, times in places.items():
-        name = re.sub(r":\d+", "", place)
-        found[name] = found.get(name, 0) + times
-    return found
+def without_lines(locations):
+    counts: dict[str, int] = {}
+    for location, number in locations.items():
+        name = re.sub(r":\d+", "", location)
+        counts[name] = counts.get(name, 0) + number
+    return counts
 
 
 EACH = pytest.mark.parametrize(
@@ -54,13 +54,13 @@ EACH = pytest.mark.parametrize(
 
 
 @EACH
-def test_the_host_waits_for_the_device_where_it_must_and_nowhere_else(guard, name):
-    waits = counted(guard, name in OFTEN)[name]["waits"]
+def test_host_synchronizations_of_a_step(guard, name):
+    waits = count_steps(guard, name in OFTEN)[name]["waits"]
     allowed = STEP | (SHAPES if CASES[name].layout.tensor > 1 else {})
     assert without_lines(waits) == allowed, f"in lines: {json.dumps(waits, indent=1)}"
 
 
 @EACH
-def test_every_kernel_has_a_deterministic_form(guard, name):
-    """Without one, torch ends a run whose `train.deterministic` is on."""
-    assert counted(guard, name in OFTEN)[name]["refused"] == {}
+def test_kernels_have_deterministic_forms(guard, name):
+    """Otherwise torch ends a run with `train.deterministic`."""
+    assert count_steps(guard, name in OFTEN)[name]["refused"] == {}

@@ -143,7 +143,7 @@ def mean_losses(loaded: LoadedModel, batches: list[MicroBatch]) -> dict[str, flo
     found, pasts = [], loaded.model.empty_pasts(len(batches[0]["tokens"])) if goes_on(loaded) else {}
     with torch.inference_mode():
         for batch in batches:
-            found.append(loaded.model(batch, pasts=pasts))
+            found.append(loaded.model(batch, pasts=pasts).losses)
             pasts = {stack: past.moved_on() for stack, past in pasts.items()}
     return {name: float(sum(one[name][0] for one in found) / sum(one[name][1] for one in found)) for name in found[0]}
 

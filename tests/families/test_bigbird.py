@@ -41,7 +41,7 @@ def test_logits_and_every_gradient_with_the_same_blocks() -> None:
     mask = (batch["document_ids"] > 0).long()
     logits = theirs(input_ids=batch["tokens"], token_type_ids=batch["segments"], attention_mask=mask)[0]
     expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
-    loss, count = model(batch)["mlm"]
+    loss, count = model(batch).losses["mlm"]
     (loss / count).backward()
     expected.backward()
     real = mask > 0

@@ -64,7 +64,7 @@ def test_operations_equal_those_that_torch_counts():
     model, batch = clip_model(), clip_batch(3, seed=1, all_asked=True)
     # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(batch)[HEAD][0].backward()
+        model(batch).losses[HEAD][0].backward()
     spec = model.spec
     [brick] = heads(spec).values()
     # The temperature is a feature of a row, and no part of a product.
@@ -80,9 +80,9 @@ def differences(folder: Path) -> tuple[float, float]:
     to_hugging_face(model.spec, weights_of(model), None, folder)
     theirs = theirs_in(folder, transformers.CLIPModel)
     said = theirs(input_ids=batch["text_tokens"], pixel_values=pixel_values(model, batch["patches"]), return_loss=True)
-    features = model(batch, features=True)[HEAD]
+    features = model(batch, features=True).features[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
-    loss, number = model(batch)[HEAD]
+    loss, number = model(batch).losses[HEAD]
     gaps = [images - said.image_embeds, texts - said.text_embeds]
     gaps += [scale.mean() * images @ texts.t() - said.logits_per_image, loss / number - said.loss]
     said.loss.backward()
@@ -102,13 +102,13 @@ def test_features_cosines_loss_and_every_gradient_are_hugging_faces(tmp_path):
 def test_the_loss_is_half_of_the_cross_entropy_of_rows_and_of_columns():
     """Equations of figure 3 of the paper, on cosines by the temperature; a pair is the diagonal."""
     model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
-    features = model(batch, features=True)[HEAD]
+    features = model(batch, features=True).features[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
     assert torch.allclose(images.norm(dim=-1), torch.ones(5))
     assert torch.allclose(texts.norm(dim=-1), torch.ones(5))
     logits = scale[0] * images @ texts.t()
     rows, columns = ((logits.logsumexp(axis) - logits.diagonal()).mean() for axis in (1, 0))
-    loss, number = model(batch)[HEAD]
+    loss, number = model(batch).losses[HEAD]
     assert abs(rows - columns) > 0.01
     assert (loss / number).item() == pytest.approx(((rows + columns) / 2).item(), rel=1e-6)
 
@@ -131,7 +131,7 @@ def test_the_temperature_stays_at_a_hundred_and_may_come_back():
         with torch.no_grad():
             scale.fill_(LARGEST + 1)
         scale.grad = None
-        last = model(batch, features=True)[HEAD][:, -1]
+        last = model(batch, features=True).features[HEAD][:, -1]
         assert torch.allclose(last, torch.full_like(last, 100.0))
         (sign * last.sum()).backward()
         slopes.append(scale.grad.item())
@@ -143,14 +143,14 @@ def test_a_row_without_a_text_is_compared_with_none():
     model, batch = clip_model(), clip_batch(6, seed=2)
     asked = batch["text_end"] != IGNORED
     with torch.no_grad():
-        some, few = model(batch)[HEAD], model({name: field[asked] for name, field in batch.items()})[HEAD]
+        some, few = model(batch).losses[HEAD], model({name: field[asked] for name, field in batch.items()}).losses[HEAD]
     assert some[1] == few[1] == asked.sum()
     assert some[0].item() == pytest.approx(few[0].item(), rel=1e-6)
 
 
 def test_many_rows_are_compared_some_after_others(monkeypatch):
     model, batch = clip_model(), clip_batch(7, seed=6)
-    features = model(batch, features=True)[HEAD].detach()
+    features = model(batch, features=True).features[HEAD].detach()
     answers, found = batch["text_end"], []
     for most in (1024, 2):
         monkeypatch.setattr(image_text, "ROWS_COMPARED", most)
@@ -168,7 +168,7 @@ def test_what_stands_behind_a_text_changes_nothing():
     other = batch["text_tokens"].clone()
     other[torch.arange(TEXT) > batch["text_end"][:, None]] = 7
     with torch.no_grad():
-        assert model(batch)[HEAD][0].equal(model({**batch, "text_tokens": other})[HEAD][0])
+        assert model(batch).losses[HEAD][0].equal(model({**batch, "text_tokens": other}).losses[HEAD][0])
 
 
 def test_parts_of_a_pipeline_are_the_whole():
@@ -222,7 +222,7 @@ def run(corpora):
         for step, [batch] in islice(loader, 100):
             for group in optimizer.param_groups:
                 group["lr"] = 2e-3 * min(1, (step + 1) / 20)
-            loss, number = model(batch)[HEAD]
+            loss, number = model(batch).losses[HEAD]
             optimizer.zero_grad()
             (loss / number).backward()
             optimizer.step()

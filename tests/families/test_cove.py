@@ -165,7 +165,7 @@ def translator():
         start = torch.zeros(32, 1, dtype=torch.int64)
         loss, number = model(
             {"tokens": words, "decoder_tokens": torch.cat([start, answer[:, :-1]], 1), "labels": answer}
-        )["lm"]
+        ).losses["lm"]
         optimizer.zero_grad()
         (loss / number).backward()
         optimizer.step()

@@ -124,7 +124,7 @@ def joint_step(*asked: str) -> tuple[Compared, Compared]:
     model, batch = tiny_model("deberta-v3"), tiny_batch("deberta-v3")
     weights = {name: value.detach().clone().requires_grad_() for name, value in model.named_parameters()}
     wanted = ByHand(weights, layers=2, heads=4).losses(batch)
-    found = {name: loss / count for name, (loss, count) in model(batch).items()}
+    found = {name: loss / count for name, (loss, count) in model(batch).losses.items()}
     for losses in (found, wanted):
         torch.stack([WEIGHTS[name] * losses[name] for name in asked]).sum().backward()
     gradients = {name: (_gradient(ours), _gradient(weights[name])) for name, ours in model.named_parameters()}
@@ -157,7 +157,7 @@ def test_a_joint_step_is_that_written_out(asked: tuple[str, ...]) -> None:
 
 def test_the_judge_moves_its_own_difference_and_nothing_of_the_generator() -> None:
     model, batch = tiny_model("deberta-v3"), tiny_batch("deberta-v3")
-    model(batch)["replaced-token"][0].backward()
+    model(batch).losses["replaced-token"][0].backward()
     moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert {name.partition(".")[0] for name in moved} == {"embed", "discriminator", "head"}
     own = {DIFFERENCE, "embed.discriminator_norm.weight", "embed.discriminator_norm.bias"}

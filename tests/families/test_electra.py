@@ -26,7 +26,7 @@ from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import alone, renamed
 from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.mask import self_mask
-from megaptm.losses.token import pick, summed_shares
+from megaptm.losses.token import cumulative_shares, pick
 from megaptm.models import Model, build_model, fill
 from megaptm.models.draw import draw_tokens
 from megaptm.objectives import OBJECTIVES, SpecialTokens
@@ -135,7 +135,7 @@ Compared = dict[str, tuple[Tensor, Tensor]]
 def joint_step(golden: np.lib.npyio.NpzFile) -> tuple[Compared, Compared]:
     """Losses, and the gradient of every variable."""
     model, wanted = model_of_theirs(golden), by_stack(golden, "grad")
-    means = {name: loss / count for name, (loss, count) in model(batch_of_theirs(golden)).items()}
+    means = {name: loss / count for name, (loss, count) in model(batch_of_theirs(golden)).losses.items()}
     total = torch.stack([WEIGHTS[name] * mean for name, mean in means.items()]).sum()
     total.backward()
     losses = {"generator_loss": means["mlm"].detach(), "total_loss": total.detach()}
@@ -183,7 +183,7 @@ def test_what_is_drawn_is_judged(golden: np.lib.npyio.NpzFile, model: Model, bat
 def test_numbers_pick_tokens_as_often_as_the_softmax_says() -> None:
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(0)) * 2
     draws = torch.rand(200_000, generator=torch.Generator().manual_seed(1))
-    drawn = pick(summed_shares(logits, logits.amax(-1, keepdim=True)).expand(len(draws), -1).contiguous(), draws)
+    drawn = pick(cumulative_shares(logits, logits.amax(-1, keepdim=True)).expand(len(draws), -1).contiguous(), draws)
     found = torch.bincount(drawn, minlength=30) / len(draws)
     assert (found - torch.softmax(logits, -1)[0]).abs().max() < 0.004
 
@@ -191,16 +191,16 @@ def test_numbers_pick_tokens_as_often_as_the_softmax_says() -> None:
 def test_any_number_picks_a_token_that_can_be() -> None:
     least_and_most = torch.tensor([0.0, 1 - 2**-24])
     logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]).expand(2, -1)
-    assert pick(summed_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).tolist() == [1, 3]
+    assert pick(cumulative_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).tolist() == [1, 3]
     # Of a model that has diverged: some token, and its loss says that it has.
     logits = torch.full((2, 5), torch.nan)
-    assert pick(summed_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).le(4).all()
+    assert pick(cumulative_shares(logits, logits.amax(-1, keepdim=True)), least_and_most).le(4).all()
 
 
 def test_the_judge_teaches_the_generator_nothing() -> None:
     """No gradient passes through a draw; the tables that both read are the only thing that both move."""
     model, batch = tiny_model("electra"), tiny_batch("electra")
-    loss, _ = model(batch)["replaced-token"]
+    loss, _ = model(batch).losses["replaced-token"]
     loss.backward()
     moved = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert not any(name.startswith(("generator.", "head.mlm", "embed.widen")) for name in moved)
@@ -213,7 +213,7 @@ def test_each_of_the_pair_learns_from_its_own_loss_alone() -> None:
     parameters = dict(model.named_parameters())
 
     def gradients(**weights: float) -> dict[str, Tensor | None]:
-        losses = model(batch)
+        losses = model(batch).losses
         total = sum(weight * losses[name][0] / losses[name][1] for name, weight in weights.items())
         found = torch.autograd.grad(total, [*parameters.values()], allow_unused=True)
         return dict(zip(parameters, found, strict=True))
@@ -237,7 +237,7 @@ def test_each_of_the_pair_learns_from_its_own_loss_alone() -> None:
 
 def test_the_judge_sees_what_was_drawn_and_not_the_mask() -> None:
     model, batch = tiny_model("electra"), tiny_batch("electra")
-    said = {draw: model({**batch, "draws": torch.full_like(batch["draws"], draw)}) for draw in (0.01, 0.99)}
+    said = {draw: model({**batch, "draws": torch.full_like(batch["draws"], draw)}).losses for draw in (0.01, 0.99)}
     assert said[0.01]["mlm"][0] == said[0.99]["mlm"][0]
     assert said[0.01]["replaced-token"][0] != said[0.99]["replaced-token"][0]
 

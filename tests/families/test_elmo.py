@@ -14,7 +14,7 @@ from megaptm.config.model import with_resolved_model
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
-from megaptm.losses.sampled import draw_negatives, sampled_cross_entropy
+from megaptm.losses.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.models import build_model, fill
 from megaptm.models.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.objectives.spelling import spelled
@@ -122,12 +122,13 @@ def test_rows_read_their_text_from_both_ends(mix):
 
 def test_drawn_words_are_different_and_come_by_rank():
     shares = np.log1p(1 / np.arange(1, 201)) / math.log(201)
-    drawn = [draw_negatives(20, 200, key=str(number)) for number in range(400)]
+    drawn = [sample_negatives(20, 200, key=str(number)) for number in range(400)]
     assert all(len({*one.ids.tolist()}) == 20 for one in drawn)
     seen = np.bincount(np.concatenate([one.ids for one in drawn]), minlength=200) / len(drawn)
     expected = np.mean([np.exp(one.log_expected(torch.arange(200)).numpy()) for one in drawn], 0)
     assert np.abs(seen - expected).max() < 0.1
-    assert abs(np.exp(drawn[0].log_expected(torch.tensor([7])).item()) - (1 - (1 - shares[7]) ** drawn[0].tries)) < 1e-6
+    sampled_share = np.exp(drawn[0].log_expected(torch.tensor([7])).item())
+    assert abs(sampled_share - (1 - (1 - shares[7]) ** drawn[0].num_trials)) < 1e-6
 
 
 def test_the_loss_of_drawn_words_is_that_of_its_definition():
@@ -135,12 +136,17 @@ def test_the_loss_of_drawn_words_is_that_of_its_definition():
     hidden, table, bias = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((5, 8), (50, 8), (50,))
     )
-    labels, drawn = torch.tensor([0, 3, 40, -100, 7]), draw_negatives(12, 50, key="a")
+    labels, drawn = torch.tensor([0, 3, 40, -100, 7]), sample_negatives(12, 50, key="a")
     ids = torch.from_numpy(drawn.ids)
     labels[0] = ids[0]
     asked = labels.clamp(min=0)
     loss = sampled_cross_entropy(
-        hidden, labels, right=(table[asked], bias[asked]), drawn=(table[ids], bias[ids]), ids_K=ids, negatives=drawn
+        hidden,
+        labels,
+        positive=(table[asked], bias[asked]),
+        negative=(table[ids], bias[ids]),
+        ids_K=ids,
+        negatives=drawn,
     )
     total = 0.0
     for row in (0, 1, 2, 4):
@@ -238,14 +244,14 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
             fields = {"tokens": row[:, :-1], "characters": table[row[:, :-1]], "labels": row[:, 1:]}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         model.begin_step(seed=1, step=step)
-        loss, number = model(batch, pasts=pasts)[HEAD]
+        loss, number = model(batch, pasts=pasts).losses[HEAD]
         pasts = {stack: past.moved_on() for stack, past in pasts.items()}
         optimizer.zero_grad()
         (loss / number).backward()
         optimizer.step()
     model.eval()
     with torch.no_grad():
-        loss, number = model(batch, pasts=pasts)[HEAD]
+        loss, number = model(batch, pasts=pasts).losses[HEAD]
     assert (loss / number).item() < math.log(31) / 2
 
 

@@ -81,7 +81,7 @@ def test_the_loss_of_a_summary_is_that_of_theirs() -> None:
     theirs.config.decoder_start_token_id = led_special().end
     rows = [row_of(SUMMARIES | {"packed": False}, pairs(both, seed=n), 24) for n, both in enumerate([(19, 6), (12, 8)])]
     batch = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-    loss, count = model(batch)["lm"]
+    loss, count = model(batch).losses["lm"]
     assert count == 6 + 8 + 2 * 2
     said = theirs(
         input_ids=batch["tokens"],
@@ -90,7 +90,7 @@ def test_the_loss_of_a_summary_is_that_of_theirs() -> None:
         labels=batch["labels"],
     )
     assert abs(loss / count - said.loss) <= 1e-6
-    unmarked, _ = model(batch | {"global_tokens": torch.zeros_like(batch["tokens"])})["lm"]
+    unmarked, _ = model(batch | {"global_tokens": torch.zeros_like(batch["tokens"])}).losses["lm"]
     assert abs(unmarked - loss) > 1e-4, "the mark weighs"
 
 
@@ -99,7 +99,7 @@ def test_packed_summaries_are_said_as_each_by_itself() -> None:
     model, piece = tiny_model("led"), pairs((9, 3), (7, 4))
     packed = row_of(SUMMARIES, piece, 24)
     assert packed["global_tokens"][0].nonzero().flatten().tolist() == [0, 11]
-    alone = [model(row_of(SUMMARIES, [one], 24))["lm"] for one in piece]
-    loss, count = model(packed)["lm"]
+    alone = [model(row_of(SUMMARIES, [one], 24)).losses["lm"] for one in piece]
+    loss, count = model(packed).losses["lm"]
     assert count == sum(asked for _, asked in alone)
     torch.testing.assert_close(loss, sum(one for one, _ in alone), rtol=1e-5, atol=0)

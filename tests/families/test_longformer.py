@@ -14,7 +14,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.layers import sparse
 from megaptm.layers.layer import Stack
 from megaptm.layers.sparse import marked_places
-from megaptm.parallel.batches import with_marked_places
+from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.spec import published
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import inputs_of, model_of, random_reference
@@ -77,7 +77,7 @@ def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: b
     model, batch = tiny_model("longformer"), tiny_batch("longformer")
     if not marked:
         del batch["global_tokens"]
-    loss, _ = model(batch)["mlm"]
+    loss, _ = model(batch).losses["mlm"]
     loss.backward()
     gradients = [p.grad for name, p in model.named_parameters() if "global_qkv" in name]
     assert len(gradients) == 4
@@ -93,11 +93,11 @@ def test_places_that_the_host_has_counted_are_those_that_layers_would_count(reco
         for module in model.modules():
             if isinstance(module, Stack):
                 module.run_layer = partial(checkpoint, use_reentrant=False)
-    told = with_marked_places(batch)
+    told = GlobalTokensHook().prepare_batch(batch)
     assert told["marked_places"].shape == (len(batch["tokens"]), 4)  # of three
-    alone, given = model(batch)["mlm"][0], None
+    alone, given = model(batch).losses["mlm"][0], None
     with patch.object(sparse, "marked_places", side_effect=AssertionError("counted again")):
-        given = model(told)["mlm"][0]
+        given = model(told).losses["mlm"][0]
     assert torch.equal(given, alone)
     given.backward()
 

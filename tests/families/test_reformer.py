@@ -50,7 +50,7 @@ def sharp(*, layers: int = 4, dropout: float = 0.0, context: int = LENGTH, **wor
 
 def gradients(model: Model, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     model.zero_grad()
-    loss, count = model(batch)["lm"]
+    loss, count = model(batch).losses["lm"]
     (loss / count).backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
@@ -140,7 +140,7 @@ def peak_of_step(layers: int) -> int:
     model, batch = sharp(layers=layers), tiny_batch("reformer", sequence=LENGTH)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    return peak_bytes(lambda: model(batch)["lm"][0].backward())
+    return peak_bytes(lambda: model(batch).losses["lm"][0].backward())
 
 
 def test_peak_memory_does_not_grow_with_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_it_learns() -> None:
     for step in range(40):
         rows = torch.stack([text[start : start + 33] for start in range(step % 5, 40, 5)])
         model.hash_by(f"0:{step}")
-        loss, count = model({"tokens": rows[:, :-1], "labels": rows[:, 1:]})["lm"]
+        loss, count = model({"tokens": rows[:, :-1], "labels": rows[:, 1:]}).losses["lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

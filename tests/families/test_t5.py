@@ -37,7 +37,7 @@ def test_it_learns_the_tasks_that_it_is_told() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(60):
-        loss, count = model(batch(step))["lm"]
+        loss, count = model(batch(step)).losses["lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

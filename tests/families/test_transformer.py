@@ -68,7 +68,7 @@ def test_it_learns_to_say_words_from_behind() -> None:
     for step in range(1, 251):
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * min(step / 50, (50 / step) ** 0.5)
-        loss, count = model(batch(rng))["lm"]
+        loss, count = model(batch(rng)).losses["lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

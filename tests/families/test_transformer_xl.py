@@ -115,9 +115,7 @@ def test_perplexity_falls_as_memory_grows() -> None:
         total = torch.zeros(())
         for at in range(0, segments * LENGTH, LENGTH):
             batch = {"tokens": tokens[:, at : at + LENGTH], "labels": tokens[:, at + 1 : at + LENGTH + 1]}
-            losses = model(batch, pasts=pasts)
-            assert isinstance(losses, dict)
-            loss, count = losses["lm"]
+            loss, count = model(batch, pasts=pasts).losses["lm"]
             total = total + loss / count
             pasts = {stack: past.moved_on() for stack, past in pasts.items()}
         total.backward()

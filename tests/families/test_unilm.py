@@ -170,7 +170,7 @@ def differences(context: str) -> tuple[float, float]:
     asked = batch["labels"] != IGNORED
     labels[0, batch["masked_positions"][asked]] = batch["labels"][asked]
     expected = torch.nn.functional.cross_entropy(out.prediction_logits[0], labels[0])
-    loss, count = model({name: field for name, field in batch.items() if name != "next_sentence"})["mlm"]
+    loss, count = model({name: field for name, field in batch.items() if name != "next_sentence"}).losses["mlm"]
     (ours,) = torch.autograd.grad(loss / count, model.embed.token.weight)
     (wanted,) = torch.autograd.grad(expected, theirs.bert.embeddings.word_embeddings.weight)
     return logits.item(), (ours[: model.spec.vocabulary] - wanted).abs().max().item()

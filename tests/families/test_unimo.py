@@ -105,7 +105,7 @@ def heads_that_say(bias: Tensor) -> Model:
 def test_losses_of_what_is_hidden_are_what_their_formulas_say() -> None:
     bias = torch.linspace(-1, 2, FEATURES)
     batch = unimo_batch(8, seed=3)
-    said = heads_that_say(bias)(batch)
+    said = heads_that_say(bias)(batch).losses
     asked = (batch["hidden_features"] != IGNORED).all(-1)
     missing = (bias - batch["hidden_features"][asked]).square()
     assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
@@ -122,7 +122,7 @@ def test_the_contrast_is_its_formula_over_all_pairs_of_the_batch() -> None:
     model, batch = unimo_model(), unimo_batch(6, seed=3)
     with torch.no_grad():
         x_BSD = model.encode(batch)
-        loss, number = model(batch)["cmcl"]
+        loss, number = model(batch).losses["cmcl"]
     images, texts = (
         [
             [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]

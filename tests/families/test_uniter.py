@@ -182,8 +182,8 @@ def losses_of_what_is_hidden() -> tuple[dict[str, tuple[Tensor, Tensor]], dict[s
     answers = torch.full_like(places, IGNORED)
     for row, here in enumerate(asked):
         places[row, : here.sum()], answers[row, : here.sum()] = here.nonzero()[:, 0], labels[row, here]
-    said = model(golden_batch(hidden=False) | {"masked_positions": places, "labels": answers})
-    said |= model(golden_batch(hidden=True) | asked_of_regions())
+    said = model(golden_batch(hidden=False) | {"masked_positions": places, "labels": answers}).losses
+    said |= model(golden_batch(hidden=True) | asked_of_regions()).losses
     return said, {loss: known[loss.replace("-", "_")] for loss in said}
 
 
@@ -199,7 +199,7 @@ def losses_of_pairs() -> tuple[dict[str, tuple[Tensor, Tensor]], list[tuple[Tens
     """Ours of matching and transport; and of two tables our gradient and theirs."""
     known, _ = golden()
     model = golden_model()
-    said = model(golden_batch(hidden=False) | {"matched": known["input.itm_targets"]})
+    said = model(golden_batch(hidden=False) | {"matched": known["input.itm_targets"]}).losses
     (said["itm"][0] / 3 + 0.1 * said["wra"][0] / 3).backward()
     assert model.embed is not None
     words, regions = model.embed.token.weight.grad[:60], model.embed.region.project.weight.grad
@@ -243,7 +243,7 @@ def heads_that_say(bias: Tensor) -> Model:
 def test_each_loss_is_what_its_formula_says():
     bias = torch.linspace(-1, 2, FEATURES)
     batch = uniter_batch(8, seed=3)
-    said = heads_that_say(bias)(batch)
+    said = heads_that_say(bias)(batch).losses
     asked = batch["region_labels"] != IGNORED
     missing = (bias - batch["hidden_features"][asked]).square()
     assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
@@ -265,7 +265,7 @@ def test_what_says_what_the_detector_says_has_no_loss():
     asked = batch["region_labels"] != IGNORED
     batch["hidden_features"][asked] = bias
     batch["region_distributions"][asked] = bias[:CLASSES].softmax(-1)
-    said = heads_that_say(bias)(batch)
+    said = heads_that_say(bias)(batch).losses
     assert said["mrfr"][0] == 0
     assert abs(said["mrc-kl"][0].item()) < 1e-5
 

@@ -64,7 +64,7 @@ def test_operations_equal_those_that_torch_counts():
     batch["image_label"] = batch["image_label"].clamp(min=0)
     # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(batch)["image-label"][0].backward()
+        model(batch).losses["image-label"][0].backward()
     spec = model.spec
     padding = 6 * 3 * (spec.padded_vocabulary - spec.vocabulary) * spec.width
     # The gradient of the bias of labels is taken as a product with a column of ones.
@@ -81,7 +81,7 @@ def differences(folder: Path) -> tuple[float, float]:
     said = theirs(pixel_values=pixel_values(model, batch["patches"])).logits
     ours = model.logits(batch)["image-label"]
     F.cross_entropy(said, batch["image_label"], ignore_index=IGNORED).backward()
-    loss, number = model(batch)["image-label"]
+    loss, number = model(batch).losses["image-label"]
     (loss / number).backward()
     gradients = replace_gradients(theirs, model)
     gaps = [(one.grad - gradients[name]).abs().max().item() for name, one in model.named_parameters()]
@@ -264,7 +264,7 @@ def learned(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[li
         for step, [batch] in islice(loader, steps):
             for group in optimizer.param_groups:
                 group["lr"] = 4e-3 * min(1, (step + 1) / 20)
-            [(loss, number)] = model(batch).values()
+            [(loss, number)] = model(batch).losses.values()
             optimizer.zero_grad()
             (loss / number).backward()
             optimizer.step()
@@ -289,7 +289,7 @@ def test_it_learns_what_is_behind_hidden_patches(corpus):
     loss, counts = 0.0, np.zeros(512)
     with torch.no_grad():
         for [batch] in batches:
-            loss += model(batch)["masked-patch"][0].item()
+            loss += model(batch).losses["masked-patch"][0].item()
             counts += np.bincount(batch["patch_colors"].flatten().numpy(), minlength=512)
     shares = counts[counts > 0] / counts.sum()
     assert loss / counts.sum() < 0.9 * -(shares * np.log(shares)).sum()

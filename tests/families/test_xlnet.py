@@ -162,7 +162,7 @@ def test_it_learns_by_queries() -> None:
         order = torch.zeros(16, 12, dtype=torch.long).scatter(1, places, torch.tensor([1, 2, 3]).expand(16, -1))
         batch = {"tokens": tokens, "order": order, "masked_positions": places, "labels": tokens.gather(1, places)}
         batch["segments"] = torch.zeros_like(tokens)
-        loss, count = model(batch)["permutation-lm"]
+        loss, count = model(batch).losses["permutation-lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

@@ -227,7 +227,7 @@ def their_outputs(name: str, theirs: PreTrainedModel, batch: dict[str, Tensor]) 
 def our_outputs(name: str, model: Model, batch: dict[str, Tensor]) -> list[Tensor]:
     """The same of ours."""
     if name == "clip":
-        features = model(batch, features=True)["image-text"]
+        features = model(batch, features=True).features["image-text"]
         images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
         return [images, texts, scale.mean() * images @ texts.t()]
     if ARCHITECTURES[name].model == "DebertaV2Model":

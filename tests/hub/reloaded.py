@@ -24,7 +24,7 @@ from transformers.models.reformer.modeling_reformer import LSHSelfAttention, Ref
 from megaptm.batch import IGNORED
 from megaptm.bricks.pattern import SparseBlocks
 from megaptm.layers.lsh import EVALUATION, rotations
-from megaptm.losses.token import pick, summed_shares
+from megaptm.losses.token import cumulative_shares, pick
 from megaptm.spec import Family, ModelSpec
 from tests.parity.reference import inputs_with_queries, labels_everywhere
 
@@ -194,7 +194,9 @@ def joint_losses_of(
         hidden = labels != IGNORED
         said = generator(**inputs).logits[hidden]
         inputs["input_ids"] = inputs["input_ids"].clone()
-        inputs["input_ids"][hidden] = pick(summed_shares(said, said.amax(-1, keepdim=True)), documents["draws"][hidden])
+        inputs["input_ids"][hidden] = pick(
+            cumulative_shares(said, said.amax(-1, keepdim=True)), documents["draws"][hidden]
+        )
         replaced = (hidden & (inputs["input_ids"] != labels)).float()
         judged = documents["replaced"] != IGNORED
         logits = discriminator(**inputs).logits

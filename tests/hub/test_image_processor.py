@@ -85,7 +85,7 @@ def read_here(model: Model, objective: dict[str, Any]) -> torch.Tensor:
         if model.spec.name == "vit":
             return model.logits(batch)["image-label"]
         batch |= {name: one for name, one in clip_batch(1, seed=0, all_asked=True).items() if "text" in name}
-        return model(batch, features=True)["image-text"][:, : model.spec.size_of("text").width]
+        return model(batch, features=True).features["image-text"][:, : model.spec.size_of("text").width]
 
 
 def read_there(folder: Path, kind: type[transformers.PreTrainedModel]) -> torch.Tensor:

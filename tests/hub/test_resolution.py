@@ -42,7 +42,7 @@ def test_larger_images_are_read_as_hugging_face_reads_them(tmp_path, family):
         else:
             texts = {name: one for name, one in clip_batch(2, seed=3, all_asked=True).items() if "text" in name}
             said = theirs(input_ids=texts["text_tokens"], **shown)
-            features, expected = model(batch | texts, features=True)["image-text"], said.image_embeds
+            features, expected = model(batch | texts, features=True).features["image-text"], said.image_embeds
             ours = features[:, : expected.shape[1]]
     assert (ours - expected).abs().max() <= 1e-5
 

@@ -211,7 +211,7 @@ def test_a_model_says_the_same_by_the_kernel_that_is_wanted(family: str) -> None
     losses = {}
     for kernel in ("fused", "tiles"):
         model = wanting(tiny_model(family), kernel)
-        loss = torch.stack([one / count for one, count in model(batch).values()]).sum()
+        loss = torch.stack([one / count for one, count in model(batch).losses.values()]).sum()
         loss.backward()
         losses[kernel] = [loss.detach(), *(one.grad for one in model.parameters() if one.grad is not None)]
     for one, other in zip(*losses.values(), strict=True):

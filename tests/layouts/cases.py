@@ -21,6 +21,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.families import CATALOGUE, RECURRENT, VISION
 from megaptm.spec import Family, ModelSpec, Size, change
+from tests.engines import filled_engine
 from tests.models.grammar import VARIANTS, variant
 from tests.models.recurrent import elmo_batch, tiny_cove, tiny_elmo
 from tests.models.regions import ALL, tiny_uniter, uniter_batch
@@ -150,9 +151,7 @@ def train_steps(
     optimizer: OptimizerConfig = ADAM,
 ) -> dict[str, Any]:
     """Return losses and gradient norms of `steps` steps, and the losses of an evaluation. `rows`: their batch sizes."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(
+    engine = filled_engine(
         tiny(family, layers=layers),
         layout,
         optimizer,
@@ -160,13 +159,13 @@ def train_steps(
         seed=7,
         precision=precision,
         communication=communication,
-        marks="global_tokens" in batch(family, 0),
+        global_tokens="global_tokens" in batch(family, 0),
     )
     results = []
     for step in range(steps):
         fields = {name: field[: rows[step % len(rows)]] for name, field in batch(family, step).items()}
         batches = micro_batches(fields, layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        results.append(engine.step(batches, step=step, lr=optimizer.lr))
+        results.append(engine.train_step(batches, step=step, lr=optimizer.lr))
     held_out = micro_batches(batch(family, 99), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return {
         "losses": [result.loss for result in results],
@@ -179,8 +178,7 @@ def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int
     """Return the number of elements of each kind (weights, moments) that this rank reads to restore a checkpoint."""
     from megaptm.checkpoint.store import Store
     from megaptm.checkpoint.tensors import TensorReader
-    from megaptm.parallel import state
-    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.build import build_engine
 
     class Counting(TensorReader):
         def read(self, name: str, offset: Any = None, block: Any = None) -> Tensor:
@@ -189,16 +187,14 @@ def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int
             return tensor
 
     read: Counter[str] = Counter()
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, filled=False)
+    engine = build_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
     checkpoint = Store(Path(folder)).load(step)
-    state.restore(engine, Counting(checkpoint.folder, checkpoint.files), step=step)
+    engine.restore(Counting(checkpoint.folder, checkpoint.files), step=step)
     return dict(read)
 
 
 def group_timeouts(layout: Layout, minutes: float) -> list[float | None]:
     """Return the timeout in minutes of each process group that an engine opens; None: torch's default."""
-    from megaptm.parallel.engine import Engine
-
     limits: list[float | None] = []
     really = dist.new_group
 
@@ -207,15 +203,13 @@ def group_timeouts(layout: Layout, minutes: float) -> list[float | None]:
         return really(*args, timeout=timeout, **kwargs)
 
     with patch.object(dist, "new_group", new_group):
-        Engine(tiny("t5"), layout, ADAM, losses=losses_of("t5"), seed=7, timeout_minutes=minutes)
+        filled_engine(tiny("t5"), layout, ADAM, losses=losses_of("t5"), seed=7, timeout_minutes=minutes)
     return limits
 
 
 def evaluate_untrained(family: str, layout: Layout) -> dict[str, float]:
     """Return the losses of an engine before its first step."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny(family, dropout=0.1), layout, ADAM, losses=losses_of(family), seed=7)
+    engine = filled_engine(tiny(family, dropout=0.1), layout, ADAM, losses=losses_of(family), seed=7)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
     return engine.evaluate(batches).losses
 
@@ -237,23 +231,17 @@ def train_and_save(
     """
     from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
-    from megaptm.parallel import state
     from megaptm.parallel.background import Background
+    from megaptm.parallel.build import build_engine
     from megaptm.parallel.collectives import barrier
-    from megaptm.parallel.engine import Engine
 
-    engine = Engine(
-        tiny(family, dropout=dropout),
-        layout,
-        optimizer,
-        losses=losses_of(family),
-        seed=7,
-        precision=precision,
-        filled=not start,
-    )
+    spec, losses = tiny(family, dropout=dropout), losses_of(family)
+    engine = build_engine(spec, layout, optimizer, losses=losses, seed=7, precision=precision)
     store = Store(Path(folder), keep=9, fence=lambda: True)
     if start:
-        state.restore(engine, store.load(start).reader, step=start)
+        engine.restore(store.load(start).reader, step=start)
+    else:
+        engine.fill()
     background, trained, results = Background(), threading.Event(), []
     end, rank = start + steps, engine.ranks.world
 
@@ -269,14 +257,14 @@ def train_and_save(
         if rank == 0:
             store.prepare(end)
         barrier()
-        pieces = list(state.pieces(engine))
+        pieces = list(engine.pieces())
         background.begin(partial(write, HostStaging().take(pieces) if extra_steps else pieces), commit)
 
     for step in range(start, end + extra_steps):
         if step == end:
             save()
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        results.append(engine.step(batches, step=step, lr=optimizer.lr))
+        results.append(engine.train_step(batches, step=step, lr=optimizer.lr))
         background.advance()
     if not extra_steps:
         save()

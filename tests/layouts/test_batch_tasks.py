@@ -15,6 +15,7 @@ import torch
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS
 from megaptm.config import CommunicationConfig, Layout
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.models.regions import ALL
 from tests.ranks import run_ranks
@@ -36,12 +37,12 @@ CASES = [*((name, False) for name in LAYOUTS), *((name, True) for name in OVERLA
 
 def train(layout: Layout, overlaps: bool, all_fields: bool) -> dict[str, Any]:
     """Return the losses, norms and executed heads of each step. Runs in a rank."""
-    from megaptm.parallel.engine import Engine
-
     communication = CommunicationConfig(overlap_grad_reduce=overlaps)
-    engine = Engine(tiny("uniter"), layout, ADAM, losses=losses_of("uniter"), seed=7, communication=communication)
+    engine = filled_engine(
+        tiny("uniter"), layout, ADAM, losses=losses_of("uniter"), seed=7, communication=communication
+    )
     heads_run: list[set[str]] = []
-    for stage in engine.stages:
+    for stage in engine.model.stages:
         for name, head in {} if stage.model.head is None else stage.model.head.items():
             count_runs(head, name, heads_run)
     recorded: dict[str, Any] = {"losses": [], "norms": [], "ran": heads_run}
@@ -53,7 +54,7 @@ def train(layout: Layout, overlaps: bool, all_fields: bool) -> dict[str, Any]:
         if not all_fields:
             fields = {field: value for field, value in fields.items() if field not in ALL_LABELS - {label}}
         batches = micro_batches(fields, layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        result = engine.step(batches, step=step, lr=ADAM.lr)
+        result = engine.train_step(batches, step=step, lr=ADAM.lr)
         recorded["losses"].append(result.loss)
         recorded["norms"].append(result.gradient_norm)
         assert {name for name, count in result.counts.items() if count} == heads_of(label)

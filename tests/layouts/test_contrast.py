@@ -19,6 +19,7 @@ from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
 from megaptm.models import build_model, fill, initial_value
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny, train_and_save
 from tests.models.pairs import PairsHead
 from tests.ranks import run_ranks
@@ -28,13 +29,11 @@ FAMILY = "two towers, compared over all rows"
 
 def first_step(layout: Layout, dropout: float, communication: CommunicationConfig | None = None) -> dict[str, Any]:
     """Return losses and gradient norm of the first step, and an evaluation before it."""
-    from megaptm.parallel.engine import Engine
-
     spec, losses = tiny(FAMILY, dropout=dropout), losses_of(FAMILY)
-    engine = Engine(spec, layout, ADAM, losses=losses, seed=7, communication=communication)
+    engine = filled_engine(spec, layout, ADAM, losses=losses, seed=7, communication=communication)
     local = [micro_batches(batch(FAMILY, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None][0]
     evaluated = engine.evaluate(local).losses
-    done = engine.step(local, step=0, lr=0.0)
+    done = engine.train_step(local, step=0, lr=0.0)
     return {"evaluated": evaluated, "losses": done.losses, "norm": done.gradient_norm, "counts": done.counts}
 
 
@@ -46,9 +45,9 @@ def first_step_of_torch(dropout: float) -> dict[str, Any]:
     model, fields = build_model(tiny(FAMILY, dropout=dropout)), batch(FAMILY, 0)
     fill(model, seed=7)
     with torch.no_grad():
-        evaluated = {name: (loss / count).item() for name, (loss, count) in model.eval()(fields).items()}
+        evaluated = {name: (loss / count).item() for name, (loss, count) in model.eval()(fields).losses.items()}
     seed_step(7, 0, ranks)
-    losses = {name: loss / count for name, (loss, count) in model.train()(fields).items()}
+    losses = {name: loss / count for name, (loss, count) in model.train()(fields).losses.items()}
     sum(weight * losses[name] for name, weight in losses_of(FAMILY).items()).backward()
     norm = (
         torch.stack([parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None])
@@ -129,9 +128,9 @@ def one_row(features: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "spoil", "expected"),
     [
-        ("features", to_bfloat16, "gave [4, 17] in bfloat16 for 4 rows: it must give [4, F] in float32"),
-        ("features", one_row, "gave [1, 17] in float32 for 4 rows"),
-        ("compare", one_row, "gave [1] for 8 of 8 rows: it must give the loss of each of the rows `own`"),
+        ("features", to_bfloat16, "returned [4, 17] in bfloat16 for 4 samples. It must return [4, F] in float32"),
+        ("features", one_row, "returned [1, 17] in float32 for 4 samples"),
+        ("compare", one_row, "returned [1] for 8 of 8 samples. It must return one loss for each of the samples `own`"),
     ],
 )
 def test_invalid_head_output_is_rejected(name: str, spoil: Callable[[Tensor], Tensor], expected: str) -> None:
@@ -149,15 +148,13 @@ def test_both_passes_have_the_same_dropout(recompute: str) -> None:
 
 def both_passes(layout: Layout) -> tuple[Tensor, Tensor] | None:
     """Return the features of both passes of a step with dropout, on ranks with the head."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    engine = filled_engine(tiny(FAMILY, dropout=0.3), layout, ADAM, losses=losses_of(FAMILY), seed=7)
     original, features = PairsHead.features, []
     with patch.object(
         PairsHead, "features", lambda *streams, **batch: features.append(original(*streams, **batch)) or features[-1]
     ):
         local = micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)
-        engine.step(local if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
+        engine.train_step(local if engine.ranks.tensor == 0 else None, step=0, lr=0.0)
     if not features:
         return None
     half = len(features) // 2
@@ -175,9 +172,7 @@ def test_both_passes_have_the_same_dropout_in_every_layout(layout: str) -> None:
 
 def count_feature_passes(layout: Layout, losses: dict[str, float]) -> tuple[int, dict[str, float]]:
     """Return the number of feature computations in an evaluation, and its losses."""
-    from megaptm.parallel.engine import Engine
-
-    engine, original, calls = Engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
+    engine, original, calls = filled_engine(tiny(FAMILY), layout, ADAM, losses=losses, seed=7), PairsHead.features, []
     with patch.object(PairsHead, "features", lambda *streams, **batch: calls.append(1) or original(*streams, **batch)):
         evaluation = engine.evaluate(micro_batches(batch(FAMILY, 0), layout, engine.ranks.data)).losses
     return len(calls), evaluation
@@ -199,13 +194,11 @@ def test_single_micro_batch_is_one_pass(reference: dict[str, Any]) -> None:
 
 def cudnn_permissions(layout: Layout) -> list[bool]:
     """Return whether cuDNN's attention kernel is enabled at each call, and after the step."""
-    from megaptm.parallel.engine import Engine
-
-    engine, cudnn_enabled = Engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7), []
-    for module in engine.stages[0].modules():
+    engine, cudnn_enabled = filled_engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7), []
+    for module in engine.model.stages[0].modules():
         if isinstance(module, Attend):
             module.register_forward_pre_hook(lambda *_: cudnn_enabled.append(torch.backends.cuda.cudnn_sdp_enabled()))
-    engine.step(micro_batches(batch(FAMILY, 0), layout, 0), step=0, lr=0.0)
+    engine.train_step(micro_batches(batch(FAMILY, 0), layout, 0), step=0, lr=0.0)
     return [*cudnn_enabled, torch.backends.cuda.cudnn_sdp_enabled()]
 
 
@@ -219,13 +212,11 @@ def test_both_passes_use_the_same_attention_kernel() -> None:
 
 def temperatures(layout: Layout) -> list[float]:
     """Return the scale of cosines of a bfloat16 model: initially, and after each of two small steps."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny("clip"), layout, ADAM, losses=losses_of("clip"), seed=7, precision="bf16")
-    head, scales = engine.stages[-1].model.head["image-text"], []
+    engine = filled_engine(tiny("clip"), layout, ADAM, losses=losses_of("clip"), seed=7, precision="bf16")
+    head, scales = engine.model.stages[-1].model.head["image-text"], []
     for step in range(3):
         scales.append(head.scale.exp().item())
-        engine.step(micro_batches(batch("clip", step), layout, engine.ranks.data), step=step, lr=1e-4)
+        engine.train_step(micro_batches(batch("clip", step), layout, engine.ranks.data), step=step, lr=1e-4)
     assert head.image.weight.dtype == torch.bfloat16
     return scales
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from megaptm.config import Layout
 from megaptm.spec import Distillation, ModelSpec, change
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, micro_batches, tiny, train_and_save
 from tests.ranks import run_ranks
 
@@ -23,7 +25,7 @@ LOSSES = {"bert": {"mlm": 1.0}, "t5": {"lm": 1.0}}
 def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32", initial: tuple[int, ...] = ()) -> Any:
     """Return the engine of a student, which is narrower than its teacher unless `initial` layers initialize it."""
     from megaptm.checkpoint.store import Store
-    from megaptm.parallel.engine import Engine
+    from megaptm.parallel.teacher import teacher_initializer
 
     teacher, student = tiny(family), tiny(STUDENTS[family], layers=2, dropout=0.0)
     weights = WEIGHTS
@@ -40,7 +42,8 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
         initial=initial,
         objective=2.0,
     )
-    return Engine(
+    reader = Store(Path(folder)).load(1).reader
+    return filled_engine(
         student,
         layout,
         ADAM,
@@ -48,7 +51,8 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
         seed=7,
         precision=precision,
         distillation=distillation,
-        teacher=Store(Path(folder)).load(1).reader,
+        teacher=reader,
+        open_initializer=partial(teacher_initializer, distillation, reader) if initial else None,
     )
 
 
@@ -66,7 +70,7 @@ def learn(folder: str, family: str, layout: Layout, precision: str = "fp32", ste
         return rows if engine.ranks.tensor == 0 else None
 
     for step in range(steps):
-        results.append(engine.step(local_batches(step), step=step, lr=ADAM.lr))
+        results.append(engine.train_step(local_batches(step), step=step, lr=ADAM.lr))
     return {
         "losses": [loss for result in results for loss in result.losses.values()],
         "norms": [result.gradient_norm for result in results],
@@ -117,19 +121,20 @@ def test_bf16_is_close_to_fp32(teachers: dict[str, str], single_process: dict[st
 def train_and_resume(folder: str, student: str) -> tuple[list[float], list[float], list[str]]:
     """Return losses of three steps, the same with a restart after the first, and the tensors of its checkpoint."""
     from megaptm.checkpoint.store import Store
-    from megaptm.parallel import state
 
     layout, initial = Layout(microbatch=4), (0, 3)
     engine, store = engine_of(folder, "bert", layout, initial=initial), Store(Path(student), fence=lambda: True)
-    uninterrupted = [engine.step(micro_batches(batch("bert", 0), layout, 0), step=0, lr=ADAM.lr).loss]
+    uninterrupted = [engine.train_step(micro_batches(batch("bert", 0), layout, 0), step=0, lr=ADAM.lr).loss]
     store.prepare(1)
-    store.write(1, 0, list(state.pieces(engine)))
+    store.write(1, 0, list(engine.pieces()))
     store.commit(1, {}, ranks=1)
     resumed = engine_of(folder, "bert", layout, initial=initial)
     resumed.restore(store.load(1).reader, step=1)
     resumed_losses = [*uninterrupted]
     for losses, trained in ((uninterrupted, engine), (resumed_losses, resumed)):
-        losses += [trained.step(micro_batches(batch("bert", n), layout, 0), step=n, lr=ADAM.lr).loss for n in (1, 2)]
+        losses += [
+            trained.train_step(micro_batches(batch("bert", n), layout, 0), step=n, lr=ADAM.lr).loss for n in (1, 2)
+        ]
     return uninterrupted, resumed_losses, store.load(1).reader.names()
 
 
@@ -142,11 +147,14 @@ def test_resume_is_bit_identical_and_saves_no_teacher(teachers: dict[str, str], 
 
 def compare_with_teacher(folder: str, initial: tuple[int, ...]) -> tuple[list[str], list[str]]:
     """Return the parameters of a new student that equal the teacher's, and the others."""
+    from megaptm.parallel.teacher import DistillationHook
+
     engine = engine_of(folder, "bert", Layout(microbatch=8, tensor=2), initial=initial)
-    (teacher,) = engine.stages[0].teachers
+    (hook,) = [hook for hook in engine.hooks if isinstance(hook, DistillationHook)]
+    teacher = hook.teacher
     teacher_parameters = dict(teacher.named_parameters())
     equal, other = [], []
-    for name, parameter in engine.stages[0].model.named_parameters():
+    for name, parameter in engine.model.stages[0].model.named_parameters():
         number = name.split(".")[1]
         of = name.replace(f".{number}.", f".{initial[int(number)]}.", 1) if number.isdecimal() else name
         (equal if of in teacher_parameters and teacher_parameters[of].equal(parameter) else other).append(name)

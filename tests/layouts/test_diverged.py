@@ -7,6 +7,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.config import Layout
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
 
@@ -30,15 +31,17 @@ def train(layout, precision, poisons):
 
     A poison replaces one element of a gradient on the last process.
     """
-    from megaptm.parallel.engine import DivergedError, Engine
+    from megaptm.parallel.step_result import DivergedError
 
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, precision=precision)
-    parameters = {placement.name: value for stage in engine.stages for placement, value in stage.placed_parameters()}
+    engine = filled_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, precision=precision)
+    parameters = {
+        placement.name: value for stage in engine.model.stages for placement, value in stage.placed_parameters()
+    }
     results, messages = [], []
 
     def step(number):
         batches = micro_batches(batch("gpt2", number), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        return engine.step(batches, step=number, lr=ADAM.lr)
+        return engine.train_step(batches, step=number, lr=ADAM.lr)
 
     for number in range(3):
         for name, poison in poisons if number == 1 else []:
@@ -74,23 +77,23 @@ def test_nonfinite_gradient_on_one_rank_is_rejected_on_all(name, precision):
     for _, messages in with_poison:
         assert len(messages) == len(POISONS)
         for sentence in messages:
-            assert sentence.startswith("step 2 was refused before it changed a weight: its loss is 5.")
-            assert "norm of its gradient nan" in sentence or "norm of its gradient inf" in sentence
+            assert sentence.startswith("step 2 was rejected and changed no weight: its loss is 5.")
+            assert "gradient norm is nan" in sentence or "gradient norm is inf" in sentence
 
 
 def step_without_labels(layout):
     """Return the message of a step without labels, and whether the weights are unchanged."""
     import torch
 
-    from megaptm.parallel.engine import Engine, NothingAskedError
+    from megaptm.parallel.step_result import NoLabelsError
 
-    engine = Engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
-    before = [value.clone() for stage in engine.stages for value in stage.parameters()]
+    engine = filled_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
+    before = [value.clone() for stage in engine.model.stages for value in stage.parameters()]
     fields = batch("gpt2", 0)
     unlabeled = fields | {"labels": torch.full_like(fields["labels"], IGNORED)}
-    with pytest.raises(NothingAskedError) as caught:
-        engine.step(micro_batches(unlabeled, layout, engine.ranks.data), step=3, lr=ADAM.lr)
-    after = [value for stage in engine.stages for value in stage.parameters()]
+    with pytest.raises(NoLabelsError) as caught:
+        engine.train_step(micro_batches(unlabeled, layout, engine.ranks.data), step=3, lr=ADAM.lr)
+    after = [value for stage in engine.model.stages for value in stage.parameters()]
     return str(caught.value), all(map(torch.equal, before, after))
 
 
@@ -98,5 +101,5 @@ def step_without_labels(layout):
 def test_step_without_labels_is_rejected(name):
     layout = LAYOUTS[name]
     for message, is_unchanged in run_ranks(layout.processes, step_without_labels, layout):
-        assert message.startswith("step 4 was refused before it changed a weight: nothing is asked in it")
+        assert message.startswith("step 4 was rejected and changed no weight: no sample has a label")
         assert is_unchanged

@@ -10,6 +10,7 @@ import pytest
 
 from megaptm.checkpoint.store import Store
 from megaptm.config import Layout
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny, train_and_save, train_steps
 from tests.layouts.test_resume import DP2, DP2_DISTRIBUTED, ONE, PP2_INTERLEAVED, TP2_SP
 from tests.ranks import run_ranks
@@ -66,11 +67,13 @@ def test_checkpoint_does_not_depend_on_data_ranks(saved, tmp_path):
 
 def train_without_cache():
     """Return the losses of three steps of a model without a cache."""
-    from megaptm.parallel.engine import Engine
-
     spec = tiny(FAMILY)
-    engine = Engine(replace(spec, size=replace(spec.size, memory=0)), ONE, ADAM, losses=losses_of(FAMILY), seed=7)
-    return [engine.step(micro_batches(batch(FAMILY, step), ONE, 0), step=step, lr=ADAM.lr).loss for step in range(3)]
+    engine = filled_engine(
+        replace(spec, size=replace(spec.size, memory=0)), ONE, ADAM, losses=losses_of(FAMILY), seed=7
+    )
+    return [
+        engine.train_step(micro_batches(batch(FAMILY, step), ONE, 0), step=step, lr=ADAM.lr).loss for step in range(3)
+    ]
 
 
 def test_cache_changes_the_losses():
@@ -82,10 +85,12 @@ def test_cache_changes_the_losses():
 
 def train_with_interruptions(layout):
     """Return losses of four steps with evaluations and a rejected step between, and of two evaluations of one batch."""
-    from megaptm.parallel.engine import DivergedError, Engine
+    from megaptm.parallel.step_result import DivergedError
 
-    engine = Engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7)
-    parameters = {placement.name: value for stage in engine.stages for placement, value in stage.placed_parameters()}
+    engine = filled_engine(tiny(FAMILY), layout, ADAM, losses=losses_of(FAMILY), seed=7)
+    parameters = {
+        placement.name: value for stage in engine.model.stages for placement, value in stage.placed_parameters()
+    }
     losses, evaluated = [], []
 
     def local_batches(number):
@@ -97,9 +102,9 @@ def train_with_interruptions(layout):
             evaluated.append(engine.evaluate(local_batches(7)).loss)
             handle = parameters["decoder.3.ffn.down.weight"].register_hook(lambda gradient: gradient * float("nan"))
             with pytest.raises(DivergedError):
-                engine.step(local_batches(9), step=number, lr=ADAM.lr)
+                engine.train_step(local_batches(9), step=number, lr=ADAM.lr)
             handle.remove()
-        losses.append(engine.step(local_batches(number), step=number, lr=ADAM.lr).loss)
+        losses.append(engine.train_step(local_batches(number), step=number, lr=ADAM.lr).loss)
     return losses, evaluated
 
 

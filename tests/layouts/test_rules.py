@@ -6,6 +6,7 @@ import torch
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
 from megaptm.models import Model, fill
+from tests.engines import filled_engine
 from tests.layouts.cases import batch, losses_of, micro_batches, tiny, train_and_save, train_steps
 from tests.models.tiny import mean_losses
 from tests.ranks import run_ranks
@@ -91,16 +92,14 @@ def test_bf16_updates_float32_copies(alone, name):
 
 def decaying_parameters(settings, layout):
     """Return the names of parameters with weight decay."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny("bert"), layout, settings, losses=losses_of("bert"), seed=7)
+    engine = filled_engine(tiny("bert"), layout, settings, losses=losses_of("bert"), seed=7)
     decays = {
         id(parameter)
         for group in engine.optimizer.rule.param_groups
         if group["wd_mult"]
         for parameter in group["params"]
     }
-    return {part.place.name for part in engine.optimizer.parts if id(part.master) in decays}
+    return {part.placement.name for part in engine.optimizer.parts if id(part.master) in decays}
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
@@ -117,15 +116,13 @@ def test_norms_and_biases_do_not_decay_by_default(name):
 
 def shared_parameters(rule, layout):
     """Return name -> values of the parameters that several stages hold, after some steps."""
-    from megaptm.parallel.engine import Engine
-
     family, settings = RULES[rule]
-    engine = Engine(tiny(family), layout, settings, losses=losses_of(family), seed=7)
+    engine = filled_engine(tiny(family), layout, settings, losses=losses_of(family), seed=7)
     for step in range(STEPS):
         batches = micro_batches(batch(family, step), layout, engine.ranks.data)
-        engine.step(batches, step=step, lr=settings.lr)
+        engine.train_step(batches, step=step, lr=settings.lr)
     return {
-        part.place.name: part.parameter.tolist()
+        part.placement.name: part.parameter.tolist()
         for part in engine.optimizer.parts
         if hasattr(part.parameter, "shared_embedding")
     }
@@ -175,7 +172,7 @@ def test_rule_equals_a_plain_torch_loop(alone, name):
     ]
     optimizer = REFERENCES[name](groups, rule)
     for step in range(STEPS):
-        loss = mean_losses(model(batch(family, step)))
+        loss = mean_losses(model(batch(family, step)).losses)
         assert loss.item() == pytest.approx(alone[name]["losses"][step], rel=1e-5)
         optimizer.zero_grad()
         loss.backward()

@@ -16,6 +16,7 @@ from megaptm.data import Loader, Mix, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, SentenceGroup
+from tests.engines import filled_engine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 # The tiny configs with a fraction of their work: half the width, and rows as short as the task allows.
@@ -89,7 +90,6 @@ def _shuffle(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def learn(family: str, corpus: str) -> Lesson:
     """Train the family's tiny config on a corpus folder. Runs in a rank's process."""
     from megaptm.config.learning_rate import learning_rate
-    from megaptm.parallel.engine import Engine
     from megaptm.tokenizers import load as load_tokenizer
     from megaptm.train.loop import mean_losses
 
@@ -116,13 +116,13 @@ def learn(family: str, corpus: str) -> Lesson:
         return batches
 
     ordered, permuted = held_out(objective), held_out(Shuffled(objective))
-    engine = Engine(
+    engine = filled_engine(
         resolve_model(config), config.layout, config.optimizer, losses=objective.losses, seed=config.train.seed
     )
     before = mean_losses(engine, iter(ordered))
     with Loader(opened("train", objective), **rows) as loader:
         for step, batches in islice(loader, config.train.steps):
-            engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
+            engine.train_step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
     after, in_disorder = (mean_losses(engine, iter(batches)) for batches in (ordered, permuted))
     answers = np.concatenate([batch["labels"].numpy().ravel() for batch in chain.from_iterable(ordered)])
     return Lesson(before, after, in_disorder, unigram_loss(np.bincount(answers[answers != IGNORED])))

@@ -77,7 +77,7 @@ def layers_of(words: Words, seed: int) -> tuple[Tensor, Tensor]:
             fields = {"tokens": rows[:, :-1], "characters": words.characters[rows[:, :-1]], "labels": rows[:, 1:]}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
         model.begin_step(seed=seed, step=step)
-        loss, count = model(batch)["bidirectional-lm"]
+        loss, count = model(batch).losses["bidirectional-lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

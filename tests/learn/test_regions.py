@@ -24,6 +24,7 @@ from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.regions import RegionMaskedLM
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
+from tests.engines import filled_engine
 from tests.ranks import run_ranks
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -53,7 +54,6 @@ class Lesson:
 def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     """Train a config. Runs in a rank's process."""
     from megaptm.config.learning_rate import learning_rate
-    from megaptm.parallel.engine import Engine
     from megaptm.train.loop import mean_losses
 
     config = load(config_file, [f"data.mix={{{corpus}: 1}}", f"model.vocabulary={vocabulary}"])
@@ -65,7 +65,7 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     pairs = validation_batches(
         open_mix(config.data.mix, split="validation", **told | {"objective": words}), **rows, most=8
     )
-    engine = Engine(
+    engine = filled_engine(
         resolve_model(config),
         config.layout,
         config.optimizer,
@@ -76,7 +76,7 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     mix = open_mix(config.data.mix, split="train", schedule=BatchSchedule(config.train.batch), **told)
     with Loader(mix, **rows) as loader:
         for step, batches in islice(loader, config.train.steps):
-            engine.step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
+            engine.train_step(batches, step=step, lr=learning_rate(step, config.optimizer, steps=config.train.steps))
     after = mean_losses(engine, iter(held_out))
     others = [[with_other_images(batch) for batch in step] for step in pairs]
     of_own, of_others = (mean_losses(engine, iter(batches))["mlm"] for batches in (pairs, others))

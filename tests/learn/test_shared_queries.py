@@ -62,7 +62,7 @@ def held_out_loss(model: Model) -> float:
     total, number = 0.0, 0.0
     with torch.no_grad():
         for batch in batches(text(ast), 16, seed=0):
-            loss, count = model(batch)["lm"]
+            loss, count = model(batch).losses["lm"]
             total, number = total + float(loss), number + float(count)
     return total / number
 
@@ -71,7 +71,7 @@ def learned(attention: str, seed: int) -> Model:
     model = learner(attention, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for batch in batches(text(argparse, typing), STEPS, seed):
-        loss, count = model(batch)["lm"]
+        loss, count = model(batch).losses["lm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

@@ -53,12 +53,12 @@ def loss_after(words: dict[str, Any], seed: int) -> float:
     fill(model, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):
-        loss, count = model(batch_of(1000 * seed + step))["mlm"]
+        loss, count = model(batch_of(1000 * seed + step)).losses["mlm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()
     with torch.no_grad():
-        loss, count = model.eval()(batch_of(seed))["mlm"]
+        loss, count = model.eval()(batch_of(seed)).losses["mlm"]
     return float(loss / count)
 
 

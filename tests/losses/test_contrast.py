@@ -1,4 +1,4 @@
-"""InfoNCE with several right candidates and hard wrong ones is its formula, written out, in value and gradient."""
+"""InfoNCE with several positives, in value and gradient."""
 
 from __future__ import annotations
 
@@ -14,66 +14,72 @@ ROWS, CANDIDATES = 5, 9
 IMAGES, TEXTS, WIDTH, TEMPERATURE = 3, 4, 6, 0.2
 
 
-def a_case() -> tuple[Tensor, Tensor, Tensor]:
-    """Scores; rows with one, two, three, all and no right candidate; and what is there, one candidate of each missing,
-    a right one in the third."""
+def example() -> tuple[Tensor, Tensor, Tensor]:
+    """Return scores, positives (one, two, three, all and none in a sample) and candidates (one missing per sample; in
+    the third a positive)."""
     scores = 3 * torch.randn(ROWS, CANDIDATES, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    right = torch.zeros(ROWS, CANDIDATES, dtype=torch.bool)
-    right[0, 4] = right[1, :2] = right[2, 3:6] = right[3] = True
-    there = torch.ones(ROWS, CANDIDATES, dtype=torch.bool)
-    there[torch.arange(ROWS), torch.tensor([8, 2, 5, 0, 7])] = False
-    return scores, right, there
+    positive = torch.zeros(ROWS, CANDIDATES, dtype=torch.bool)
+    positive[0, 4] = positive[1, :2] = positive[2, 3:6] = positive[3] = True
+    candidates = torch.ones(ROWS, CANDIDATES, dtype=torch.bool)
+    candidates[torch.arange(ROWS), torch.tensor([8, 2, 5, 0, 7])] = False
+    return scores, positive, candidates
 
 
-def written_out(scores: list[float], right: list[bool], there: list[bool]) -> tuple[float, list[float]]:
-    """The loss of a row and its gradient: of each candidate its share of all, less its share of the right ones."""
-    weights = [math.exp(score) if here else 0.0 for score, here in zip(scores, there, strict=True)]
-    of_right = [weight if good else 0.0 for weight, good in zip(weights, right, strict=True)]
-    if not sum(of_right):
+def formula(scores: list[float], positive: list[bool], candidates: list[bool]) -> tuple[float, list[float]]:
+    """Return the loss of a sample and its gradient: each candidate's share of all, minus its share of the positives."""
+    weights = [math.exp(score) if is_candidate else 0.0 for score, is_candidate in zip(scores, candidates, strict=True)]
+    positive_weights = [weight if is_positive else 0.0 for weight, is_positive in zip(weights, positive, strict=True)]
+    if not sum(positive_weights):
         return 0.0, [0.0] * len(scores)
-    shares = [(weight / sum(weights), own / sum(of_right)) for weight, own in zip(weights, of_right, strict=True)]
-    return -math.log(sum(of_right) / sum(weights)), [share - own for share, own in shares]
+    shares = [
+        (weight / sum(weights), own / sum(positive_weights))
+        for weight, own in zip(weights, positive_weights, strict=True)
+    ]
+    return -math.log(sum(positive_weights) / sum(weights)), [share - own for share, own in shares]
 
 
-def test_it_is_the_formula_in_value_and_gradient():
-    scores, right, there = a_case()
-    losses = info_nce(scores.requires_grad_(), right, there)
+def test_info_nce_equals_the_formula():
+    """Value and gradient equal the formula written out in Python floats."""
+    scores, positive, candidates = example()
+    losses = info_nce(scores.requires_grad_(), positive, candidates)
     (gradient,) = torch.autograd.grad(losses.sum(), scores)
-    known = [written_out(*row) for row in zip(scores.tolist(), right.tolist(), there.tolist(), strict=True)]
+    known = [formula(*index) for index in zip(scores.tolist(), positive.tolist(), candidates.tolist(), strict=True)]
     assert losses.tolist() == pytest.approx([loss for loss, _ in known], abs=1e-12)
-    assert torch.allclose(gradient, torch.tensor([row for _, row in known], dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_with_one_right_candidate_it_is_cross_entropy():
-    scores, _, _ = a_case()
-    answers = torch.tensor([0, 3, 8, 1, 1])
-    right = torch.nn.functional.one_hot(answers, CANDIDATES).bool()
-    torch.testing.assert_close(
-        info_nce(scores, right), torch.nn.functional.cross_entropy(scores, answers, reduction="none")
+    assert torch.allclose(
+        gradient, torch.tensor([index for _, index in known], dtype=torch.float64), rtol=0, atol=1e-12
     )
 
 
-@pytest.mark.parametrize("right", [1, 3, 8])
-def test_who_cannot_tell_candidates_apart_guesses(right):
-    losses = info_nce(torch.full((1, 8), 0.7), torch.arange(8)[None] < right)
-    assert losses.item() == pytest.approx(math.log(8 / right), abs=1e-6)
+def test_info_nce_with_one_positive_is_cross_entropy():
+    scores, _, _ = example()
+    answers = torch.tensor([0, 3, 8, 1, 1])
+    positive = torch.nn.functional.one_hot(answers, CANDIDATES).bool()
+    torch.testing.assert_close(
+        info_nce(scores, positive), torch.nn.functional.cross_entropy(scores, answers, reduction="none")
+    )
 
 
-def test_a_hard_wrong_candidate_costs_more_than_an_easy_one_and_another_right_one_costs_less():
-    right = torch.tensor([[True, False, False]])
-    easy, hard = (info_nce(torch.tensor([[2.0, 0.0, wrong]]), right) for wrong in (-3.0, 1.9))
+@pytest.mark.parametrize("positive", [1, 3, 8])
+def test_info_nce_of_equal_scores_is_log_of_candidates_per_positive(positive):
+    losses = info_nce(torch.full((1, 8), 0.7), torch.arange(8)[None] < positive)
+    assert losses.item() == pytest.approx(math.log(8 / positive), abs=1e-6)
+
+
+def test_hard_negative_raises_and_second_positive_lowers_info_nce():
+    positive = torch.tensor([[True, False, False]])
+    easy, hard = (info_nce(torch.tensor([[2.0, 0.0, negative]]), positive) for negative in (-3.0, 1.9))
     both = info_nce(torch.tensor([[2.0, 0.0, 1.9]]), torch.tensor([[True, False, True]]))
     assert both < easy < hard
 
 
-def test_what_is_not_there_changes_nothing():
-    scores, right, there = a_case()
-    other = scores.masked_fill(~there, 50)
-    assert torch.equal(info_nce(scores, right, there), info_nce(other, right, there))
-    assert not torch.equal(info_nce(scores, right), info_nce(other, right))
+def test_excluded_candidates_do_not_change_info_nce():
+    scores, positive, candidates = example()
+    other = scores.masked_fill(~candidates, 50)
+    assert torch.equal(info_nce(scores, positive, candidates), info_nce(other, positive, candidates))
+    assert not torch.equal(info_nce(scores, positive), info_nce(other, positive))
 
 
-def test_large_scores_in_bfloat16_give_finite_numbers_of_float32():
+def test_info_nce_is_finite_float32_for_large_bfloat16_scores():
     scores = torch.tensor([[300.0, -300.0], [-300.0, 300.0]], dtype=torch.bfloat16, requires_grad=True)
     losses = info_nce(scores, torch.tensor([[True, False]] * 2))
     (gradient,) = torch.autograd.grad(losses.sum(), scores)
@@ -82,76 +88,90 @@ def test_large_scores_in_bfloat16_give_finite_numbers_of_float32():
     assert gradient.tolist() == [[0, 0], [-1, 1]]
 
 
-def a_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Three images and four texts of each row, of length 1; how many texts are right, in the third row none; and which
-    images and texts are there."""
+def example_batch() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return three images and four texts of each sample, of length 1; the number of positive texts (none in the third
+    sample); and masks of valid images and texts."""
     generator = torch.Generator().manual_seed(2)
     images = torch.randn(ROWS, IMAGES, WIDTH, generator=generator, dtype=torch.float64)
     texts = torch.randn(ROWS, TEXTS, WIDTH, generator=generator, dtype=torch.float64)
-    said = torch.ones(ROWS, TEXTS, dtype=torch.bool)
-    said[0, 3] = said[1, 1] = said[4, 1:] = False
-    seen = torch.ones(ROWS, IMAGES, dtype=torch.bool)
-    seen[1, 2] = seen[3, 1:] = False
+    valid_texts = torch.ones(ROWS, TEXTS, dtype=torch.bool)
+    valid_texts[0, 3] = valid_texts[1, 1] = valid_texts[4, 1:] = False
+    valid_images = torch.ones(ROWS, IMAGES, dtype=torch.bool)
+    valid_images[1, 2] = valid_images[3, 1:] = False
     images, texts = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (images, texts))
-    return images, texts, torch.tensor([1, 3, 0, 2, 1]), seen, said
+    return images, texts, torch.tensor([1, 3, 0, 2, 1]), valid_images, valid_texts
 
 
-def compared(
-    images: Tensor, texts: Tensor, right: list[int], seen: list[list[bool]], said: list[list[bool]], row: int
+def loss_of_sample(
+    images: Tensor,
+    texts: Tensor,
+    positive: list[int],
+    valid_images: list[list[bool]],
+    valid_texts: list[list[bool]],
+    index: int,
 ) -> Tensor:
-    """The loss of a row, pair by pair: those of its image with texts, those of its caption with images."""
-    found, among = [], []
+    """Return the loss of a sample by a loop: pairs of its image with texts, and of its caption with images."""
+    positive_scores, all_scores = [], []
     for other in range(len(images)):
-        if not right[other]:
+        if not positive[other]:
             continue
         for slot in range(IMAGES):
-            if seen[other][slot] and (other, slot) != (row, 0):
-                score = (images[other, slot] * texts[row, 0]).sum()
-                among.append(score)
-                found += [score] if other == row else []
+            if valid_images[other][slot] and (other, slot) != (index, 0):
+                score = (images[other, slot] * texts[index, 0]).sum()
+                all_scores.append(score)
+                positive_scores += [score] if other == index else []
         for slot in range(TEXTS):
-            if said[other][slot]:
-                score = (images[row, 0] * texts[other, slot]).sum()
-                among.append(score)
-                found += [score] if other == row and slot < right[row] else []
-    found_sum, all_sum = ((torch.stack(scores) / TEMPERATURE).exp().sum() for scores in (found, among))
-    return -(found_sum / all_sum).log()
+            if valid_texts[other][slot]:
+                score = (images[index, 0] * texts[other, slot]).sum()
+                all_scores.append(score)
+                positive_scores += [score] if other == index and slot < positive[index] else []
+    positive_sum, all_sum = (
+        (torch.stack(scores) / TEMPERATURE).exp().sum() for scores in (positive_scores, all_scores)
+    )
+    return -(positive_sum / all_sum).log()
 
 
-def test_rows_of_a_batch_are_compared_pair_by_pair():
-    images, texts, right, seen, said = a_batch()
-    for given in (images, texts):
-        given.requires_grad_()
-    losses = cross_modal_contrast(images, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
-    asked = [0, 1, 3, 4]
-    there = (right.tolist(), seen.tolist(), said.tolist())
-    known = torch.stack([compared(images, texts, *there, row) for row in asked])
-    assert torch.allclose(losses[asked], known, rtol=0, atol=1e-12)
+def test_cross_modal_contrast_equals_a_loop_over_pairs():
+    images, texts, positive, valid_images, valid_texts = example_batch()
+    for inputs in (images, texts):
+        inputs.requires_grad_()
+    losses = cross_modal_contrast(
+        images, texts, positive, valid_images, valid_texts, slice(0, ROWS), temperature=TEMPERATURE
+    )
+    with_positives = [0, 1, 3, 4]
+    candidates = (positive.tolist(), valid_images.tolist(), valid_texts.tolist())
+    known = torch.stack([loss_of_sample(images, texts, *candidates, index) for index in with_positives])
+    assert torch.allclose(losses[with_positives], known, rtol=0, atol=1e-12)
     assert losses[2] == 0
-    ours, theirs = (torch.autograd.grad(total.sum(), (images, texts)) for total in (losses, known))
-    assert all(torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(ours, theirs, strict=True))
-    assert ours[0][2].count_nonzero() == ours[1][2].count_nonzero() == 0
+    gradients, expected_gradients = (torch.autograd.grad(total.sum(), (images, texts)) for total in (losses, known))
+    assert all(
+        torch.allclose(one, other, rtol=0, atol=1e-12) for one, other in zip(gradients, expected_gradients, strict=True)
+    )
+    assert gradients[0][2].count_nonzero() == gradients[1][2].count_nonzero() == 0
 
 
-def test_each_rank_compares_its_own_rows_with_all():
-    batch = a_batch()
+def test_cross_modal_contrast_by_rank_equals_the_full_batch():
+    batch = example_batch()
     parts = [
         cross_modal_contrast(*batch, own, temperature=TEMPERATURE) for own in (slice(0, 2), slice(2, 3), slice(3, 5))
     ]
-    whole = cross_modal_contrast(*batch, slice(0, ROWS), temperature=TEMPERATURE)
-    assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
+    full_batch = cross_modal_contrast(*batch, slice(0, ROWS), temperature=TEMPERATURE)
+    assert torch.allclose(torch.cat(parts), full_batch, rtol=0, atol=1e-12)
 
 
-def test_images_that_were_retrieved_are_right_for_their_own_caption_alone():
-    """An image like a pair's that is near the caption costs less; near another's, that one more."""
-    images, texts, right, seen, said = a_batch()
+def test_retrieved_images_are_positive_for_their_own_caption_only():
+    """A retrieved image near its own caption lowers that sample's loss. Near another caption it raises the other's
+    loss."""
+    images, texts, positive, valid_images, valid_texts = example_batch()
     near = images.clone()
     near[0, 1] = texts[0, 0]
-    usual, mine = (
-        cross_modal_contrast(one, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
+    usual, near_own = (
+        cross_modal_contrast(one, texts, positive, valid_images, valid_texts, slice(0, ROWS), temperature=TEMPERATURE)
         for one in (images, near)
     )
-    assert mine[0] < usual[0]
+    assert near_own[0] < usual[0]
     near[0, 1] = texts[4, 0]
-    others = cross_modal_contrast(near, texts, right, seen, said, slice(0, ROWS), temperature=TEMPERATURE)
-    assert others[4] > usual[4]
+    near_other = cross_modal_contrast(
+        near, texts, positive, valid_images, valid_texts, slice(0, ROWS), temperature=TEMPERATURE
+    )
+    assert near_other[4] > usual[4]

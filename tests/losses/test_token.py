@@ -1,4 +1,4 @@
-"""The fused projection and loss is cross-entropy, in value and in gradient."""
+"""Fused projection and cross-entropy, in value and gradient."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ VOCABULARY, ROWS = 29, 32
 @pytest.mark.parametrize(("z_loss", "smoothing"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.1), (0.1, 0.3)])
 @pytest.mark.parametrize("chunk", [1024, 7])
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("drops_unasked", [True, False], ids=["as on a CPU", "as on a GPU"])
+@pytest.mark.parametrize("drops_unlabeled", [True, False], ids=["as on a CPU", "as on a GPU"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_it_equals_plain_cross_entropy(
+def test_token_loss_equals_cross_entropy(
     monkeypatch: pytest.MonkeyPatch,
     chunk: int,
     with_bias: bool,
-    drops_unasked: bool,
+    drops_unlabeled: bool,
     dtype: torch.dtype,
     tolerance: float,
     z_loss: float,
     smoothing: float,
 ) -> None:
-    monkeypatch.setattr(token, "drops_unasked", lambda hidden: drops_unasked)
+    monkeypatch.setattr(token, "drops_unlabeled", lambda hidden: drops_unlabeled)
     monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
     torch.manual_seed(0)
     hidden, weight, bias = torch.randn(20, 8), torch.randn(ROWS, 8), torch.randn(ROWS)
@@ -51,13 +51,13 @@ def test_it_equals_plain_cross_entropy(
 
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=0)
-    for ours, theirs in zip(gradients, expected_gradients, strict=True):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance / 10)
+    for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=tolerance, atol=tolerance / 10)
 
 
 @pytest.mark.parametrize("chunk", [1024, 7])
-def test_where_products_of_float32_are_faster_bfloat16_is_rounded_at_the_end_only(monkeypatch, chunk):
+def test_widened_bfloat16_is_rounded_only_at_the_end(monkeypatch, chunk):
     monkeypatch.setattr(token, "widens", lambda x: x.dtype == torch.bfloat16)
     monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
     torch.manual_seed(0)
@@ -70,12 +70,12 @@ def test_where_products_of_float32_are_faster_bfloat16_is_rounded_at_the_end_onl
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = F.cross_entropy(F.linear(*exact)[:, :VOCABULARY], labels, reduction="sum", ignore_index=IGNORED)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    for ours, theirs in zip(gradients, torch.autograd.grad(expected, exact), strict=True):
-        assert ours.dtype == torch.bfloat16
-        torch.testing.assert_close(ours.double(), theirs, rtol=2.0**-8, atol=1e-6)
+    for gradient, expected_gradient in zip(gradients, torch.autograd.grad(expected, exact), strict=True):
+        assert gradient.dtype == torch.bfloat16
+        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=2.0**-8, atol=1e-6)
 
 
-def test_rows_above_the_vocabulary_get_no_gradient_and_no_probability() -> None:
+def test_vocabulary_padding_gets_no_gradient() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(5, 8)
     weight = torch.randn(ROWS, 8)
@@ -88,7 +88,7 @@ def test_rows_above_the_vocabulary_get_no_gradient_and_no_probability() -> None:
     assert TokenLoss(VOCABULARY).logits(hidden, weight, None).shape == (5, VOCABULARY)
 
 
-def test_nothing_asked_costs_nothing() -> None:
+def test_loss_without_labels_is_zero() -> None:
     hidden, weight = torch.randn(4, 8, requires_grad=True), torch.randn(ROWS, 8, requires_grad=True)
     loss = TokenLoss(VOCABULARY)(hidden, weight, None, torch.full((4,), IGNORED))
     loss.backward()
@@ -99,7 +99,7 @@ def test_nothing_asked_costs_nothing() -> None:
     assert weight.grad.abs().max() == 0
 
 
-def test_what_keeps_the_normalizer_near_one_is_no_part_of_a_measurement() -> None:
+def test_z_loss_and_label_smoothing_apply_in_training_only() -> None:
     hidden, weight, labels = torch.randn(9, 8), torch.randn(ROWS, 8), torch.arange(9)
     trained = TokenLoss(VOCABULARY, z_loss=0.1, label_smoothing=0.1)
     plain = TokenLoss(VOCABULARY)(hidden, weight, None, labels)
@@ -107,7 +107,7 @@ def test_what_keeps_the_normalizer_near_one_is_no_part_of_a_measurement() -> Non
     assert trained.eval()(hidden, weight, None, labels) == plain
 
 
-def test_without_gradients_the_value_is_the_same() -> None:
+def test_token_loss_without_gradients_has_the_same_value() -> None:
     torch.manual_seed(0)
     hidden, weight, labels = torch.randn(9, 8), torch.randn(ROWS, 8, requires_grad=True), torch.arange(9)
     loss = TokenLoss(VOCABULARY)(hidden, weight, None, labels)

@@ -1,4 +1,4 @@
-"""Optimal transport: the plan of a plain loop and of the released code, its margins, and distances that are known."""
+"""Optimal transport: plan, marginals and distances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parents[1] / "golden/uniter_transport.safetensors"
 
 
 def plan_by_a_loop(costs: list[list[float]], rounds: int) -> Tensor:
-    """Algorithm 1 of arXiv:1802.04307 with one inner round, number by number: words [T] to regions [R]."""
+    """Run algorithm 1 of arXiv:1802.04307 with one inner iteration in Python floats: words [T] to regions [R]."""
     words, regions = range(len(costs)), range(len(costs[0]))
     plan = [[1.0 for _ in regions] for _ in words]
     scale = [1 / len(words) for _ in words]
@@ -33,44 +33,44 @@ def padded_case() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     words = torch.randn(3, 6, 8, generator=generator, dtype=torch.float64)
     regions = torch.randn(3, 9, 8, generator=generator, dtype=torch.float64)
     lengths = torch.tensor([6, 4, 1]), torch.tensor([9, 2, 5])
-    there = [torch.arange(x.shape[1]) < length[:, None] for x, length in zip((words, regions), lengths, strict=True)]
-    return words, regions, *there
+    valid = [torch.arange(x.shape[1]) < length[:, None] for x, length in zip((words, regions), lengths, strict=True)]
+    return words, regions, *valid
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 50])
-def test_the_plan_is_that_of_a_plain_loop(rounds):
-    words, regions, words_there, regions_there = padded_case()
+def test_transport_plan_equals_a_loop(rounds):
+    words, regions, valid_words, valid_regions = padded_case()
     costs = cosine_costs(words, regions)
-    plans = transport_plan(costs, words_there, regions_there, rounds=rounds)
-    for plan, cost, some, others in zip(plans, costs, words_there.sum(1), regions_there.sum(1), strict=True):
-        known = plan_by_a_loop(cost[:some, :others].tolist(), rounds)
-        assert torch.allclose(plan[:some, :others], known, rtol=0, atol=1e-12)
+    plans = transport_plan(costs, valid_words, valid_regions, rounds=rounds)
+    for plan, cost, num_words, num_regions in zip(plans, costs, valid_words.sum(1), valid_regions.sum(1), strict=True):
+        known = plan_by_a_loop(cost[:num_words, :num_regions].tolist(), rounds)
+        assert torch.allclose(plan[:num_words, :num_regions], known, rtol=0, atol=1e-12)
         assert plan.sum().item() == pytest.approx(1, abs=1e-12)
-        assert plan[some:].count_nonzero() == plan[:, others:].count_nonzero() == 0
+        assert plan[num_words:].count_nonzero() == plan[:, num_regions:].count_nonzero() == 0
 
 
-def test_words_give_all_that_they_have_and_regions_get_nearly_as_much():
-    words, regions, words_there, regions_there = padded_case()
+def test_transport_plan_row_sums_are_exact_and_column_sums_converge():
+    words, regions, valid_words, valid_regions = padded_case()
     missing = []
     for rounds in (50, 500):
-        plans = transport_plan(cosine_costs(words, regions), words_there, regions_there, rounds=rounds)
-        shares = words_there.double() / words_there.sum(1, keepdim=True)
+        plans = transport_plan(cosine_costs(words, regions), valid_words, valid_regions, rounds=rounds)
+        shares = valid_words.double() / valid_words.sum(1, keepdim=True)
         assert torch.allclose(plans.sum(2), shares, rtol=0, atol=1e-12)
-        missing.append((plans.sum(1) * regions_there.sum(1, keepdim=True) - regions_there.double()).abs().max().item())
+        missing.append((plans.sum(1) * valid_regions.sum(1, keepdim=True) - valid_regions.double()).abs().max().item())
     assert missing[1] < missing[0] < 0.05
 
 
-def test_plans_distances_and_gradients_are_those_of_the_released_code():
+def test_transport_equals_released_code():
     known = load_file(GOLDEN)
     words, regions = (known[name].requires_grad_() for name in ("text", "image"))
-    words_there, regions_there = (known[name] == 0 for name in ("text_pad", "image_pad"))
-    pairs = words_there[:, :, None] & regions_there[:, None, :]
+    valid_words, valid_regions = (known[name] == 0 for name in ("text_pad", "image_pad"))
+    pairs = valid_words[:, :, None] & valid_regions[:, None, :]
     costs = cosine_costs(words, regions).detach()
     assert torch.allclose(costs * pairs, known["cost"] * pairs, atol=1e-6)
     for rounds in (1, 5, 50, 200):
-        plan = transport_plan(costs, words_there, regions_there, rounds=rounds)
+        plan = transport_plan(costs, valid_words, valid_regions, rounds=rounds)
         assert torch.allclose(plan, known[f"plan_{rounds}"].transpose(1, 2), atol=1e-6), rounds
-    distances = transport_distance(words, regions, words_there, regions_there)
+    distances = transport_distance(words, regions, valid_words, valid_regions)
     assert torch.allclose(distances, known["distance"], atol=1e-6)
     distances.sum().backward()
     assert torch.allclose(words.grad, known["grad_text"], atol=1e-6)
@@ -79,16 +79,16 @@ def test_plans_distances_and_gradients_are_those_of_the_released_code():
 
 def test_nothing_is_moved_where_regions_are_the_words_in_another_order():
     words = torch.eye(4, dtype=torch.float64)[None] * torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None]
-    there = torch.ones(1, 4, dtype=torch.bool)
-    assert transport_distance(words, words.flip(1), there, there).item() == pytest.approx(0, abs=1e-12)
+    valid = torch.ones(1, 4, dtype=torch.bool)
+    assert transport_distance(words, words.flip(1), valid, valid).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_one_word_goes_everywhere_and_a_row_of_nothing_is_0():
-    words, regions, words_there, regions_there = padded_case()
-    words_there[2], regions_there[2] = torch.arange(6) < 1, torch.arange(9) < 5
-    regions_there[1] = False
+    words, regions, valid_words, valid_regions = padded_case()
+    valid_words[2], valid_regions[2] = torch.arange(6) < 1, torch.arange(9) < 5
+    valid_regions[1] = False
     words.requires_grad_()
-    distances = transport_distance(words, regions, words_there, regions_there)
+    distances = transport_distance(words, regions, valid_words, valid_regions)
     assert distances[2].item() == pytest.approx(cosine_costs(words, regions)[2, 0, :5].mean().item(), abs=1e-12)
     assert distances[1].item() == 0
     distances.sum().backward()

@@ -39,7 +39,7 @@ def test_it_is_the_formula_in_value_and_in_every_gradient() -> None:
     answers = torch.full((ROWS,), IGNORED)
     answers[asked] = 0
 
-    loss, count = model({**texts, "pairs": answers})["pairs"]
+    loss, count = model({**texts, "pairs": answers}).losses["pairs"]
     assert count == len(asked)
     found = torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
     expected = written_out(model.logits(texts)["pairs"], asked)
@@ -51,5 +51,5 @@ def test_it_is_the_formula_in_value_and_in_every_gradient() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6, msg=name)
 
     alike = {name: field[:1].expand(ROWS, -1) for name, field in texts.items()}
-    loss, count = model({**alike, "pairs": torch.zeros(ROWS, dtype=torch.int64)})["pairs"]
+    loss, count = model({**alike, "pairs": torch.zeros(ROWS, dtype=torch.int64)}).losses["pairs"]
     assert (loss / count).item() == pytest.approx(math.log(ROWS))  # who cannot tell them apart guesses

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss
 from megaptm.models import Model, fill
 from megaptm.models.distill import DistillationLosses
 from megaptm.spec import Distillation, ModelSpec, Size, change
-from tests.models.tiny import tiny_batch, tiny_spec
+from tests.models.tiny import distilled_losses, tiny_batch, tiny_spec
 from tests.parity.reference import labels_everywhere
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -152,13 +151,13 @@ def test_nothing_is_lost_where_the_student_is_the_teacher(family: str) -> None:
     student, teacher = model_with(spec, {}, wanted), model_with(spec, {})
     teacher.keep_layers(wanted.read_of_teacher())
     batch = tiny_batch(family)
-    losses: Any = student(batch, teacher=teacher)
+    losses = distilled_losses(student, teacher, batch)
     found = {name: (loss / count).item() for name, (loss, count) in losses.items() if name.startswith("distill-")}
     assert {*found} == {f"distill-{hook}" for hook in (*ALL, *asked)}
     assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-6)
     # Another seed is another teacher, and nothing is as it was.
     fill(teacher, seed=8)
-    losses = student(batch, teacher=teacher)
+    losses = distilled_losses(student, teacher, batch)
     assert min(losses[name][0].item() for name in found) > 5e-5
 
 
@@ -168,7 +167,7 @@ def test_gradients_of_soft_targets_are_those_of_plain_torch(
     soft: str, drops: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of hidden states, table and bias, with rows of a table that nobody can say, in several chunks."""
-    monkeypatch.setattr("megaptm.losses.soft_targets.drops_unasked", lambda hidden: drops)
+    monkeypatch.setattr("megaptm.losses.soft_targets.drops_unlabeled", lambda hidden: drops)
     monkeypatch.setattr("megaptm.losses.soft_targets.ROWS_PROJECTED", 2)
     torch.manual_seed(0)
     hidden, table, bias = (torch.randn(*shape, requires_grad=True) for shape in ((5, 4), (8, 4), (8,)))
@@ -233,8 +232,8 @@ def test_the_model_trains_by_the_closed_form_of_the_triple_loss() -> None:
     student, teacher = model_with(spec, {}, wanted), model_with(teacher_spec, {}).requires_grad_(False)
     batch = tiny_batch("bert")
     real = batch["document_ids"] > 0
-    losses: Any = student(batch, teacher=teacher)
-    weights = wanted.weigh({"mlm": 1.0})
+    losses = distilled_losses(student, teacher, batch)
+    weights = wanted.with_loss_weights({"mlm": 1.0})
     assert weights == {"mlm": 2.0, "distill-logits": 5.0, "distill-cosine": 1.0}
     total = sum(weight * losses[name][0] / losses[name][1] for name, weight in weights.items())
 

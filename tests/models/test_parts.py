@@ -13,6 +13,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models import Model, build_model, even_chunks, fill
 from megaptm.models.heads import build_heads
+from megaptm.models.output import ModelOutput
 from megaptm.spec import change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
@@ -27,7 +28,7 @@ def test_the_chain_of_parts_equals_the_whole(family: str, num_parts: int) -> Non
 
 def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> None:
     """Loss and gradients, each parameter's summed over the parts that hold it."""
-    expected = mean_losses(whole(batch))
+    expected = mean_losses(whole(batch).losses)
     expected.backward()
     weights = dict(whole.named_parameters())
 
@@ -36,12 +37,12 @@ def equals_the_whole(whole: Model, batch: dict[str, Tensor], num_parts: int) -> 
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(weights[name])
-    x, inner = None, []
+    x, inner, output = None, [], ModelOutput()
     for model in chain:
         model.add_losses = lambda stream, losses: (inner.append(mean_losses(losses)), stream)[1]
-        x = model(batch, x)
-    assert isinstance(x, dict)
-    loss = sum(inner, start=mean_losses(x))
+        output = model(batch, x)
+        x = output.stream
+    loss = sum(inner, start=mean_losses(output.losses))
     torch.testing.assert_close(loss, expected, rtol=1e-6 if inner else 0, atol=0)
     loss.backward()
 
@@ -61,7 +62,7 @@ def test_the_stream_between_parts_is_encoder_then_decoder() -> None:
     with torch.no_grad():
         for parameter in first.parameters():
             parameter.zero_()
-    assert first(tiny_batch("t5")).shape == (12 + 7, 3, 32)
+    assert first(tiny_batch("t5")).stream.shape == (12 + 7, 3, 32)
 
 
 def test_a_stream_split_over_ranks_is_cut_in_proportion() -> None:

@@ -12,6 +12,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
 from megaptm.models import Model, build_model, fill
+from megaptm.models.loss import Loss
 from megaptm.spec import Family, ModelSpec, Size
 
 FAMILIES = tuple(CATALOGUE)
@@ -95,6 +96,14 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
         batch["task_ids"] = draw.classes(table.tasks, rows)
     answers = torch.tensor([0, 1, 1])[:rows]
     return batch | asked_fields(table, batch, draw, positions=places, answers=lambda brick: answers)
+
+
+def distilled_losses(student: Model, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
+    """Return the losses of a student: of its heads, and with respect to the teacher if there is one."""
+    output = student(batch)
+    if student.distill is None:
+        return output.losses
+    return output.losses | student.distill.losses(student, output.states, teacher, batch)
 
 
 def mean_losses(losses: dict[str, tuple[Tensor, Tensor]]) -> Tensor:

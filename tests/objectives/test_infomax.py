@@ -142,7 +142,7 @@ def test_neither_sees_the_other(model):
 
 def test_the_loss_is_that_of_each_text_among_all_ngrams(model):
     batch = batch_of([made(seed, tokens) for seed, tokens in enumerate((30, 1, 40, 12, 25))])
-    loss, count = model(batch)["infomax"]
+    loss, count = model(batch).losses["infomax"]
     texts, ngrams = features_of(model, batch).unbind(1)
     asked, wanted = [0, 2, 3, 4], 0.0
     for row in asked:
@@ -150,7 +150,7 @@ def test_the_loss_is_that_of_each_text_among_all_ngrams(model):
         wanted -= scores[row] - math.log(sum(map(math.exp, scores.values())))
     assert count == len(asked)
     assert loss.item() == pytest.approx(wanted, rel=1e-6)
-    alone, one = model({name: field[1:2] for name, field in batch.items()})["infomax"]
+    alone, one = model({name: field[1:2] for name, field in batch.items()}).losses["infomax"]
     assert (alone.item(), one) == (0.0, 0)
 
 

@@ -189,7 +189,7 @@ def test_a_text_is_guessed_from_its_translation():
     for step in range(1, 241):
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, step / 30)
-        loss, count = model(batch(rng))["mlm"]
+        loss, count = model(batch(rng)).losses["mlm"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()
@@ -197,7 +197,7 @@ def test_a_text_is_guessed_from_its_translation():
 
     def held_out(**options: bool) -> float:
         with torch.no_grad():
-            loss, count = model(batch(np.random.default_rng(9), **options))["mlm"]
+            loss, count = model(batch(np.random.default_rng(9), **options)).losses["mlm"]
         return float(loss / count)
 
     # All words are as likely: who knows no more than the language has this loss.

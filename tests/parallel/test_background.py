@@ -1,4 +1,4 @@
-"""Work in the background of all ranks: phases in step, and one rank's failure told to all. Each case on real ranks."""
+"""Background work on all ranks: phases advance together, and a failure on one rank is raised on all."""
 
 import os
 import time
@@ -21,7 +21,7 @@ def wait_for(path):
 
 
 def phases_of_unequal_ranks(folder):
-    """What rank 0's second phase found of the first, which rank 1 is kept from finishing for some steps."""
+    """Return what rank 0's second phase sees of the first phase, which rank 1 finishes some steps later."""
     import torch.distributed as dist
 
     from megaptm.parallel.background import Background
@@ -41,43 +41,43 @@ def phases_of_unequal_ranks(folder):
     background.begin(write, commit)
     if rank == 0:
         wait_for(folder / "written-0")
-    for _ in range(5):  # steps that training goes on with
+    for _ in range(5):  # steps of training meanwhile
         background.advance()
     assert not (folder / "committed").exists()
     barrier()
     (folder / "go").touch()
     background.finish()
     assert (folder / "committed").exists()
-    background.advance()  # nothing is left to do
+    background.advance()  # does nothing
     background.begin(lambda: None)
     background.finish()
     return (folder / "committed").read_text()
 
 
-def test_a_phase_begins_when_all_ranks_have_done_the_one_before(tmp_path):
+def test_phase_starts_after_all_ranks_finished_the_last_one(tmp_path):
     assert run_ranks(2, phases_of_unequal_ranks, str(tmp_path)) == ["written-0 written-1"] * 2
 
 
-def failing(errors, way):
-    """What each rank raises when its work fails, or another's; whether the next phase was begun."""
+def fail_on_ranks(errors, way):
+    """Return what each rank raises when its work, or another rank's, fails. The next phase must not start."""
     import torch.distributed as dist
 
     from megaptm.parallel.background import Background
 
-    error, background, begun = errors[dist.get_rank()], Background(), []
+    error, background, next_phase = errors[dist.get_rank()], Background(), []
 
     def work():
         if error is not None:
             raise error
 
-    background.begin(work, lambda: begun.append(True))
+    background.begin(work, lambda: next_phase.append(True))
     try:
         while way == "advance":
             background.advance()
             time.sleep(0.01)
         background.finish()
     except Exception as raised:
-        assert not begun
+        assert not next_phase
         background.begin(lambda: None)
         background.finish()
         return type(raised).__name__, str(raised), "".join(traceback.format_exception(raised))
@@ -85,22 +85,22 @@ def failing(errors, way):
 
 
 @pytest.mark.parametrize("way", ["advance", "finish"])
-@pytest.mark.parametrize("guilty", [0, 1])
-def test_what_fails_on_one_rank_is_raised_on_all(way, guilty):
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_failure_on_one_rank_is_raised_on_all(way, failing_rank):
     errors = [None, None]
-    errors[guilty] = StorageError("no space left")
-    told = run_ranks(2, failing, errors, way)
-    assert [sentence for _, sentence, _ in told] == ["no space left"] * 2
+    errors[failing_rank] = StorageError("no space left")
+    results = run_ranks(2, fail_on_ranks, errors, way)
+    assert [sentence for _, sentence, _ in results] == ["no space left"] * 2
 
 
-def test_the_cause_is_told_and_not_its_consequence():
-    told = run_ranks(2, failing, [GoneError("a folder is gone"), StorageError("no space left")], "finish")
-    assert [sentence for _, sentence, _ in told] == ["no space left"] * 2
-    assert "a folder is gone" in told[0][2]
+def test_cause_is_raised_instead_of_its_consequence():
+    results = run_ranks(2, fail_on_ranks, [GoneError("a folder is gone"), StorageError("no space left")], "finish")
+    assert [sentence for _, sentence, _ in results] == ["no space left"] * 2
+    assert "a folder is gone" in results[0][2]
 
 
-def fail_by_mistake(folder):
-    """Rank 1's work has a mistake, of which its process would die; rank 0 says how its own call ended."""
+def fail_with_bug(folder):
+    """Fail with a bug on rank 1, which ends its process; on rank 0 return how its own call ended."""
     import torch.distributed as dist
 
     from megaptm.parallel.background import Background
@@ -112,19 +112,19 @@ def fail_by_mistake(folder):
     except ZeroDivisionError:
         Path(folder, "raised").touch()
         os._exit(1)
-    except RuntimeError as error:  # gloo's word for a peer that is gone
+    except RuntimeError as error:  # gloo's error for a lost peer
         return (Path(folder) / "raised").exists(), str(error)
     return None
 
 
-def test_a_mistake_of_the_program_is_first_heard_from_the_rank_that_made_it(tmp_path):
-    with pytest.raises(EOFError):  # rank 1 is no more
-        run_ranks(2, fail_by_mistake, str(tmp_path))
+def test_bug_ends_its_own_rank_first(tmp_path):
+    with pytest.raises(EOFError):  # rank 1 has ended
+        run_ranks(2, fail_with_bug, str(tmp_path))
     assert (tmp_path / "raised").exists()
 
 
 def waiting_for_a_slow_rank(folder):
-    """Rank 1's work is done when rank 0, whose own is done at once, has met with it often enough."""
+    """Finish rank 1's work only after rank 0, whose work is done, has polled it several times."""
     import torch.distributed as dist
 
     from megaptm.parallel import background
@@ -139,10 +139,10 @@ def waiting_for_a_slow_rank(folder):
 
     background.any_rank_each = counted
     try:
-        return background.together(lambda: wait_for(folder / "go") if rank == 1 else None)
+        return background.run_on_all_ranks(lambda: wait_for(folder / "go") if rank == 1 else None)
     finally:
         background.any_rank_each = any_rank_each
 
 
-def test_who_waits_for_another_rank_s_work_never_sits_in_one_collective_for_long(tmp_path):
+def test_waiting_ranks_poll_instead_of_blocking_in_a_collective(tmp_path):
     assert run_ranks(2, waiting_for_a_slow_rank, str(tmp_path)) == [None, None]

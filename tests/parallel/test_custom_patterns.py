@@ -1,4 +1,4 @@
-"""What patterns of the user's own say is compared among processes."""
+"""Comparison of custom attention patterns between processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.models.tiny import tiny_spec
 from tests.ranks import run_ranks
 
 
-def told(word: str) -> str:
-    """What a rank says of a GPT-2 that sees by this pattern."""
+def error_of(word: str) -> str:
+    """Return the error of a GPT-2 with this pattern on one rank, or nothing."""
     spec = tiny_spec("gpt2")
     table = change(spec.family, stacks={"decoder": change(spec.family.last_block, attention=(word, "dot"))})
     try:
@@ -28,29 +28,31 @@ def told(word: str) -> str:
     return ""
 
 
-def test_a_pattern_that_is_another_on_another_process_is_refused_on_all() -> None:
-    said = run_ranks(2, told, "tests.models.strided:OF_RANK")
-    assert said[0] == said[1]
-    assert said[0].startswith(
-        "Block.attention: the pattern `tests.models.strided:OF_RANK` says on process 1 what it does"
+def test_pattern_that_differs_between_ranks_is_refused_on_all() -> None:
+    errors = run_ranks(2, error_of, "tests.models.strided:OF_RANK")
+    assert errors[0] == errors[1]
+    assert errors[0].startswith(
+        "Block.attention: the pattern `tests.models.strided:OF_RANK` on process 1 differs from that"
     )
-    assert run_ranks(2, told, "tests.models.strided:CROSS") == ["", ""]
+    assert run_ranks(2, error_of, "tests.models.strided:CROSS") == ["", ""]
 
 
-def test_a_mask_that_changes_from_call_to_call_is_broken() -> None:
+def test_pattern_that_changes_between_calls_is_refused() -> None:
     turns = cycle((1, 2))
-    drawn = CustomPattern(lambda query, key: abs(query - key) < next(turns), lambda n: np.eye(n, dtype=bool), block=4)
+    changing = CustomPattern(
+        lambda query, key: abs(query - key) < next(turns), lambda n: np.eye(n, dtype=bool), block=4
+    )
     with pytest.raises(
         UserError, match=r"its mask says something else each time\): let it say what follows from places"
     ):
-        fingerprint(drawn, 10)
+        fingerprint(changing, 10)
 
 
-def test_pairs_and_blocks_are_both_compared() -> None:
-    one = fingerprint(CROSS, 40)
+def test_fingerprint_covers_mask_and_block_mask() -> None:
+    expected = fingerprint(CROSS, 40)
     others = [
         CustomPattern(lambda query, key: (query - key) % 6 == 0, CROSS.block_mask, block=4),
         CustomPattern(CROSS.mask, lambda n: np.ones((n, n), bool), block=4),
     ]
-    assert len({one, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in others)}) == 4
-    assert fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == one
+    assert len({expected, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in others)}) == 4
+    assert fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == expected

@@ -1,4 +1,4 @@
-"""What torch says of its own names is no line of a run's log."""
+"""Deprecation warnings of torch do not appear in logs of runs."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ dist.destroy_process_group()
 """
 
 
-def test_collectives_warn_of_no_new_names():
+def test_renamed_collectives_do_not_warn():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "deprecated" not in done.stderr

@@ -1,4 +1,4 @@
-"""A batch that ramps, beside megatron-core's."""
+"""Batch size ramp, compared with megatron-core's."""
 
 import pytest
 from megatron.core.num_microbatches_calculator import RampupBatchsizeNumMicroBatchesCalculator
@@ -15,8 +15,8 @@ from megaptm.batch_schedule import BatchSchedule
     ],
     ids=["GPT-3", "BLOOM", "short"],
 )
-def test_steps_take_what_megatron_gives_them(batches):
-    theirs = RampupBatchsizeNumMicroBatchesCalculator(
+def test_batch_ramp_equals_megatron(batches):
+    reference = RampupBatchsizeNumMicroBatchesCalculator(
         global_batch_size=batches.whole,
         micro_batch_size=1,
         data_parallel_size=1,
@@ -26,8 +26,8 @@ def test_steps_take_what_megatron_gives_them(batches):
         batch_size_increment=batches.increment,
         ramup_samples=batches.samples,
     )
-    seen, step = 0, 0
-    while seen <= 1.1 * batches.samples:
-        theirs.update(seen, consistency_check=True)
-        assert (batches.first(step), batches.size(step)) == (seen, theirs.get())
-        seen, step = seen + theirs.get(), step + 1
+    num_samples, step = 0, 0
+    while num_samples <= 1.1 * batches.samples:
+        reference.update(num_samples, consistency_check=True)
+        assert (batches.first(step), batches.size(step)) == (num_samples, reference.get())
+        num_samples, step = num_samples + reference.get(), step + 1

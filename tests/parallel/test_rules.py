@@ -1,4 +1,4 @@
-"""Update rules on one process: those of transformers, of the papers' formulas, and on matrices that are kept in one."""
+"""Update rules on one process, compared with transformers and with the formulas of the papers."""
 
 import math
 
@@ -26,14 +26,16 @@ def gradients(step, shapes=SHAPES):
 
 def parts_of(weights, matrices=1, turn=1):
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
-    places = [Placement(str(n), tuple(one.shape), (0,) * one.dim(), None) for n, one in enumerate(parameters)]
+    placements = [Placement(str(n), tuple(one.shape), (0,) * one.dim(), None) for n, one in enumerate(parameters)]
     if matrices > 1:
-        places = [Placement(one.name, one.shape, one.offset, None, matrices, turn) for one in places]
-    return [TensorPart(place, parameter, parameter) for place, parameter in zip(places, parameters, strict=True)]
+        placements = [Placement(one.name, one.shape, one.offset, None, matrices, turn) for one in placements]
+    return [
+        TensorPart(placement, parameter, parameter) for placement, parameter in zip(placements, parameters, strict=True)
+    ]
 
 
 def trained(rule, parts, *, rate, decay=0.0, steps=STEPS, shapes=SHAPES):
-    """The weights after some steps at `rate(step)`; steps count from one."""
+    """Return the weights after some steps at `rate(step)`; steps count from one."""
     [group] = rule.param_groups
     group["params"] = [part.master for part in parts]
     for step in range(1, steps + 1):
@@ -53,7 +55,7 @@ def adafactor(parts, **settings):
     return Adafactor(groups(), parts, divided=False, **settings)
 
 
-def theirs(weights, *, steps=STEPS, shapes=SHAPES, **settings):
+def reference_weights(weights, *, steps=STEPS, shapes=SHAPES, **settings):
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     rule = TheirAdafactor(parameters, **settings)
     for step in range(1, steps + 1):
@@ -63,33 +65,33 @@ def theirs(weights, *, steps=STEPS, shapes=SHAPES, **settings):
     return [parameter.detach() for parameter in parameters]
 
 
-def assert_same(found, wanted):
-    for one, other in zip(found, wanted, strict=True):
+def assert_same(weights_after, expected):
+    for one, other in zip(weights_after, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=1e-7)
 
 
-def test_adafactor_as_t5_has_it_is_that_of_transformers():
-    """Its relative step is the schedule: as `decay: rsqrt` after 10,000 steps that are stable."""
+def test_adafactor_with_relative_step_equals_transformers():
+    """The schedule is the relative step: `decay: rsqrt` after 10,000 stable steps."""
     parts = parts_of(tensors())
-    found = trained(adafactor(parts), parts, rate=lambda step: min(1e-2, step**-0.5))
-    assert_same(found, theirs(tensors()))
+    weights_after = trained(adafactor(parts), parts, rate=lambda step: min(1e-2, step**-0.5))
+    assert_same(weights_after, reference_weights(tensors()))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_adafactor_by_a_rate_from_outside_is_that_of_transformers(momentum):
+def test_adafactor_with_external_rate_equals_transformers(momentum):
     settings = {"scale_parameter": False, "momentum": momentum, "clip_threshold": 0.5}
     parts = parts_of(tensors())
-    found = trained(adafactor(parts, **settings), parts, rate=lambda step: 0.02, decay=0.1)
+    weights_after = trained(adafactor(parts, **settings), parts, rate=lambda step: 0.02, decay=0.1)
     more = {"lr": 0.02, "relative_step": False, "scale_parameter": False, "clip_threshold": 0.5, "weight_decay": 0.1}
-    assert_same(found, theirs(tensors(), beta1=momentum or None, **more))
+    assert_same(weights_after, reference_weights(tensors(), beta1=momentum or None, **more))
 
 
-def test_adafactor_as_palm_has_it_is_adam_relative_to_the_weights():
-    """arXiv:2204.02311, section 5: no factors, a memory of 1 - k^-0.8, a decay of the rate's square."""
+def test_adafactor_of_palm_is_adam_scaled_by_weights():
+    """arXiv:2204.02311, section 5: unfactored, decay 1 - k^-0.8, weight decay by the squared rate."""
     parts = parts_of(tensors())
     rate = 0.01
     settings = {"momentum": 0.9, "min_dim_size_to_factor": None, "clip_threshold": None}
-    found = trained(adafactor(parts, **settings), parts, rate=lambda step: rate, decay=rate)
+    weights_after = trained(adafactor(parts, **settings), parts, rate=lambda step: rate, decay=rate)
     weights = tensors()
     means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     for step in range(1, STEPS + 1):
@@ -99,7 +101,7 @@ def test_adafactor_as_palm_has_it_is_adam_relative_to_the_weights():
             update = rate * weight.square().mean().sqrt().clamp(min=1e-3) * gradient / squares[index].sqrt()
             means[index] = 0.9 * means[index] + 0.1 * update
             weights[index] = weight * (1 - rate**2) - means[index]
-    assert_same(found, weights)
+    assert_same(weights_after, weights)
 
 
 def lamb(parts, wd_mult=1.0, **settings):
@@ -107,7 +109,7 @@ def lamb(parts, wd_mult=1.0, **settings):
 
 
 def plain_lamb(weights, shapes, *, rate, decay, adapts=True, corrects=True):
-    """arXiv:1904.00962, algorithm 2, the size of a weight taken as it is."""
+    """Run LAMB (arXiv:1904.00962, algorithm 2), with the norm of the weight unchanged."""
     means, squares = ([torch.zeros_like(weight) for weight in weights] for _ in range(2))
     for step in range(1, STEPS + 1):
         for index, (weight, gradient) in enumerate(zip(weights, gradients(step, shapes), strict=True)):
@@ -124,53 +126,53 @@ def plain_lamb(weights, shapes, *, rate, decay, adapts=True, corrects=True):
 
 
 @pytest.mark.parametrize("adapts", [True, False])
-def test_lamb_is_the_papers_algorithm(adapts):
-    """Norms and biases, which do not decay, are moved as by Adam."""
+def test_lamb_equals_the_formula(adapts):
+    """Norms and biases, which have no weight decay, are updated as by Adam."""
     parts = parts_of(tensors())
     decay = 0.01 if adapts else 0.0
-    found = trained(lamb(parts, 1.0 if adapts else 0.0), parts, rate=lambda step: 0.02, decay=decay)
-    assert_same(found, plain_lamb(tensors(), SHAPES, rate=0.02, decay=decay, adapts=adapts))
+    weights_after = trained(lamb(parts, 1.0 if adapts else 0.0), parts, rate=lambda step: 0.02, decay=decay)
+    assert_same(weights_after, plain_lamb(tensors(), SHAPES, rate=0.02, decay=decay, adapts=adapts))
 
 
-def test_lamb_as_albert_has_it_corrects_no_mean():
-    """The released code; the step differs for norms and biases, and by the decay."""
+def test_lamb_of_albert_has_no_bias_correction():
+    """As in the released code, except for norms and biases, and the decay."""
     parts = parts_of(tensors())
-    found = trained(lamb(parts, bias_correction=False), parts, rate=lambda step: 0.02, decay=0.01)
-    assert_same(found, plain_lamb(tensors(), SHAPES, rate=0.02, decay=0.01, corrects=False))
+    weights_after = trained(lamb(parts, bias_correction=False), parts, rate=lambda step: 0.02, decay=0.01)
+    assert_same(weights_after, plain_lamb(tensors(), SHAPES, rate=0.02, decay=0.01, corrects=False))
 
 
-def test_a_tensor_of_zeros_is_moved_by_lamb():
+def test_lamb_updates_a_tensor_of_zeros():
     parts = parts_of([torch.zeros(shape) for shape in SHAPES])
-    found = trained(lamb(parts), parts, rate=lambda step: 0.02)
-    assert all(weight.abs().max() > 0 for weight in found)
+    weights_after = trained(lamb(parts), parts, rate=lambda step: 0.02)
+    assert all(weight.abs().max() > 0 for weight in weights_after)
 
 
-# Two heads of width 3, whose queries, keys and values lie in turns.
+# Two heads of width 3, whose queries, keys and values are interleaved.
 FUSED = (18, 4)
 
 
-def apart(fused):
+def split(fused):
     by_head = fused.unflatten(0, (2, 3, 3))
     return [by_head[:, stream].flatten(0, 1) for stream in range(3)]
 
 
 @pytest.mark.parametrize("rule", ["adafactor", "lamb"])
 @pytest.mark.parametrize("shape", [FUSED, FUSED[:1]])
-def test_matrices_that_are_kept_in_one_are_each_moved_by_itself(rule, shape):
+def test_fused_matrices_are_updated_separately(rule, shape):
     scales = torch.tensor([1.0, 10.0, 100.0]).repeat_interleave(3).repeat(2).view(-1, *[1] * (len(shape) - 1))
     weight = tensors(shapes=(shape,))[0] * scales
-    together = parts_of([weight], matrices=3, turn=3)
+    fused_parts = parts_of([weight], matrices=3, turn=3)
     build = {"adafactor": adafactor, "lamb": lamb}[rule]
-    [found] = trained(build(together), together, rate=lambda step: 0.01, shapes=(shape,))
-    for stream, one in enumerate(apart(weight)):
+    [weights_after] = trained(build(fused_parts), fused_parts, rate=lambda step: 0.01, shapes=(shape,))
+    for stream, one in enumerate(split(weight)):
         parts = parts_of([one])
         alone = build(parts)
         alone.param_groups[0]["params"] = [parts[0].master]
         for step in range(1, STEPS + 1):
-            parts[0].master.grad = apart(gradients(step, (shape,))[0])[stream].clone()
+            parts[0].master.grad = split(gradients(step, (shape,))[0])[stream].clone()
             alone.param_groups[0]["lr"] = 0.01
             alone.step()
-        torch.testing.assert_close(apart(found)[stream], parts[0].master.detach(), rtol=2e-5, atol=1e-7)
+        torch.testing.assert_close(split(weights_after)[stream], parts[0].master.detach(), rtol=2e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_matrices_that_are_kept_in_one_are_each_moved_by_itself(rule, shape):
         ((512, 512), 1, None, False),
     ],
 )
-def test_matrices_are_factored_from_a_length_on(shape, matrices, min_dim_size_to_factor, factored):
+def test_adafactor_factors_large_matrices_only(shape, matrices, min_dim_size_to_factor, factored):
     [part] = parts_of([torch.zeros(shape)], matrices=matrices)
     assert is_factored(part, min_dim_size_to_factor) == factored
-    assert math.prod(shape) == part.matrices * part.whole_length * part.whole_width
+    assert math.prod(shape) == part.matrices * part.full_length * part.full_width

@@ -124,7 +124,7 @@ def differences(family: str) -> tuple[float, float]:
         expected = F.cross_entropy(said.flatten(0, 1), batch["labels"].flatten())
     else:
         expected = F.cross_entropy(logits.flatten(0, 1), labels_everywhere(batch).flatten())
-    loss, count = model(batch)[head]
+    loss, count = model(batch).losses[head]
     (loss / count).backward()
     expected.backward()
 

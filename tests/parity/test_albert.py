@@ -51,7 +51,7 @@ def test_both_heads_and_every_gradient(groups: int, cycle: int) -> None:
     logits = model.logits(batch)
     assert_close(logits["mlm"][real], out.prediction_logits[real])
     assert_close(logits["sentence-order"], out.sop_logits)
-    loss = mean_losses(model(batch))
+    loss = mean_losses(model(batch).losses)
     assert_close(loss, out.loss)
     loss.backward()
     out.loss.backward()
@@ -81,7 +81,7 @@ def test_the_gradient_of_what_layers_share_is_the_sum_of_what_each_would_have() 
             parameter.copy_(one[name.replace(f"encoder.{layer}.", "encoder.shared.0.") if layer else name])
     batch = tiny_batch("albert")
     for model in (shared, apart):
-        mean_losses(model(batch)).backward()
+        mean_losses(model(batch).losses).backward()
     each = dict(apart.named_parameters())
     for name, parameter in one.items():
         copies = (

@@ -127,9 +127,7 @@ def training_losses() -> tuple[Model, list[Tensor], list[dict[str, Past]]]:
             # Ids of training lack that of what stands behind a text.
             fields = {"tokens": labels.long(), "characters": characters + 1, "labels": labels.long()}
             batch |= {f"{prefix}{name}": field for name, field in fields.items()}
-        said = model(batch, pasts=pasts)
-        assert isinstance(said, dict)
-        total, count = said["bidirectional-lm"]
+        total, count = model(batch, pasts=pasts).losses["bidirectional-lm"]
         losses.append(total / count)
         pasts = {stack: past.moved_on() for stack, past in pasts.items()}
         states.append(pasts)

@@ -97,7 +97,7 @@ def test_torchs_own_transformer_says_the_same_with_the_same_gradients() -> None:
     ours = model.logits(batch)["lm"]
     assert_close(ours[~decoder_padded], logits[~decoder_padded])
 
-    loss, count = model(batch)["lm"]
+    loss, count = model(batch).losses["lm"]
     expected = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     assert_close(loss / count, expected)
     (loss / count).backward()

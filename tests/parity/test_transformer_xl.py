@@ -154,7 +154,7 @@ def differences(*, clusters: bool) -> tuple[float, float]:
             logits = model.logits({"tokens": segment(case, number)["tokens"]}, pasts=pasts)["lm"]
             gap = logits.log_softmax(-1) - tensors[f"empty_start.{number}.log_probs"]
             said = max(said, float(gap.detach().abs().max()))
-            loss, count = model(segment(case, number), pasts=pasts)["lm"]
+            loss, count = model(segment(case, number), pasts=pasts).losses["lm"]
             pasts = {name: past.moved_on() for name, past in pasts.items()}
         (loss / count).backward()
         for name, value in renamed(tensors, "grad", config).items():
@@ -196,8 +196,7 @@ def test_the_loss_of_a_segment_and_every_gradient(case: str) -> None:
     (tensors, config), model = golden(case), model_of(case)
     pasts = start_of(model, "empty_start", config)
     for number in range(SEGMENTS):
-        losses = model(segment(case, number), pasts=pasts)
-        loss, count = losses["lm"]
+        loss, count = model(segment(case, number), pasts=pasts).losses["lm"]
         nll = tensors[f"empty_start.{number}.nll_targets"]
         torch.testing.assert_close(loss / count, nll.mean(), rtol=1e-5, atol=1e-5)
         pasts = {name: past.moved_on() for name, past in pasts.items()}

@@ -25,6 +25,7 @@ from megaptm.plan.memory import estimate_memory, state_bytes
 from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload
 from megaptm.spec import Family, ModelSpec, Size, change
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, LENGTH, ROWS, batch, losses_of, micro_batches, tiny
 from tests.models.grammar import VARIANTS
 from tests.models.pairs import PairsHead
@@ -75,12 +76,10 @@ def test_memory_of_ranks_equals_the_engine(case):
 
 def bytes_of_rank(family: str, precision: str, layout: Layout, rule: OptimizerConfig) -> dict[str, Any]:
     """Return the bytes that the engine holds after a step. Runs in a worker."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny(family), layout, rule, losses=losses_of(family), seed=7, precision=precision)
+    engine = filled_engine(tiny(family), layout, rule, losses=losses_of(family), seed=7, precision=precision)
     batches = micro_batches(batch(family, 0), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-    engine.step(batches, step=0, lr=1e-3)
-    parameters = [parameter for stage in engine.stages for parameter in stage.parameters()]
+    engine.train_step(batches, step=0, lr=1e-3)
+    parameters = [parameter for stage in engine.model.stages for parameter in stage.parameters()]
     weights = {parameter.data_ptr() for parameter in parameters}
     states = [(part.master, engine.optimizer.rule.state.get(part.key, {})) for part in engine.optimizer.parts]
     moments = [value for _, state in states for name, value in state.items() if name != "step"]
@@ -202,7 +201,7 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
     if not masked:
         del fields["document_ids"]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        mean_losses(model.train()(fields))
+        mean_losses(model.train()(fields).losses)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
     return sum(nbytes for pointer, nbytes in storages.items() if pointer not in weights)
 
@@ -214,7 +213,7 @@ def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: st
     # As on a GPU; oneDNN copies transposed matrices.
     monkeypatch.setattr(token, "widens", lambda x: False)
     monkeypatch.setattr(product, "prefers_onednn", lambda: False)
-    monkeypatch.setattr(token, "drops_unasked", lambda hidden: False)
+    monkeypatch.setattr(token, "drops_unlabeled", lambda hidden: False)
     square = torch.ones(64, 64, dtype=torch.bfloat16)
     if precision == "bf16" and peak_bytes(lambda: square @ square) > square.nbytes:
         pytest.skip("this processor has no bfloat16 instructions, and its products allocate extra memory")

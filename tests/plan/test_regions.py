@@ -33,7 +33,7 @@ def test_flops_equal_torch():
     fill(model, seed=1)
     # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model(batch)["mrfr"][0].backward()
+        model(batch).losses["mrfr"][0].backward()
     lengths = {"encoder": TEXT + REGIONS}
     assert counter.get_total_flops() == step_flops(spec, rows=3, lengths=lengths, num_predicted=ASKED, regions=REGIONS)
 

@@ -20,6 +20,7 @@ from megaptm.config import Layout
 from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.tokenizers import load
+from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, KINDS, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
 
@@ -73,13 +74,11 @@ def losses_of_each(layout: Layout) -> dict[tuple[str, float], list[float]]:
 
 def losses(family: str, layout: Layout, dropout: float) -> list[float]:
     """Of three steps, on a rank."""
-    from megaptm.parallel.engine import Engine
-
-    engine = Engine(tiny(family, dropout=dropout), layout, ADAM, losses=losses_of(family), seed=7)
+    engine = filled_engine(tiny(family, dropout=dropout), layout, ADAM, losses=losses_of(family), seed=7)
     found = []
     for step in range(3):
         batches = micro_batches(batch(family, step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        found.append(engine.step(batches, step=step, lr=ADAM.lr).loss)
+        found.append(engine.train_step(batches, step=step, lr=ADAM.lr).loss)
     return found
 
 

@@ -14,7 +14,7 @@ from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import MAPPED
 from megaptm.run.corpora import RunCorpora, check_corpora
-from megaptm.train.lost_loader import explained_loss
+from megaptm.train.lost_loader import explain_loss
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
@@ -48,20 +48,20 @@ def test_a_reader_that_an_index_cut_short_has_ended_names_the_shard(corpus, tmp_
     shutil.copytree(corpus, tmp_path / "corpus")
     asked = config(tmp_path / "corpus", "data.verify=size")
     lost = LostWorkerError(7, -signal.SIGBUS)
-    told = explained_loss(lost, asked)
+    told = explain_loss(lost, asked)
     assert str(told) == f"process 7, which reads data, was lost (signal 7, Bus error): {MAPPED}."
     assert told.exit_code == EXIT_FAILURE
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
-    told = explained_loss(lost, asked)
+    told = explain_loss(lost, asked)
     assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", str(told))
     assert told.exit_code == EXIT_USER_ERROR
 
 
 @pytest.mark.parametrize(
-    ("code", "cause"), [(-signal.SIGKILL, "the machine was out of memory"), (3, "see what it wrote above")]
+    ("code", "cause"), [(-signal.SIGKILL, "the machine ran out of memory"), (3, "see its output above")]
 )
 def test_the_cause_of_a_lost_reader_is_told_by_how_it_ended(code, cause, corpus):
-    told = explained_loss(LostWorkerError(7, code), config(corpus))
+    told = explain_loss(LostWorkerError(7, code), config(corpus))
     assert cause in str(told)
     assert told.exit_code == EXIT_FAILURE
 
@@ -102,5 +102,5 @@ def test_a_run_goes_through_epochs_and_resumes_in_the_second(corpus, tmp_path):
     ]
     for step, epoch, said in ((second, 2, stopped), (third, 3, ended)):
         assert said.count("  epoch ") == 1
-        assert f"step {step}/{third}  epoch {epoch} of {corpus} begins\n" in said
+        assert f"step {step}/{third}  epoch {epoch} of {corpus} starts\n" in said
     assert resumed_at(run) == [second + 1]

@@ -1,4 +1,4 @@
-"""Small real programs in the place of the trainer, and the launcher that starts them as ranks."""
+"""Small programs that stand in for the trainer, and the launcher that starts them as ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def everybody_is_here():
 
 
 def write_program(folder: Path, *parts: str) -> list[str]:
-    """Write a rank's program and return the command that runs it; it may use what the prelude has."""
+    """Write a rank's program and return the command that runs it. The program may use the names of `PRELUDE`."""
     path = folder / "worker.py"
     path.write_text(PRELUDE + "".join(map(textwrap.dedent, parts)))
     return [sys.executable, str(path), str(folder)]
 
 
 def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subprocess.Popen[str]:
-    """The launcher as a process of its own, to send it signals and read what it says."""
+    """Start the launcher as a process that can receive signals and whose output can be read."""
     source = (
         "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
         f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0))"
@@ -41,12 +41,12 @@ def start_launcher(command: list[str], run: Path, *, processes: int = 2) -> subp
 
 
 def pids(folder: Path, count: int, launcher: subprocess.Popen[str] | None = None) -> list[int]:
-    """Of the ranks, and helpers, that said so; all of them, if need be waiting while the launcher runs."""
+    """Return the process ids that ranks and helpers wrote. With a launcher, wait for all of them while it runs."""
 
-    def told() -> list[int]:
+    def read_pids() -> list[int]:
         texts = [path.read_text() for path in sorted(folder.glob("pid-*"))]
         return [int(text) for text in texts] if len(texts) == count and all(texts) else []
 
-    found = told() if launcher is None else wait_for(told, launcher)
-    assert found, "not all ranks were there"
-    return found
+    result = read_pids() if launcher is None else wait_for(read_pids, launcher)
+    assert result, "not all ranks were there"
+    return result

@@ -1,4 +1,4 @@
-"""Tiny corpora, and runs that were saved without having been trained."""
+"""Tiny corpora, and runs with a checkpoint of initial weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ VERBS = ["saw", "took", "found", "left", "kept", "lost", "met", "made"]
 
 
 def write_text(folder: Path, *, documents: int = 40, seed: int = 0) -> Path:
-    """Short tales, some more frequent words than others, a file each."""
+    """Write short texts, one per file, in which some words are more frequent than others."""
     folder.mkdir(parents=True)
     draw = random.Random(seed)
     for number in range(documents):
@@ -57,11 +57,11 @@ def write_text(folder: Path, *, documents: int = 40, seed: int = 0) -> Path:
 
 
 SPECIALS = {"bart": "roberta", "transformer": "marian"}
-"""Of those whose special tokens are not the usual ones of their tokenizer."""
+"""Families whose special tokens are not the default of their tokenizer."""
 
 
 def build(text: Path, out: Path, family: str, *, annotate: Annotations | None = None) -> Path:
-    """A corpus for the family from a folder of text."""
+    """Build a corpus for a family from a folder of text."""
     (kind, vocabulary), specials = KINDS[family], SPECIALS.get(family)
     sentinels = 20 if kind == "unigram" and not specials else None
     tokenizer = TokenizerRecipe(kind=kind, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
@@ -71,14 +71,14 @@ def build(text: Path, out: Path, family: str, *, annotate: Annotations | None = 
 
 
 def settings(family: str, run: Path, corpus: Path, *more: str) -> list[str]:
-    """`megaptm train` arguments for the family's tiny model on a corpus."""
+    """Return `megaptm train` arguments for the family's tiny model on a corpus."""
     vocabulary = f"model.vocabulary={KINDS[family][1]}"
     mix = f"data.mix={{{corpus}: 1}}"
     return [str(CONFIGS / family / "tiny.yaml"), f"run={run}", mix, vocabulary, "track.enabled=false", *SHAPE, *more]
 
 
 def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int = 7) -> tuple[Path, Model]:
-    """A run folder whose one checkpoint holds initial weights, and the model with them."""
+    """Write a run folder with one checkpoint of initial weights; return it with the model."""
     path, *overrides = settings(family, run, corpus, *more)
     model = save_initial(load(path, overrides), run, step=step)
     (run / "tokenizer").symlink_to(corpus / "tokenizer")
@@ -86,24 +86,24 @@ def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int =
 
 
 def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
-    """A run without a tokenizer, whose one checkpoint holds initial weights; and the model with them."""
+    """Write a run without a tokenizer, with one checkpoint of initial weights; return the model."""
     run.mkdir()
     (run / "config.yaml").write_text(dump(config))
     model = build_model(resolve_model(config)).eval().requires_grad_(False)
     fill(model, seed=3)
     store = Store(run, fence=lambda: True)
     store.prepare(step)
-    whole = [
+    pieces = [
         TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
         for name, value in model.named_parameters()
     ]
-    store.write(step, 0, whole)
+    store.write(step, 0, pieces)
     store.commit(step, {}, ranks=1)
     return model
 
 
 def sharpen(model: Model, factor: float = 30.0) -> None:
-    """Weights large enough that an untrained model prefers some answers to others."""
+    """Scale weights until an untrained model prefers some predictions to others."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

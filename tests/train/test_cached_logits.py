@@ -1,4 +1,4 @@
-"""A student that reads what its teacher said, kept on disk, in place of the teacher: the losses are the same."""
+"""Distillation from cached teacher logits equals distillation from the teacher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.forked import megaptm
 
 STEPS = 4
 KINDS = {"bert": ("distilbert", "wordpiece"), "gpt2": ("gpt2", "byte-bpe")}
-"""Family of the teacher -> that of the student, and the corpus: masked words, and the next word in packed rows."""
+"""Teacher family -> student family and corpus: masked tokens, and next tokens in packed sequences."""
 
 
 @pytest.fixture(scope="module")
@@ -34,59 +34,59 @@ def teachers(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempPa
     return folders
 
 
-def student(family: str, teacher: Path, corpus: Path, run: Path, *more: str, said: str = "") -> list[str]:
-    distill = f"distill={{teacher: {teacher}, objective: 1, logits: 5, temperature: 2{said}}}"
+def student(family: str, teacher: Path, corpus: Path, run: Path, *more: str, options: str = "") -> list[str]:
+    distill = f"distill={{teacher: {teacher}, objective: 1, logits: 5, temperature: 2{options}}}"
     words = ("distill=null", distill, "model.layers=1", f"train.steps={STEPS}", "layout.data=1")
     return arguments(KINDS[family][0], run, corpus, *words, *more)
 
 
-def said_of_words(run: Path) -> list[float]:
+def logit_losses(run: Path) -> list[float]:
     return [record["loss/distill-logits"] for record in read_metrics(run) if "loss/distill-logits" in record]
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_logits_that_are_kept_teach_what_the_teacher_does(
+def test_cached_logits_give_the_losses_of_the_teacher(
     family: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """All words of each place: on other ranks, read by workers, stopped and continued, and the teacher gone."""
+    """All logits of each position, on other ranks, with workers, resumed, and after the teacher was deleted."""
     corpus = real_corpus(KINDS[family][1])
     teacher = shutil.copytree(teachers[family], tmp_path / "teacher")
     live, read = tmp_path / "live", tmp_path / "read"
     megaptm("train", *student(family, teacher, corpus, live))
     cached = f", cached_logits: {tmp_path / 'logits'}"
-    told = megaptm(
-        "cache-logits", *student(family, teacher, corpus, read, said=cached), "--top", "10000", "--type", "float32"
+    output = megaptm(
+        "cache-logits", *student(family, teacher, corpus, read, options=cached), "--top", "10000", "--type", "float32"
     )
-    assert f"logits of {12 * STEPS} samples" in told
+    assert f"logits of {12 * STEPS} samples" in output
     shutil.rmtree(teacher)
     layout = "layout.data=2" if family == "bert" else "layout.tensor=2"
     more = (layout, "data.workers=1")
-    megaptm("train", *student(family, teacher, corpus, read, *more, "train.stop_at=2", said=cached), code=75)
-    megaptm("train", *student(family, teacher, corpus, read, *more, said=cached))
-    wanted = losses(live)
-    assert len(wanted) == STEPS
+    megaptm("train", *student(family, teacher, corpus, read, *more, "train.stop_at=2", options=cached), code=75)
+    megaptm("train", *student(family, teacher, corpus, read, *more, options=cached))
+    expected = losses(live)
+    assert len(expected) == STEPS
     for step, found in losses(read).items():
-        assert found == pytest.approx(wanted[step], rel=1e-5)
-    assert said_of_words(read) == pytest.approx(said_of_words(live), rel=1e-5)
+        assert found == pytest.approx(expected[step], rel=1e-5)
+    assert logit_losses(read) == pytest.approx(logit_losses(live), rel=1e-5)
     held_out = [
         [one["validation/loss"] for one in read_metrics(run) if "validation/loss" in one] for run in (live, read)
     ]
     assert held_out[0] == pytest.approx(held_out[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("places", ["all", "target"])
+@pytest.mark.parametrize("positions", ["all", "target"])
 @pytest.mark.parametrize("family", KINDS)
-def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
-    family: str, places: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
+def test_cache_has_the_largest_logits_of_each_position(
+    family: str, positions: str, teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """In files of five samples, by two; places that are padding, or not asked about, have none."""
-    said = f", cached_logits: {tmp_path / 'logits'}, positions: {places}"
-    path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", said=said)
+    """In files of five samples, by two processes. Padding, and positions that are not compared, have none."""
+    options = f", cached_logits: {tmp_path / 'logits'}, positions: {positions}"
+    path, *words = student(family, teachers[family], real_corpus(KINDS[family][1]), tmp_path / "run", options=options)
     config = read_config(Path(path), [*words, "train.steps=1"])
     half = tmp_path / "logits/.unfinished.json.7-ab12cd34.part"
     half.parent.mkdir()
-    half.touch()  # of a process that was killed before anything was there
-    # Of three files of training samples and three of held-out ones each has every second.
+    half.touch()  # left by a process that was killed before it wrote anything
+    # There are three files of training samples and three of validation samples; each process writes every second one.
     first, second = (cache_logits(config, top=3, per_file=5, part=part, parts=2) for part in (0, 1))
     assert (first.samples, first.missing, second.samples, second.missing) == (5 + 2 + 5, 3, 5 + 5 + 2, 0)
     assert not half.exists()
@@ -106,7 +106,7 @@ def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
             }
             all_SV = model.logits(asked)[kept.manifest.head][0, :, : model.spec.vocabulary]
             real = sample["document_ids"] > 0
-            if places == "target":
+            if positions == "target":
                 real = np.zeros_like(real)
                 at = sample["masked_positions"] if "masked_positions" in sample else np.arange(len(real))
                 real[at[sample["labels"] >= 0]] = True
@@ -121,13 +121,13 @@ def test_of_each_place_the_largest_logits_of_the_teacher_are_kept(
         kept.of("train").fields(1, corpora.mix("train").sample(2))
 
 
-def test_what_is_kept_serves_the_samples_that_it_is_of(
+def test_cache_of_other_samples_is_refused(
     teachers: dict[str, Path], real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """And is added to by a run that becomes longer."""
+    """A longer run extends the cache."""
     corpus, run = real_corpus("wordpiece"), tmp_path / "run"
     cached = f", cached_logits: {tmp_path / 'logits'}"
-    words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", said=cached)
+    words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", options=cached)
     assert "has no logits of a teacher, or not all: write it with" in megaptm("train", *words, code=2)
     assert f"computed those of {12 * STEPS + 12} samples." in megaptm("cache-logits", *words, "--top", "4")
     longer = f"train.steps={STEPS + 1}"
@@ -137,11 +137,11 @@ def test_what_is_kept_serves_the_samples_that_it_is_of(
     assert "was begun with top 4, and this is 5" in megaptm("cache-logits", *words, "--top", "5", code=2)
     assert "computed those of 0 samples." in megaptm("cache-logits", *words, "--top", "4")
     assert f"{12 * STEPS + 12} samples" in megaptm("cache-logits", *words, longer, "--top", "4")
-    said = megaptm("train", *words, "train.seed=5", code=2)
-    assert "is of other samples, as train sample 0 tells: data.mix, data.sequence, objective and train.seed" in said
+    output = megaptm("train", *words, "train.seed=5", code=2)
+    assert "is of other samples, as train sample 0 tells: data.mix, data.sequence, objective and train.seed" in output
     megaptm("train", *words)
-    assert min(said_of_words(run)) > 0
-    # A file that was damaged since.
+    assert min(logit_losses(run)) > 0
+    # A file that was damaged afterwards.
     path = tmp_path / "logits/train-000000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     assert "does not hold what was written" in megaptm("train", *words, f"run={tmp_path / 'other'}", code=2)

@@ -1,4 +1,4 @@
-"""All ranks look for the newest good checkpoint together, and save together. Each case on real ranks."""
+"""All ranks search for the newest valid checkpoint together, and save together. On real ranks."""
 
 import errno
 import os
@@ -25,8 +25,8 @@ def store(tmp_path):
     return store
 
 
-def look(run, unreadable):
-    """The step found by this rank, or why it found none; and the files it compared."""
+def load_newest(run, unreadable):
+    """Return the step that this rank loads, or the error, and the files that it verified."""
     import torch.distributed as dist
 
     from megaptm.checkpoint import files
@@ -60,9 +60,9 @@ def look(run, unreadable):
         files.RETRY, os.preadv, Checkpoint.verify_file = before
 
 
-def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(store, tmp_path):
+def test_ranks_verify_their_shares_and_skip_a_damaged_checkpoint(store, tmp_path):
     change_byte(store.folder / "step-00000020" / "rank-00003.safetensors", -1)
-    found = run_ranks(RANKS, look, str(tmp_path), "")
+    found = run_ranks(RANKS, load_newest, str(tmp_path), "")
     assert found == [
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (0, 2)]),
         (10, [f"{step} rank-0000{file}.safetensors" for step in (10, 20) for file in (1, 3)]),
@@ -70,27 +70,27 @@ def test_each_rank_reads_its_share_and_damage_found_by_one_counts_for_all(store,
     assert names(store) == ["step-00000010", "step-00000020.damaged"]
 
 
-def test_what_one_rank_cannot_read_ends_all_and_nothing_is_set_aside(store, tmp_path):
-    (one, _), (other, _) = run_ranks(RANKS, look, str(tmp_path), "step-00000020/rank-00003")
+def test_unreadable_file_on_one_rank_is_an_error_on_all(store, tmp_path):
+    (one, _), (other, _) = run_ranks(RANKS, load_newest, str(tmp_path), "step-00000020/rank-00003")
     assert one == other
     assert "rank-00003.safetensors could not be reached" in one
     assert "nothing is lost" in one
     assert names(store) == ["step-00000010", "step-00000020"]
 
 
-def test_where_the_journal_tells_of_checkpoints_that_are_gone_no_run_begins_at_step_0(store, tmp_path):
+def test_missing_checkpoints_of_the_journal_are_an_error(store, tmp_path):
     from megaptm.resilience.events import CheckpointEvent, Events
 
     with Events(tmp_path) as events:
         events.write(CheckpointEvent(step=20, bytes=1, seconds=1.0))
     store.folder.rename(tmp_path / "unmounted")
-    told, _ = run_ranks(1, look, str(tmp_path), "")[0]
-    assert "tells of a checkpoint of step 20, and" in told
-    assert "see that its disk is mounted" in told
+    message, _ = run_ranks(1, load_newest, str(tmp_path), "")[0]
+    assert "has a checkpoint of step 20, but" in message
+    assert "disk is mounted" in message
 
 
 def save_while_the_storage_waits(run):
-    """Steps that are saved before and after the storage of the run answers."""
+    """Return the saved steps before and after the storage of the run responds."""
     from megaptm.checkpoint.host_staging import HostStaging
     from megaptm.checkpoint.store import Store
     from megaptm.parallel.background import Background
@@ -111,7 +111,7 @@ def save_while_the_storage_waits(run):
             self.store, self.events = SlowStore(run, fence=always), Events(Path(run))
             self.engine = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1))
             self.rank_env = RankEnvironment(0, 1, 0)
-            self.tell, self._background, self._copies = lambda *_: None, Background(), HostStaging()
+            self.on_commit, self._background, self._copies = lambda *_: None, Background(), HostStaging()
 
         def _state(self, step):
             return {}
@@ -124,5 +124,5 @@ def save_while_the_storage_waits(run):
     return before, saver.store.steps()
 
 
-def test_training_does_not_wait_for_storage_that_prepares_a_checkpoint(tmp_path):
+def test_save_does_not_wait_for_storage(tmp_path):
     assert run_ranks(1, save_while_the_storage_waits, str(tmp_path)) == [([], [2])]

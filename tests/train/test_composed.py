@@ -1,4 +1,4 @@
-"""A run whose objective is composed: tasks that change their shares, a question, a weight that changes."""
+"""Run with a composed objective: shares and weights of tasks that change during training."""
 
 import math
 
@@ -20,64 +20,64 @@ OBJECTIVE = (
 
 @pytest.fixture(scope="module")
 def train(real_corpus, tmp_path_factory):
-    place = tmp_path_factory.mktemp("composed")
+    folder = tmp_path_factory.mktemp("composed")
 
     def train(name, *more, code=0):
-        words = arguments("bert", place / name, real_corpus("wordpiece"), OBJECTIVE, "train.steps=8", *more)
+        words = arguments("bert", folder / name, real_corpus("wordpiece"), OBJECTIVE, "train.steps=8", *more)
         megaptm("train", *words, code=code)
-        return place / name
+        return folder / name
 
     return train
 
 
 @pytest.fixture(scope="module")
-def whole(train):
+def uninterrupted(train):
     return train("whole")
 
 
-def test_the_sum_has_the_weights_of_its_step(whole):
-    records = [record for record in read_metrics(whole) if "loss/mlm" in record]
+def test_loss_uses_the_weights_of_its_step(uninterrupted):
+    records = [record for record in read_metrics(uninterrupted) if "loss/mlm" in record]
     assert [record["step"] for record in records] == [*range(1, 9)]
     for record in records:
         weight = 1.0 if record["step"] <= 5 else 0.5
         assert record["loss"] == pytest.approx(weight * record["loss/mlm"] + 2 * record["loss/sentence-order"])
 
 
-def test_each_change_is_told_at_its_step(whole):
-    events = [event for event in read_events(whole) if event["kind"] == "weighing"]
+def test_changes_of_shares_and_weights_are_reported(uninterrupted):
+    events = [event for event in read_events(uninterrupted) if event["kind"] == "weighing"]
     assert [(event["step"], event["shares"], event["weights"]) for event in events] == [
         (4, {"few": 0.5, "many": 0.5}, {}),
         (6, {}, {"mlm": 0.5}),
     ]
-    records = [record for record in read_metrics(whole) if "loss/mlm" in record]
+    records = [record for record in read_metrics(uninterrupted) if "loss/mlm" in record]
     assert [record["weight/mlm"] for record in records] == [1.0] * 5 + [0.5] * 3
     assert {record["weight/sentence-order"] for record in records} == {2.0}
 
 
-def test_a_run_goes_on_with_other_weights_for_the_steps_to_come(train, whole):
+def test_weights_of_later_steps_may_change_on_resume(train, uninterrupted):
     train("turned", "train.stop_at=4", code=75)
-    turned = train("turned", OBJECTIVE.replace("5: 0.5", "6: 0.25"))
-    before, after = losses(whole), losses(turned)
+    changed = train("turned", OBJECTIVE.replace("5: 0.5", "6: 0.25"))
+    before, after = losses(uninterrupted), losses(changed)
     assert [after[step] == pytest.approx(before[step], rel=1e-6) for step in range(1, 9)] == [True] * 5 + [False] * 3
-    events = [event["kind"] for event in read_events(turned) if event["kind"] in ("objective", "weighing")]
+    events = [event["kind"] for event in read_events(changed) if event["kind"] in ("objective", "weighing")]
     assert events == ["weighing", "objective", "weighing"]
 
 
-def test_a_change_that_the_run_does_not_reach_is_told_when_it_begins(real_corpus, tmp_path):
-    said = megaptm("train", *arguments("bert", tmp_path, real_corpus("wordpiece"), OBJECTIVE, "train.steps=4"))
-    assert "warning: objective: the weight of mlm changes at step 5, which the run does not reach" in said
+def test_change_after_the_last_step_is_a_warning(real_corpus, tmp_path):
+    output = megaptm("train", *arguments("bert", tmp_path, real_corpus("wordpiece"), OBJECTIVE, "train.steps=4"))
+    assert "warning: objective: the weight of mlm changes at step 5, which the run does not reach" in output
 
 
-def test_stopped_in_its_midst_it_goes_on_with_the_same_samples_on_another_layout(train, whole):
+def test_composed_run_resumes_on_another_layout(train, uninterrupted):
     train("moved", "train.stop_at=4", code=75)
     moved = train("moved", "layout.tensor=2")
     assert resumed_at(moved) == [4]
-    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(uninterrupted).items()}
 
 
-def test_it_is_evaluated_and_its_head_is_counted(whole, monkeypatch):
+def test_composed_run_is_evaluated(uninterrupted, monkeypatch):
     monkeypatch.setattr(evaluation, "COUNTED_ROWS", 20)
-    found = load_model(whole).evaluate(rows=8)
+    found = load_model(uninterrupted).evaluate(rows=8)
     assert {*found.losses} == {"mlm", "sentence-order"}
     assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
     assert found.total("model") == pytest.approx(

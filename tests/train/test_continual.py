@@ -1,4 +1,4 @@
-"""Continual multi-task learning (ERNIE 2.0, arXiv:1907.12412, 3.1): a task that is added takes nothing from another."""
+"""Continual multi-task learning (ERNIE 2.0, arXiv:1907.12412, 3.1): a new task does not replace the old one."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.forked import SAVED, megaptm
 from tests.train.runs import NOUNS, build, settings
 
 STAGE, STEPS = 150, 280
-"""Step with which the second stage begins; steps in all."""
+"""First step of the second stage; total number of steps."""
 MARGIN = 0.1
-"""Nats for each masked token: forgetting costs ten times as much."""
+"""Nats per masked token; forgetting costs ten times as much."""
 MASKS = {"task": "masked-lm", "hide": "independent", "task_id": 0}
 CAPITALS = {"task": "capitalization", "task_id": 1}
 SMALL = (
@@ -29,7 +29,7 @@ SMALL = (
 
 
 def objective(*, masks_later: float) -> str:
-    """Masks alone, then capitals and as large a share of masks as this."""
+    """Return an objective with masks only, then with capitals and this share of masks."""
     tasks = {
         "masks": {**MASKS, "share": {0: 1, STAGE: masks_later}},
         "capitals": {**CAPITALS, "share": {0: 0, STAGE: 1}},
@@ -38,15 +38,16 @@ def objective(*, masks_later: float) -> str:
 
 
 def held_out(run: Path, task: dict[str, object], step: int) -> EvaluatedLoss:
-    """How a checkpoint answers what one task asks."""
+    """Return the validation loss of one task at a checkpoint."""
     loaded = load_model(run, step=step, device="cpu")
-    asked = loaded.config.model_copy(update={"objective": {"it": task}})
-    (loss,) = replace(loaded, config=asked).evaluate().losses.values()
+    config = loaded.config.model_copy(update={"objective": {"it": task}})
+    (loss,) = replace(loaded, config=config).evaluate().losses.values()
     return loss
 
 
 def write_monotonous_text(folder: Path) -> Path:
-    """Documents that each have one word, some words with a capital: both tasks are learned within tens of steps."""
+    """Write documents of one repeated word, half of the words capitalized, so that both tasks are learned within tens
+    of steps."""
     folder.mkdir()
     draw = random.Random(0)
     words = [word.capitalize() if number % 2 else word for number, word in enumerate(NOUNS)]
@@ -55,7 +56,7 @@ def write_monotonous_text(folder: Path) -> Path:
     return folder
 
 
-def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> None:
+def test_first_task_is_not_forgotten(tmp_path: Path) -> None:
     text = write_monotonous_text(tmp_path / "text")
     corpus = build(text, tmp_path / "corpus", "ernie-2", annotate=Annotations(words=True, capitals=True))
     both, capitals_alone = tmp_path / "both", tmp_path / "capitals-alone"
@@ -77,7 +78,7 @@ def test_a_task_is_not_forgotten_while_another_is_learned(tmp_path: Path) -> Non
         assert added.model < added.unigram - 0.5
         steps = [record["step"] for record in read_metrics(run) if "loss/capitalization" in record]
         assert steps == [*range(STAGE + 10, STEPS + 1, 10)]
-    # Of what is asked no longer nothing is measured.
+    # Tasks with no share are not evaluated.
     assert {*load_model(capitals_alone, device="cpu").evaluate().losses} == {"capitalization"}
     measured = [record for record in read_metrics(capitals_alone) if "validation/loss" in record][-1]
     assert "validation/mlm" not in measured

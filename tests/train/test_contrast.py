@@ -1,4 +1,4 @@
-"""A loss over all rows of the batch, from the command line: it learns, on other layouts and cut off in the middle."""
+"""Run with a contrastive loss over the global batch."""
 
 from __future__ import annotations
 
@@ -21,39 +21,43 @@ TOWERS = (
 
 @pytest.fixture(scope="module")
 def train(real_corpus, tmp_path_factory):
-    place = tmp_path_factory.mktemp("contrast")
+    folder = tmp_path_factory.mktemp("contrast")
 
     def run(name, *more, code=0):
-        megaptm("train", *arguments("bert", place / name, real_corpus("wordpiece"), *TOWERS, *more), code=code)
-        return place / name
+        megaptm("train", *arguments("bert", folder / name, real_corpus("wordpiece"), *TOWERS, *more), code=code)
+        return folder / name
 
     return run
 
 
 @pytest.fixture(scope="module")
-def whole(train):
+def uninterrupted(train):
     return train("whole")
 
 
-def test_halves_of_texts_find_each_other(whole):
-    seen = [loss for _, (loss,) in sorted(losses(whole).items())]
-    assert seen[0] == pytest.approx(math.log(ROWS), rel=0.2)
-    assert sum(seen[-20:]) / 20 < 0.95 * math.log(ROWS)
+def test_contrastive_loss_falls(uninterrupted):
+    loss_per_step = [loss for _, (loss,) in sorted(losses(uninterrupted).items())]
+    assert loss_per_step[0] == pytest.approx(math.log(ROWS), rel=0.2)
+    assert sum(loss_per_step[-20:]) / 20 < 0.95 * math.log(ROWS)
 
 
 @pytest.mark.drill
-def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(train, whole):
+def test_contrastive_run_resumes_on_another_layout(train, uninterrupted):
     train("moved", "layout.data=2", "layout.microbatch=4", "train.stop_at=20", code=75)
     moved = train("moved", "layout.pipeline=2", "layout.tensor=2", "layout.microbatch=8")
     assert resumed_at(moved) == [20]
-    # Ranks round otherwise; once it learns in earnest, such differences grow with each step.
-    early, expected = ({step: loss for step, loss in losses(run).items() if step <= 60} for run in (moved, whole))
+    # Ranks round differently, and such differences grow with each step once the loss falls.
+    early, expected = (
+        {step: loss for step, loss in losses(run).items() if step <= 60} for run in (moved, uninterrupted)
+    )
     assert early == {step: pytest.approx(loss, rel=1e-2) for step, loss in expected.items()}
-    one, other = ([r["validation/loss"] for r in read_metrics(run) if "validation/loss" in r] for run in (whole, moved))
+    one, other = (
+        [r["validation/loss"] for r in read_metrics(run) if "validation/loss" in r] for run in (uninterrupted, moved)
+    )
     assert other == pytest.approx(one, rel=5e-2)
 
 
-def test_it_is_measured_among_as_many_rows_as_it_was_trained_with(whole):
-    found = load_model(whole).evaluate(rows=ROWS).losses["pairs"]
+def test_contrastive_evaluation_compares_a_training_batch(uninterrupted):
+    found = load_model(uninterrupted).evaluate(rows=ROWS).losses["pairs"]
     assert (found.asked, found.uniform) == (ROWS, math.log(ROWS))
     assert found.model < found.uniform

@@ -1,4 +1,4 @@
-"""`train.deterministic` is set in the processes that train, and on a CPU changes no number."""
+"""`train.deterministic` is set in the worker processes, and changes no value on a CPU."""
 
 import json
 import os
@@ -22,14 +22,14 @@ print(json.dumps([
     os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("NCCL_ALGO"),
 ]))
 """
-PLACE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+RANK_VARIABLES = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
 def worker(folder, corpus, *more):
-    """One process of a run of three steps: how torch is set in it at the end, and the losses."""
+    """Run one process for three steps; return torch's settings at the end, and the losses."""
     path, *overrides = arguments("gpt2", folder, corpus, "train.steps=3", "model.dropout=0.1", *more)
     prepare(absolute_paths(load(path, overrides)))
-    environment = {**os.environ, **PLACE, "MASTER_PORT": "0"}
+    environment = {**os.environ, **RANK_VARIABLES, "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(folder)], env=environment, capture_output=True, text=True, check=False
     )
@@ -37,7 +37,7 @@ def worker(folder, corpus, *more):
     return json.loads(done.stdout.splitlines()[-1]), losses(folder)
 
 
-def test_a_worker_sets_what_the_config_says(real_corpus, tmp_path):
+def test_worker_sets_deterministic_kernels(real_corpus, tmp_path):
     corpus = real_corpus("byte-bpe")
     usual, usual_losses = worker(tmp_path / "usual", corpus)
     chosen, chosen_losses = worker(tmp_path / "chosen", corpus, "train.deterministic=true")
@@ -47,7 +47,7 @@ def test_a_worker_sets_what_the_config_says(real_corpus, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUBLAS_WORKSPACE_CONFIG", ":0:0"), ("NCCL_ALGO", "NVLS,Ring")])
-def test_an_environment_that_cannot_keep_it_is_refused(monkeypatch, name, value):
+def test_contradicting_environment_is_refused(monkeypatch, name, value):
     for other in ("CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
         monkeypatch.setenv(other, "")
         monkeypatch.delenv(other)

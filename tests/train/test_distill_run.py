@@ -1,4 +1,4 @@
-"""Runs of a student: begun as a slice of a teacher that a command made, stopped, continued, and refused."""
+"""Runs of a student: initialized from teacher layers, resumed, and refused."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def words(teacher: Path, run: Path, corpus: Path, *more: str) -> list[str]:
     return arguments("distilbert", run, corpus, f"train.steps={STEPS}", "distill=null", distill, *more)
 
 
-def test_a_student_goes_on_where_it_was_though_its_teacher_was_trained_on(
+def test_student_resumes_with_the_same_teacher_checkpoint(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    """The teacher has newer checkpoints meanwhile."""
     corpus = real_corpus("wordpiece")
     megaptm("train", *words(teacher, tmp_path / "whole", corpus))
     megaptm("train", *words(teacher, tmp_path / "run", corpus, "train.stop_at=3"), code=75)
@@ -49,7 +50,7 @@ def test_a_student_goes_on_where_it_was_though_its_teacher_was_trained_on(
     assert {name.split(".")[1] for name in weights if name.startswith("encoder.")} == {"0"}
 
 
-def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
+def test_student_resumes_after_its_teacher_was_moved(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
     corpus, run = real_corpus("wordpiece"), tmp_path / "run"
@@ -62,10 +63,8 @@ def test_a_run_goes_on_with_its_own_teacher_wherever_that_lies(
     megaptm("train", str(run), f"distill.teacher={moved}", "train.stop_at=2", code=75)
 
 
-def test_a_damaged_teacher_is_told_by_all_ranks(
-    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """Each of whom looks at a share of its files."""
+def test_damaged_teacher_is_refused(teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path) -> None:
+    """Each rank verifies a share of its files."""
     damaged = shutil.copytree(teacher, tmp_path / "damaged")
     path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -74,7 +73,7 @@ def test_a_damaged_teacher_is_told_by_all_ranks(
     assert "copy that file again, or let distill.step name another checkpoint." in said
 
 
-def test_another_tokenizer_and_another_model_are_refused(
+def test_teacher_with_other_tokenizer_or_model_is_refused(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
     corpus = real_corpus("wordpiece")
@@ -89,7 +88,7 @@ def test_another_tokenizer_and_another_model_are_refused(
 
 
 LAYERS = "embeddings: 1, hidden: 1, scores: 1, projection: shared"
-"""What TinyBERT hears before it hears answers."""
+"""Losses of TinyBERT's stages before the task answers."""
 
 
 def tinybert(teacher: Path, run: Path, corpus: Path, said: str, *more: str) -> list[str]:
@@ -98,10 +97,10 @@ def tinybert(teacher: Path, run: Path, corpus: Path, said: str, *more: str) -> l
     return arguments("tinybert", run, corpus, "distill=null", distill, *shape, *more)
 
 
-def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
+def test_tinybert_stages_start_from_each_other(
     teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Layers of text; layers of a task; answers of that task (arXiv:1909.10351, 3.2): three runs."""
+    """General layers, task layers, task answers (arXiv:1909.10351, 3.2): three runs."""
     corpus, task = real_corpus("wordpiece"), "objective=masked-lm-next-sentence"
     general, layers, answers = (tmp_path / name for name in ("general", "layers", "answers"))
     megaptm("train", *tinybert(teacher, general, corpus, LAYERS))
@@ -117,7 +116,7 @@ def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
     )
     megaptm("train", *said, "train.stop_at=1", code=75)
     weights = [open_checkpoint(run).weights() for run in (general, layers, answers)]
-    # A step of warm-up moves a number by no more than its rate, 1e-5; of another start nothing would be so near.
+    # A warm-up step changes a weight by at most its rate, 1e-5. Weights with another start would differ by more.
     for before, after, steps in ((*weights[:2], 2), (*weights[1:], 1)):
         common = {name for name in before if name in after and "next-sentence" not in name}
         assert {"embed.token.weight", "encoder.1.attention.qkv.weight", "head.mlm.transform.weight"} <= common
@@ -126,15 +125,13 @@ def test_tinyberts_second_stage_begins_with_its_first_and_then_hears_answers(
     assert not [name for name in weights[2] if name.startswith("distill.")]
     for record in (one for one in read_metrics(answers) if "loss/distill-classes" in one):
         assert record["loss"] == pytest.approx(record["loss/distill-classes"], rel=1e-6)
-    # What it began with may be gone now.
+    # The run that provided the initial weights may be deleted now.
     shutil.rmtree(layers)
     megaptm("train", *said)
     assert [*losses(answers)] == [1, 2, 3]
 
 
-def test_a_run_begins_with_weights_of_its_own_model_alone(
-    teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_init_from_another_model_is_refused(teacher: Path, real_corpus: Callable[[str], Path], tmp_path: Path) -> None:
     run, corpus = tmp_path / "run", real_corpus("wordpiece")
     for key, sentence in (
         (f"train.init_from={tmp_path}", f"train.init_from ({tmp_path}) is not the folder of a run"),

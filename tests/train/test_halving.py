@@ -1,5 +1,4 @@
-"""A rate that is halved once the held-out loss rises: a run that was stopped goes on with the rate that it would have
-had."""
+"""Learning rate that is halved after the validation loss rises, also after a resume."""
 
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ from megaptm.train.held_out import HeldOutLoss
 from tests.drills.program import arguments, losses
 from tests.forked import megaptm
 
-# So high a rate that what was learned of the first batches is spoiled.
+# The rate is so high that it destroys what the first batches taught.
 SHORT = (
     *(
         "train.steps=12",
@@ -24,19 +23,19 @@ SHORT = (
 
 
 @pytest.mark.parametrize(
-    ("told", "rose"), [([3.0, 2.0, 1.0], None), ([3.0, 2.0, 2.0], None), ([3.0, 2.0, 2.5, 1.0, 4.0], 30)]
+    ("validation_losses", "rose"), [([3.0, 2.0, 1.0], None), ([3.0, 2.0, 2.0], None), ([3.0, 2.0, 2.5, 1.0, 4.0], 30)]
 )
-def test_the_first_rise_is_remembered(told, rose):
+def test_first_rise_of_validation_loss_is_stored(validation_losses, rose):
     held_out = HeldOutLoss()
-    for step, loss in enumerate(told, 1):
+    for step, loss in enumerate(validation_losses, 1):
         held_out.add(10 * step, loss)
-    assert (held_out.rose, held_out.last) == (rose, told[-1])
+    assert (held_out.rose, held_out.last) == (rose, validation_losses[-1])
     again = HeldOutLoss()
     again.restore({"last": held_out.last, "rose": held_out.rose})
     assert again == held_out
 
 
-def test_stopped_and_continued_it_has_the_same_rates(real_corpus, tmp_path):
+def test_halving_schedule_is_the_same_after_resume(real_corpus, tmp_path):
     corpus = real_corpus("byte-bpe")
 
     def train(name, *more, code=0):
@@ -51,7 +50,7 @@ def test_stopped_and_continued_it_has_the_same_rates(real_corpus, tmp_path):
     expected = {step: 2.0 if step <= rose else 2.0 * 0.5 ** (1 + (step - 1 - rose) // 3) for step in range(1, 13)}
     assert rose < 12, held_out
     assert rates == pytest.approx(expected)
-    stop = rose + 1  # the checkpoint has to tell of it: no loss is above the one before that late
+    stop = rose + 1  # the checkpoint must contain the rise: no later loss is above the one before it
     train("cut", f"train.stop_at={stop}", code=75)
     again, _ = train("cut")
     assert again == rates

@@ -1,4 +1,4 @@
-"""A rank that hangs is found, named and ended, with the run; small real programs take the place of the trainer."""
+"""Hanging ranks are detected, reported and ended. Small programs stand in for the trainer."""
 
 import signal
 import subprocess
@@ -31,7 +31,7 @@ for _ in range(3):
 
 @pytest.fixture
 def program(tmp_path):
-    """Writes a worker's program and returns the command that runs it."""
+    """Return a function that writes a worker's program and returns the command that runs it."""
 
     return lambda body: write_program(tmp_path, STEPS, body)
 
@@ -47,7 +47,7 @@ with heartbeat.during("step"):
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
 """
-# In the phase that the other has behind it.
+# In a phase that the other rank has finished.
 READS_FOR_EVER = """
 def read_for_ever():
     time.sleep(600)
@@ -57,7 +57,7 @@ with heartbeat.during("data"):
 with heartbeat.during("step"):
     time.sleep(600)
 """
-# In the same phase as the other, which waits for it, inside a library that never lets Python's other threads run.
+# In the same phase as the other rank, which waits for it, inside a library that holds the interpreter lock.
 HOLDS_THE_INTERPRETER = """
 def search_for_ever():
     ctypes.PyDLL(None).sleep(600)
@@ -81,7 +81,7 @@ with heartbeat.during("step"):
         compute_for_ever()
     dist.all_reduce(torch.ones(1))
 """
-# As on GPUs, where a collective returns at once and its result is waited for.
+# As on GPUs, where a collective returns at once and its result is awaited.
 COMPUTES_FOR_EVER_ON_ITS_DEVICE = """
 with heartbeat.during("loading"):
     from megaptm.parallel.collectives import numbers
@@ -113,7 +113,7 @@ with heartbeat.during("step"):
 
 
 @pytest.mark.parametrize(
-    ("body", "phase", "words", "stack"),
+    ("body", "phase", "message", "stack"),
     [
         (HALTED, "step", "in step 4, and its process is halted (state T", None),
         (READS_FOR_EVER, "data", "waiting for the data of step 4", "read_for_ever"),
@@ -122,32 +122,34 @@ with heartbeat.during("step"):
         (COMPUTES_FOR_EVER_ON_ITS_DEVICE, "step", "in step 4", "compute_for_ever"),
     ],
 )
-def test_the_rank_that_hangs_is_named_with_its_phase_and_stack(program, tmp_path, capfd, body, phase, words, stack):
+def test_hanging_rank_is_reported_with_phase_and_stack(program, tmp_path, capfd, body, phase, message, stack):
     run = tmp_path / "run"
     assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS) == 75
-    said, hang = capfd.readouterr().err, hang_of(run)
-    assert said.startswith("rank 1 hangs: for ")
-    assert words in said
+    output, hang = capfd.readouterr().err, hang_of(run)
+    assert output.startswith("rank 1 hangs: for ")
+    assert message in output
     assert (hang["rank"], hang["phase"], hang["step"]) == (1, phase, 3)
     assert hang["seconds"] >= HANG_SECONDS
-    assert hang["problem"] in said
+    assert hang["problem"] in output
     if stack:
-        assert f" in {stack}" in said
+        assert f" in {stack}" in output
         assert f" in {stack}" in hang["stack"]
     assert survivors(pids(tmp_path, 2)) == []
 
 
-def test_a_process_that_reads_data_and_is_halted_is_named(program, tmp_path, capfd):
-    """However long a server of data may be waited for."""
+def test_stopped_loader_worker_is_reported(program, tmp_path, capfd):
+    """Even with a long `data.patience`."""
     run = tmp_path / "run"
     assert launch(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=600.0) == 75
     reader = int((tmp_path / "reader").read_text())
-    words = f"it has been waiting for the data of step 4, and of those that read its data process {reader} is halted ("
-    assert words in capfd.readouterr().err
+    message = (
+        f"it has been waiting for the data of step 4, and of those that read its data process {reader} is halted ("
+    )
+    assert message in capfd.readouterr().err
     assert survivors([*pids(tmp_path, 2), reader]) == []
 
 
-def test_a_run_that_moves_on_does_not_hang(program, tmp_path):
+def test_progress_is_no_hang(program, tmp_path):
     body = f"""
     end = time.monotonic() + {2 * HANG_SECONDS}
     while time.monotonic() < end:
@@ -175,7 +177,7 @@ heartbeat.close()
 """
 
 
-def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_path):
+def test_refused_second_start_is_no_hang(program, tmp_path):
     """Both have prepared the run when the first takes its lock."""
     run, command = tmp_path / "run", program(LONG_SAVING)
     source = (
@@ -188,7 +190,7 @@ def test_a_second_start_that_is_refused_is_no_hang_of_the_first(program, tmp_pat
     assert (first.wait(timeout=120), first.stderr.read().decode()) == (0, "")
 
 
-def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, tmp_path):
+def test_waiting_for_a_slow_server_is_no_hang(program, tmp_path):
     body = f"""
     with heartbeat.during("data"):
         if rank == 1:
@@ -202,30 +204,30 @@ def test_ranks_that_wait_for_one_that_waits_for_its_server_do_not_hang(program, 
     assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=60.0) == 0
 
 
-def test_a_hang_ends_a_run_whose_disk_takes_nothing(tmp_path, capfd):
+def test_hang_is_reported_without_a_writable_folder(tmp_path, capfd):
     (tmp_path / "run").touch()
     give_order(tmp_path / "run", LEAVE)
-    told = {"rank": 1, "phase": "saving", "step": 3, "seconds": 4.0, "problem": "rank 1 hangs.", "stack": ""}
-    assert exit_code_of_hang(Hang(**told, folder=tmp_path), run=tmp_path / "run") == 75
+    fields = {"rank": 1, "phase": "saving", "step": 3, "seconds": 4.0, "problem": "rank 1 hangs.", "stack": ""}
+    assert exit_code_of_hang(Hang(**fields, folder=tmp_path), run=tmp_path / "run") == 75
     assert capfd.readouterr().err.startswith("rank 1 hangs.")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_ends_a_launcher_whose_rank_is_halted_though_nobody_looks_for_hangs(program, tmp_path, number):
-    """Started without `hang_seconds`: only the stop makes it give up a rank that cannot save."""
+def test_stop_signal_ends_a_stopped_rank_without_hang_detection(program, tmp_path, number):
+    """Started without `hang_seconds`: only the stop request gives up a rank that cannot save."""
     deaf = 'for one in (15, 2): signal.signal(one, signal.SIG_IGN)\n(folder / f"deaf-{rank}").touch()\n'
     launcher = start_launcher(program(deaf + HALTED), tmp_path / "run")
-    everyone = pids(tmp_path, 2, launcher)
-    wait_for(lambda: psutil.Process(everyone[1]).status() == psutil.STATUS_STOPPED, launcher)
+    rank_pids = pids(tmp_path, 2, launcher)
+    wait_for(lambda: psutil.Process(rank_pids[1]).status() == psutil.STATUS_STOPPED, launcher)
     wait_for(lambda: (tmp_path / "deaf-0").exists(), launcher)
     launcher.send_signal(number)
-    _, said = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75, said
-    assert "rank 1 hangs" in said
-    assert survivors(everyone) == []
+    _, output = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, output
+    assert "rank 1 hangs" in output
+    assert survivors(rank_pids) == []
 
 
-def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_path):
+def test_ctrl_c_messages(program, tmp_path):
     body = """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     (folder / f"deaf-{rank}").touch()
@@ -234,7 +236,7 @@ def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_p
             time.sleep(600)
     """
     launcher = start_launcher(program(body), tmp_path / "run")
-    everyone = pids(tmp_path, 2, launcher)
+    rank_pids = pids(tmp_path, 2, launcher)
     wait_for(lambda: len(list(tmp_path.glob("deaf-*"))) == 2, launcher)
     launcher.send_signal(signal.SIGINT)
     assert launcher.stderr.readline() == "\n"
@@ -243,8 +245,8 @@ def test_ctrl_c_says_what_happens_and_a_second_one_leaves_at_once(program, tmp_p
         "saving.\n"
     )
     launcher.send_signal(signal.SIGINT)
-    _, said = launcher.communicate(timeout=60)
+    _, output = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
-    assert said == "Left at once; nothing was saved yet.\n"
+    assert output == "Left at once; nothing was saved yet.\n"
     assert [event["kind"] for event in read_events(tmp_path / "run")] == ["interrupt"]
-    assert survivors(everyone) == []
+    assert survivors(rank_pids) == []

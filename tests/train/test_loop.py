@@ -1,4 +1,4 @@
-"""The loop, where something outside of it fails."""
+"""Training loop with failing validation data."""
 
 import errno
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ from megaptm.train import loop
         (RuntimeError("a mistake of ours"), "a mistake of ours"),
     ],
 )
-def test_what_held_out_text_cannot_be_read_for_is_told_when_the_steps_before_are_saved(monkeypatch, error, said):
+def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, said):
     def held_out():
         raise error
 
@@ -33,18 +33,18 @@ def test_what_held_out_text_cannot_be_read_for_is_told_when_the_steps_before_are
         raise found
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_a_batch_that_cannot_be_read_ends_a_validation_on_all_ranks(monkeypatch, mine):
-    """What was read before it is measured, and none of it is held."""
+@pytest.mark.parametrize("fails_here", [True, False])
+def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
+    """Batches before it are evaluated, one at a time."""
 
     def held_out():
         yield from "ab"
-        if mine:
+        if fails_here:
             raise UserError("c is damaged")
         yield "c"
 
-    told, evaluated = [], []
-    monkeypatch.setattr(loop, "any_rank", lambda own: told.append(own) or len(told) == 3)
+    flags, evaluated = [], []
+    monkeypatch.setattr(loop, "any_rank", lambda own: flags.append(own) or len(flags) == 3)
     engine = SimpleNamespace(
         losses={"lm": 1.0},
         evaluate=lambda batch: evaluated.append(batch) or SimpleNamespace(losses={"lm": 1.0}, counts={"lm": 1}),
@@ -52,5 +52,5 @@ def test_a_batch_that_cannot_be_read_ends_a_validation_on_all_ranks(monkeypatch,
     stop = SimpleNamespace(ends_waiting=nullcontext, requested=False)
     run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=engine)
     found = loop._validate(run, 5, None)
-    assert (str(found) == "c is damaged") if mine else found is None
-    assert (told, evaluated) == ([False, False, mine], ["a", "b"])
+    assert (str(found) == "c is damaged") if fails_here else found is None
+    assert (flags, evaluated) == ([False, False, fails_here], ["a", "b"])

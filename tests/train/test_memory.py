@@ -1,5 +1,4 @@
-"""A run whose rows go on from step to step: stopped and continued it remembers what it remembered, on as many data
-ranks or on others."""
+"""Run of a model with a recurrence cache: resume on the same and on other data ranks."""
 
 import json
 
@@ -21,50 +20,50 @@ TWO = ("layout.data=2", "layout.microbatch=2")
 
 @pytest.fixture(scope="module")
 def runs(real_corpus, tmp_path_factory):
-    place, corpus = tmp_path_factory.mktemp("memory"), real_corpus("byte-bpe")
+    folder, corpus = tmp_path_factory.mktemp("memory"), real_corpus("byte-bpe")
 
     def words(name, *more):
-        return arguments(FAMILY, place / name, corpus, *SHORT, *more)
+        return arguments(FAMILY, folder / name, corpus, *SHORT, *more)
 
     def train(name, *more, code=0):
         megaptm("train", *words(name, *more), code=code)
-        return place / name
+        return folder / name
 
     train.words = words
     return train
 
 
 @pytest.fixture(scope="module")
-def whole(runs):
+def uninterrupted(runs):
     return runs("whole", *ALONE)
 
 
-def one(run):
-    """The loss of each step."""
+def loss_per_step(run):
+    """Return the loss of each step."""
     return [loss for [loss] in losses(run).values()]
 
 
-def test_stopped_and_continued_it_is_the_run_that_was_not(runs, whole):
+def test_recurrence_cache_resume_is_bit_identical(runs, uninterrupted):
     runs("cut", *ALONE, "train.stop_at=3", code=75)
     cut = runs("cut", *ALONE)
     assert resumed_at(cut) == [3]
-    assert losses(cut) == losses(whole)
+    assert losses(cut) == losses(uninterrupted)
 
 
-def test_on_other_data_ranks_each_row_remembers_what_it_read(runs, whole):
+def test_recurrence_cache_resumes_on_other_data_ranks(runs, uninterrupted):
     more = ("model.dropout=0.0",)
     alone = runs("alone", *ALONE, *more)
     runs("dealt", *ALONE, *more, "train.stop_at=3", code=75)
-    dealt = runs("dealt", *TWO, *more)
-    assert resumed_at(dealt) == [3]
-    assert one(dealt) == pytest.approx(one(alone), rel=1e-5)
-    forgetful = one(runs("forgetful", *ALONE, *more, "model.memory=0"))
-    assert forgetful[0] == one(alone)[0]
-    assert max(abs(a / b - 1) for a, b in zip(forgetful[4:], one(alone)[4:], strict=True)) > 1e-3
+    on_two_ranks = runs("dealt", *TWO, *more)
+    assert resumed_at(on_two_ranks) == [3]
+    assert loss_per_step(on_two_ranks) == pytest.approx(loss_per_step(alone), rel=1e-5)
+    forgetful = loss_per_step(runs("forgetful", *ALONE, *more, "model.memory=0"))
+    assert forgetful[0] == loss_per_step(alone)[0]
+    assert max(abs(a / b - 1) for a, b in zip(forgetful[4:], loss_per_step(alone)[4:], strict=True)) > 1e-3
 
 
-def test_a_checkpoint_has_what_is_remembered_of_each_row(whole):
-    manifest = json.loads((whole / "checkpoints/step-00000006/manifest.json").read_text())
+def test_checkpoint_has_the_recurrence_cache_of_each_sample(uninterrupted):
+    manifest = json.loads((uninterrupted / "checkpoints/step-00000006/manifest.json").read_text())
     [shape] = {
         tuple(tensor["shape"])
         for file in manifest["files"]
@@ -72,7 +71,9 @@ def test_a_checkpoint_has_what_is_remembered_of_each_row(whole):
         if tensor["name"] == "memory/decoder.0"
     }
     assert shape[:2] == (8, 24)
-    assert [record["samples"] for record in read_metrics(whole) if "samples" in record] == [8 * n for n in range(1, 7)]
+    assert [record["samples"] for record in read_metrics(uninterrupted) if "samples" in record] == [
+        8 * n for n in range(1, 7)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,10 @@ def test_a_checkpoint_has_what_is_remembered_of_each_row(whole):
         (["train.batch=80000"], "lower train.batch"),
     ],
 )
-def test_what_cannot_be_remembered_is_refused(runs, more, sentence):
+def test_config_without_continued_samples_is_refused(runs, more, sentence):
     assert sentence in told("train", *runs.words("refused", *ALONE, *more))
 
 
-def test_a_family_that_remembers_nothing_is_refused_rows_that_go_on(runs, real_corpus, tmp_path):
+def test_continued_samples_need_a_recurrence_cache(runs, real_corpus, tmp_path):
     words = arguments("gpt2", tmp_path / "gpt2", real_corpus("byte-bpe"), "objective=continued-causal-lm")
     assert "this family has no recurrence cache" in told("train", *words)

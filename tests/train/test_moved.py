@@ -1,4 +1,4 @@
-"""A run whose corpus was moved, and which is continued to more steps."""
+"""Resume with a moved corpus and more steps."""
 
 import shutil
 
@@ -11,7 +11,7 @@ def rates(run):
     return {record["step"]: record["learning_rate"] for record in read_metrics(run) if "learning_rate" in record}
 
 
-def test_it_is_the_run_that_had_the_steps_and_the_path_from_the_beginning(real_corpus, tmp_path):
+def test_resume_with_moved_corpus_and_more_steps_is_bit_identical(real_corpus, tmp_path):
     old, new = tmp_path / "old", tmp_path / "new"
     shutil.copytree(real_corpus("byte-bpe"), new)
     longer = ("optimizer.warmup_steps=1", "train.steps=6", "optimizer.decay_steps=3")

@@ -1,4 +1,4 @@
-"""A run in two phases: rows of one length, then of another, as BERT's; with dropout, then without, as BART's."""
+"""Run in two phases: other sequence length (BERT), other dropout (BART)."""
 
 import json
 import shutil
@@ -20,21 +20,21 @@ BATCH = 12
 
 
 class Runs:
-    """Runs of one tiny BERT; `begun` has its first phase behind it."""
+    """Runs of one tiny BERT; `first_phase` is a finished first phase."""
 
-    def __init__(self, place, corpus):
-        self.place, self.corpus = place, corpus
-        self.begun = self.train("begun", *FIRST)
+    def __init__(self, folder, corpus):
+        self.folder, self.corpus = folder, corpus
+        self.first_phase = self.train("begun", *FIRST)
 
     def words(self, name, *more):
-        return arguments("bert", self.place / name, self.corpus, *SCHEDULE, *more)
+        return arguments("bert", self.folder / name, self.corpus, *SCHEDULE, *more)
 
     def train(self, name, *more, code=0):
         megaptm("train", *self.words(name, *more), code=code)
-        return self.place / name
+        return self.folder / name
 
     def copy(self, name):
-        shutil.copytree(self.begun, self.place / name)
+        shutil.copytree(self.first_phase, self.folder / name)
         return name
 
 
@@ -52,23 +52,23 @@ def column(run, name):
     return {record["step"]: record[name] for record in read_metrics(run) if name in record}
 
 
-def test_a_phase_begins_with_the_weights_moments_rate_and_step_of_the_one_before(runs):
-    """With rows of the same length the two phases are the run that has only one, to the last bit."""
-    whole = runs.train("whole", "data.sequence=16", "train.steps=8")
+def test_two_equal_phases_are_bit_identical_to_one(runs):
+    """With equal sequence lengths both phases equal one uninterrupted run."""
+    uninterrupted = runs.train("whole", "data.sequence=16", "train.steps=8")
     phases = runs.train(runs.copy("same-rows"), "data.sequence=16", "train.steps=8", "train.phase_start=4")
     assert resumed_at(phases) == [4]
-    assert losses(phases) == losses(whole)
-    assert column(phases, "learning_rate") == column(whole, "learning_rate")
+    assert losses(phases) == losses(uninterrupted)
+    assert column(phases, "learning_rate") == column(uninterrupted, "learning_rate")
 
 
-def test_a_phase_reads_rows_of_its_own_length_from_its_first_step_on(runs, second):
+def test_second_phase_has_its_own_sequence_length(runs, second):
     assert column(second, "samples") == {step: BATCH * step for step in range(1, 9)}
     state = json.loads((second / "checkpoints/step-00000008/manifest.json").read_text())["state"]
     assert (state["samples"], state["config"]["data"]["sequence"]) == (8 * BATCH, 32)
     assert sum(state["cursors"].values()) == 8 * BATCH
 
 
-def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
+def test_second_phase_resume_is_bit_identical(runs, second):
     cut = runs.copy("cut")
     runs.train(cut, *SECOND, "train.stop_at=6", code=75)
     run = runs.train(cut, *SECOND)
@@ -91,34 +91,34 @@ def test_a_phase_that_was_stopped_reads_the_same_samples(runs, second):
         (["train.steps=4", "train.phase_start=4"], "train.phase_start (4) must be less than train.steps (4)"),
     ],
 )
-def test_what_is_no_next_phase_is_refused_and_the_run_left_as_it_is(runs, more, sentence):
-    before = content(runs.begun)
-    assert sentence.format(runs.begun) in told("train", *runs.words("begun", *more))
-    assert content(runs.begun) == before
+def test_invalid_phase_is_refused_and_changes_nothing(runs, more, sentence):
+    before = content(runs.first_phase)
+    assert sentence.format(runs.first_phase) in told("train", *runs.words("begun", *more))
+    assert content(runs.first_phase) == before
 
 
-def test_a_phase_is_not_begun_without_the_one_before(runs):
+def test_second_phase_without_the_first_is_refused(runs):
     assert "has 0 steps; train the phase before this one to its end." in told("train", *runs.words("nothing", *SECOND))
-    assert not (runs.place / "nothing").exists()
+    assert not (runs.folder / "nothing").exists()
 
 
-def test_a_job_of_slurm_is_refused_before_its_processes_start(runs):
+def test_slurm_preflight_refuses_an_invalid_phase(runs):
     path, *overrides = runs.words("nothing", *SECOND)
     with pytest.raises(UserError, match=r"train\.phase_start \(4\): the run in .* has 0 steps"):
         preflight(load(path, overrides), attempt="1.0", tasks=1)
 
 
-def test_there_is_no_way_back(runs, second):
-    said = megaptm("train", *runs.words("second", *FIRST), code=2)
-    assert f"3 keys differ from those that the run in {second} was begun with" in said
-    assert "data.sequence is 16, and was 32" in said
+def test_first_phase_after_the_second_is_refused(runs, second):
+    output = megaptm("train", *runs.words("second", *FIRST), code=2)
+    assert f"3 keys differ from those that the run in {second} was begun with" in output
+    assert "data.sequence is 16, and was 32" in output
 
 
-def test_all_keys_of_a_phase_that_is_not_the_next_are_told(runs):
-    before = content(runs.begun)
-    said = megaptm("train", *runs.words("begun", *SECOND, "train.phase_start=3"), code=2)
+def test_all_changed_keys_are_listed(runs):
+    before = content(runs.first_phase)
+    output = megaptm("train", *runs.words("begun", *SECOND, "train.phase_start=3"), code=2)
     assert (
         "data.sequence is 32, and was 16\n  model.dropout is 0.0, and was 0.1\n  train.phase_start is 3, and was 0"
-        in said
+        in output
     )
-    assert content(runs.begun) == before
+    assert content(runs.first_phase) == before

@@ -1,11 +1,11 @@
-"""An objective of the user's that fails in the midst of a run costs none of the steps before."""
+"""Custom objectives that fail during training lose no finished step."""
 
 import pytest
 
 from tests.drills.program import arguments, checkpoints, finish
 from tests.forked import megaptm
 
-MINE = """
+OBJECTIVES = """
 import os
 import time
 from itertools import count
@@ -65,13 +65,13 @@ def corpus(real_corpus):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    (tmp_path / "of_mine.py").write_text(MINE)
+    (tmp_path / "of_mine.py").write_text(OBJECTIVES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "run"
 
 
-def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(run, corpus):
+def test_failing_custom_objective_ends_a_saved_run(run, corpus):
     done = finish("train", *arguments("gpt2", run, corpus, "objective=of_mine:MINE", "train.steps=6"))
     assert done.returncode == 2, done.stderr
     line = done.stderr.splitlines()[-1]
@@ -83,7 +83,7 @@ def test_a_sample_that_an_objective_cannot_make_ends_the_run_when_it_is_saved(ru
     assert "KeyError" in (run / "logs/rank-0.log").read_text()
 
 
-def test_a_failure_of_megaptm_s_own_is_a_traceback_and_the_run_is_saved(run, corpus):
+def test_bug_of_megaptm_is_a_traceback_after_saving(run, corpus):
     more = ("objective=of_mine:OURS", "train.steps=6", "layout.data=2", "data.workers=1", "train.batch=12")
     done = finish("train", *arguments("gpt2", run, corpus, *more))
     assert done.returncode == 1, done.stderr
@@ -92,24 +92,24 @@ def test_a_failure_of_megaptm_s_own_is_a_traceback_and_the_run_is_saved(run, cor
     assert checkpoints(run) == [5]
 
 
-def test_a_step_in_which_nothing_is_asked_ends_the_run_when_it_is_saved(run, corpus):
-    said = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:SILENT", "train.steps=6"), code=2)
-    line = said.splitlines()[-1]
-    assert line.startswith("error: step 3 was refused before it changed a weight: nothing is asked in it, every label")
+def test_step_without_labels_ends_a_saved_run(run, corpus):
+    output = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:SILENT", "train.steps=6"), code=2)
+    line = output.splitlines()[-1]
+    assert line.startswith("error: step 3 was rejected and changed no weight: no sample has a label, all labels")
     assert line.endswith("; the run is saved at step 2.")
     assert checkpoints(run) == [2]
 
 
-def test_weights_that_are_none_end_the_run_when_it_is_saved(run, corpus):
-    said = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"), code=2)
-    assert said.splitlines()[-1] == (
+def test_invalid_loss_weights_end_a_saved_run(run, corpus):
+    output = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"), code=2)
+    assert output.splitlines()[-1] == (
         "error: objective weighed: weights(2) has no lm: it must give each loss a number (lm); the run is saved at "
         "step 2."
     )
     assert checkpoints(run) == [2]
 
 
-def test_a_process_that_ends_itself_was_not_out_of_memory(run, corpus):
+def test_exiting_loader_worker_is_not_reported_as_out_of_memory(run, corpus):
     more = ("objective=of_mine:LEAVING", "train.steps=40", "data.workers=1")
     done = finish("train", *arguments("gpt2", run, corpus, *more))
     assert done.returncode == 1, done.stderr

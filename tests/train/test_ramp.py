@@ -1,4 +1,4 @@
-"""A run whose batch grows, from the command line: on other layouts, and cut off in the middle."""
+"""Run with a batch size ramp: other layouts and resume."""
 
 import pytest
 
@@ -24,17 +24,17 @@ DOUBLED = (
 
 @pytest.fixture(scope="module")
 def runs(real_corpus, tmp_path_factory):
-    place = tmp_path_factory.mktemp("ramp")
+    folder = tmp_path_factory.mktemp("ramp")
 
     def train(name, *more, code=0, ramp=RAMP):
-        megaptm("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *ramp, *more), code=code)
-        return place / name
+        megaptm("train", *arguments("gpt2", folder / name, real_corpus("byte-bpe"), *ramp, *more), code=code)
+        return folder / name
 
     return train
 
 
 @pytest.fixture(scope="module")
-def whole(runs):
+def uninterrupted(runs):
     return runs("whole")
 
 
@@ -42,35 +42,35 @@ def column(run, name):
     return [record[name] for record in read_metrics(run) if name in record]
 
 
-def test_steps_read_more_and_more_rows(whole):
-    assert column(whole, "samples") == [sum(SIZES[: step + 1]) for step in range(len(SIZES))]
+def test_ramp_samples_per_step(uninterrupted):
+    assert column(uninterrupted, "samples") == [sum(SIZES[: step + 1]) for step in range(len(SIZES))]
 
 
-def test_the_rate_rises_with_the_rows_that_were_read(whole):
-    """Two whole batches of warm-up: 24 rows, of which each of the first three steps reads a sixth."""
-    assert column(whole, "learning_rate")[:4] == pytest.approx([rows / 24 * 1e-3 for rows in (4, 8, 12, 20)])
+def test_warmup_counts_samples(uninterrupted):
+    """Warm-up of two full batches: 24 samples, of which each of the first three steps reads a sixth."""
+    assert column(uninterrupted, "learning_rate")[:4] == pytest.approx([rows / 24 * 1e-3 for rows in (4, 8, 12, 20)])
 
 
-def test_other_layouts_and_a_stop_in_the_middle_make_the_same_run(runs, whole):
+def test_ramp_resumes_on_another_layout(runs, uninterrupted):
     runs("moved", "layout.data=2", "train.stop_at=4", code=75)
     moved = runs("moved", "layout.pipeline=2", "layout.tensor=2", "layout.virtual=2", "layout.microbatch=1")
     assert resumed_at(moved) == [4]
-    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+    assert losses(moved) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(uninterrupted).items()}
 
 
-def test_a_batch_that_grows_at_given_steps_is_the_same_run_after_a_stop_between_them(runs):
-    """Steps of any size count as steps where the config says so."""
-    whole = runs("doubled", ramp=DOUBLED)
-    assert column(whole, "samples") == [4, 8, 16, 24, 36]
-    assert column(whole, "learning_rate") == pytest.approx([1e-3 * step / 4 for step in (1, 2, 3, 4, 4)])
+def test_ramp_at_configured_steps_resumes(runs):
+    """With `optimizer.counts=steps`, steps of any size count as steps."""
+    uninterrupted = runs("doubled", ramp=DOUBLED)
+    assert column(uninterrupted, "samples") == [4, 8, 16, 24, 36]
+    assert column(uninterrupted, "learning_rate") == pytest.approx([1e-3 * step / 4 for step in (1, 2, 3, 4, 4)])
     runs("stopped", "train.stop_at=2", code=75, ramp=DOUBLED)
     again = runs("stopped", "layout.data=2", ramp=DOUBLED)
     assert resumed_at(again) == [2]
-    assert losses(again) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(whole).items()}
+    assert losses(again) == {step: pytest.approx(loss, rel=1e-5) for step, loss in losses(uninterrupted).items()}
 
 
-def test_in_whole_batches_the_schedule_is_that_of_a_run_without_a_ramp():
-    """Where as many rows were read, the rate is the same: GPT-3's warm-up and decay are told in tokens."""
+def test_schedule_by_samples_is_the_same_with_a_ramp():
+    """The rate depends on the number of samples: GPT-3's warm-up and decay are given in tokens."""
     base = load(ROOT / "configs/gpt3/175b.yaml")
     ramped = load(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
     batches = ramped.batch_schedule

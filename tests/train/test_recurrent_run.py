@@ -1,4 +1,4 @@
-"""A run of ELMo by the command line, and what it leaves: a folder for others, vectors of words, a loss."""
+"""Run of ELMo: training, export, import, evaluation."""
 
 import json
 import re
@@ -26,18 +26,19 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    place, rng = tmp_path_factory.mktemp("elmo"), np.random.default_rng(0)
+    folder, rng = tmp_path_factory.mktemp("elmo"), np.random.default_rng(0)
     texts = [" ".join(rng.choice(WORDS, 30)) for _ in range(60)]
-    (place / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     options = ("workers=0", "validation=0.2", "tokenizer.kind=words", "tokenizer.vocabulary=23")
-    commands.build([str(place / "texts.jsonl"), f"out={place / 'corpus'}", *options], console=Console(quiet=True))
-    megaptm("train", CONFIG, f"run={place / 'run'}", f"data.mix={{{place / 'corpus'}: 1}}", *SMALL)
-    return place / "run"
+    commands.build([str(folder / "texts.jsonl"), f"out={folder / 'corpus'}", *options], console=Console(quiet=True))
+    megaptm("train", CONFIG, f"run={folder / 'run'}", f"data.mix={{{folder / 'corpus'}: 1}}", *SMALL)
+    return folder / "run"
 
 
 @pytest.mark.parametrize("format_", ["safetensors", "hdf5"])
-def test_what_is_exported_is_imported_to_the_bit(run, tmp_path, format_):
-    """Once with the softmax, once as models are released: without it, under their names, with a bare list of words."""
+def test_elmo_export_and_import_are_bit_identical(run, tmp_path, format_):
+    """With the softmax, and as released models are: without it, with other file names, and with a plain list of
+    words."""
     if format_ == "hdf5":
         pytest.importorskip("h5py")
     exported = tmp_path / "exported"
@@ -53,15 +54,15 @@ def test_what_is_exported_is_imported_to_the_bit(run, tmp_path, format_):
     (exported / "tokenizer.json").unlink()
     for file, name in ((f"weights.{format_}", f"big_weights.{format_}"), ("options.json", "big_options.json")):
         (exported / file).rename(exported / name)
-    said = megaptm("import", "elmo", exported, tmp_path / "released", "train.steps=3")
-    assert "has no head.bidirectional-lm.table, head.bidirectional-lm.vocabulary: initialized" in said
+    output = megaptm("import", "elmo", exported, tmp_path / "released", "train.steps=3")
+    assert "has no head.bidirectional-lm.table, head.bidirectional-lm.vocabulary: initialized" in output
     released = library.load(tmp_path / "released")
     assert released.tokenizer.vocabulary == 23
     assert released.tokenizer.encode("bar unheard").tolist() == loaded.tokenizer.encode("bar unheard").tolist()
     torch.testing.assert_close(released.layers("bar done")[0], loaded.layers("bar done")[0], rtol=0, atol=0)
 
 
-def test_others_read_the_hdf5_file_by_the_published_names(run, tmp_path):
+def test_hdf5_export_has_the_published_names(run, tmp_path):
     h5py = pytest.importorskip("h5py")
     megaptm("export", "elmo", run, tmp_path, "--format", "hdf5")
     weights = library.load(run).model.state_dict()
@@ -75,13 +76,13 @@ def test_others_read_the_hdf5_file_by_the_published_names(run, tmp_path):
     assert not (tmp_path / "weights.safetensors").exists()
 
 
-def test_what_a_run_leaves_is_read(run, tmp_path):
+def test_elmo_run_is_exported_encoded_and_evaluated(run, tmp_path):
     megaptm("export", "elmo", run, tmp_path)
     loaded = library.load(run)
-    theirs = from_bilm(load_file(tmp_path / "weights.safetensors"), loaded.spec)
+    exported = from_bilm(load_file(tmp_path / "weights.safetensors"), loaded.spec)
     weights = loaded.model.state_dict()
-    assert all(weights[name].equal(tensor) for name, tensor in theirs.items())
-    assert len(theirs) == len(weights) - 2, "all but the softmax, which is beside it"
+    assert all(weights[name].equal(tensor) for name, tensor in exported.items())
+    assert len(exported) == len(weights) - 2, "all but the softmax, which is beside it"
     assert load_file(tmp_path / "softmax.safetensors")["W"].shape == (23, 12)
     assert json.loads((tmp_path / "options.json").read_text())["char_cnn"]["n_characters"] == 262
     assert len((tmp_path / "vocabulary.txt").read_text().split()) == 23
@@ -109,8 +110,8 @@ def test_what_a_run_leaves_is_read(run, tmp_path):
         ("weights.safetensors", "cut off", "is damaged or cut off"),
     ],
 )
-def test_a_folder_that_is_no_elmo_is_told(run, tmp_path, file, content, sentence):
-    """A `before -> after` is a change of the file."""
+def test_import_of_invalid_elmo_folder_is_refused(run, tmp_path, file, content, sentence):
+    """`before -> after` replaces text of the file."""
     folder = tmp_path / "exported"
     megaptm("export", "elmo", run, folder)
     if content is None:
@@ -120,19 +121,19 @@ def test_a_folder_that_is_no_elmo_is_told(run, tmp_path, file, content, sentence
     else:
         (folder / file).write_text(content)
     again = tmp_path / "again"
-    said = megaptm("import", "elmo", folder, again, code=2)
-    assert re.search(sentence, said), said
+    output = megaptm("import", "elmo", folder, again, code=2)
+    assert re.search(sentence, output), output
     assert not again.exists()
 
 
-def test_weights_that_are_no_numbers_are_told_of_their_file(run, tmp_path):
+def test_import_of_nan_weights_is_refused(run, tmp_path):
     folder, again = tmp_path / "exported", tmp_path / "again"
     megaptm("export", "elmo", run, folder)
     weights = load_file(folder / "weights.safetensors")
     weights["char_embed"][5, 3] = float("nan")
     save_file(weights, folder / "weights.safetensors")
-    said = megaptm("import", "elmo", folder, again, code=2)
-    assert re.search(r"weights\.safetensors: char_embed has numbers that are infinite or none: fetch it again", said), (
-        said
-    )
+    output = megaptm("import", "elmo", folder, again, code=2)
+    assert re.search(
+        r"weights\.safetensors: char_embed has numbers that are infinite or none: fetch it again", output
+    ), output
     assert not again.exists()

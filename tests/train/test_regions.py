@@ -1,4 +1,4 @@
-"""A run that reads regions of images: each step is of one task; stopped and on two data ranks it is the same run."""
+"""Run on image regions (UNITER): one task per step, resume, two data ranks."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ SMALL = (
     *("train.validate_every=12", "train.validate_batches=1", "train.log_every=1", "train.threads=1"),
     *("data.workers=0", "checkpoint.every=1000", "track.enabled=false"),
 )
-OF_A_STEP = ({"itm", "wra"}, {"mlm"}, {"mrfr"}, {"mrc-kl"})
+TASKS = ({"itm", "wra"}, {"mlm"}, {"mrfr"}, {"mrc-kl"})
 
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    place = tmp_path_factory.mktemp("regions")
-    region_corpus(place / "corpus", images=120, tokenizer=TOKENIZERS["uniter"], validation=0.3)
+    folder = tmp_path_factory.mktemp("regions")
+    region_corpus(folder / "corpus", images=120, tokenizer=TOKENIZERS["uniter"], validation=0.3)
 
     def run(name, *more, code=0):
-        words = [CONFIG, f"run={place / name}", f"data.mix={{{place / 'corpus'}: 1}}", *SMALL, *more]
+        words = [CONFIG, f"run={folder / name}", f"data.mix={{{folder / 'corpus'}: 1}}", *SMALL, *more]
         megaptm("train", *words, code=code)
-        return place / name
+        return folder / name
 
     return run
 
 
 @pytest.fixture(scope="module")
-def whole(train):
+def uninterrupted(train):
     return train("whole")
 
 
-def test_each_step_is_of_one_task_and_held_out_rows_of_all(whole):
-    records = [record for record in read_metrics(whole) if "loss" in record]
+def test_each_step_has_one_task(uninterrupted):
+    records = [record for record in read_metrics(uninterrupted) if "loss" in record]
     assert [record["step"] for record in records] == [*range(1, 13)]
-    seen = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
-    assert all(one in OF_A_STEP for one in seen)
-    assert sum(one in seen for one in OF_A_STEP) > 2  # twelve steps need not have all four
-    for record, names in zip(records, seen, strict=True):
+    losses_by_step = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
+    assert all(one in TASKS for one in losses_by_step)
+    assert sum(one in losses_by_step for one in TASKS) > 2  # twelve steps need not contain all four tasks
+    for record, names in zip(records, losses_by_step, strict=True):
         if names == {"itm", "wra"}:
             assert record["loss"] == pytest.approx(record["loss/itm"] + 0.1 * record["loss/wra"], rel=1e-5)
 
 
-def test_a_run_that_was_stopped_is_the_same_run(train, whole):
+def test_uniter_resume_is_bit_identical(train, uninterrupted):
     train("cut", "train.stop_at=5", code=75)
     cut = train("cut")
     assert resumed_at(cut) == [5]
-    assert losses(cut) == losses(whole)
+    assert losses(cut) == losses(uninterrupted)
 
 
-def test_two_data_ranks_make_the_same_run(train):
-    """Without dropout, which each draws for itself."""
+def test_uniter_losses_are_the_same_on_two_data_ranks(train):
+    """Without dropout, which differs between data ranks."""
     one, two = (losses(train(f"on-{ranks}", "model.dropout=0.0", f"layout.data={ranks}")) for ranks in (1, 2))
     assert two == {step: pytest.approx(loss, rel=1e-4) for step, loss in one.items()}
 
 
-def test_what_is_a_choice_is_measured(whole):
-    found = load_model(whole).evaluate().losses
+def test_uniter_classification_losses_are_evaluated(uninterrupted):
+    found = load_model(uninterrupted).evaluate().losses
     assert {*found} == {"mlm", "itm"}
     assert found["itm"].asked > 0

@@ -1,4 +1,4 @@
-"""A run by another update rule than AdamW, from the command line: cut off, and continued on another layout."""
+"""Run with Adafactor: resume on another layout."""
 
 import pytest
 
@@ -12,13 +12,13 @@ ADAFACTOR = (
 )
 
 
-def test_a_run_by_adafactor_goes_on_where_it_was(real_corpus, tmp_path):
+def test_adafactor_run_resumes_on_another_layout(real_corpus, tmp_path):
     def train(name, *more, code=0):
         megaptm("train", *arguments("gpt2", tmp_path / name, real_corpus("byte-bpe"), *ADAFACTOR, *more), code=code)
         return tmp_path / name
 
-    whole = losses(train("whole"))
+    uninterrupted = losses(train("whole"))
     train("cut", "layout.data=2", "layout.distributed_optimizer=true", "train.stop_at=2", code=75)
     cut = train("cut", "layout.tensor=2")
     assert resumed_at(cut) == [2]
-    assert losses(cut) == {step: pytest.approx(loss, rel=1e-5) for step, loss in whole.items()}
+    assert losses(cut) == {step: pytest.approx(loss, rel=1e-5) for step, loss in uninterrupted.items()}

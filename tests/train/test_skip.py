@@ -1,4 +1,4 @@
-"""PaLM's cure of a loss spike: go back, and pass over the text that follows (arXiv:2204.02311, section 5.1)."""
+"""Skipped batches after a loss spike (PaLM, arXiv:2204.02311, section 5.1)."""
 
 import pytest
 
@@ -12,59 +12,60 @@ SKIP = "train.skip_batches={2: 3}"
 
 @pytest.fixture(scope="module")
 def runs(real_corpus, tmp_path_factory):
-    place = tmp_path_factory.mktemp("skip")
+    folder = tmp_path_factory.mktemp("skip")
 
     def train(name, *more, code=0):
-        done = megaptm("train", *arguments("gpt2", place / name, real_corpus("byte-bpe"), *EVERY, *more), code=code)
-        return place / name, done
+        done = megaptm("train", *arguments("gpt2", folder / name, real_corpus("byte-bpe"), *EVERY, *more), code=code)
+        return folder / name, done
 
     return train
 
 
 @pytest.fixture(scope="module")
 def spiked(runs):
-    """Trained to its end without, then told to pass over three batches after its second step."""
+    """Train a run to its end, then train it again while three batches after its second step are skipped."""
     run, _ = runs("spiked")
     before = losses(run)
     runs("spiked", SKIP, "layout.data=2", "layout.microbatch=2")
     return run, before
 
 
-def test_it_becomes_the_run_that_never_read_that_text(runs, spiked):
+def test_skip_equals_a_run_that_never_read_the_batches(runs, spiked):
     run, before = spiked
     never, _ = runs("never", SKIP)
-    wanted, last = losses(never), {step: each[-1] for step, each in losses(run).items()}
+    expected, last = losses(never), {step: each[-1] for step, each in losses(run).items()}
     assert resumed_at(run) == [2]
-    assert last == {step: pytest.approx(loss, rel=1e-5) for step, [loss] in wanted.items()}
-    assert [wanted[step] == before[step] for step in (1, 2, 3)] == [True, True, False]
+    assert last == {step: pytest.approx(loss, rel=1e-5) for step, [loss] in expected.items()}
+    assert [expected[step] == before[step] for step in (1, 2, 3)] == [True, True, False]
 
 
-def test_what_is_checked_beforehand_is_the_checkpoint_that_it_goes_back_to(runs, real_corpus):
+def test_check_uses_the_checkpoint_before_the_skip(runs, real_corpus):
     run, _ = runs("checked")
     done = finish("check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP))
-    said = " ".join(done.stdout.split())
-    assert "the checkpoint of step 6 has read what train.skip_batches.2 passes over: the run goes on from" in said
-    assert "the run goes on from the checkpoint of step 2 of 6, which is whole." in said
+    output = " ".join(done.stdout.split())
+    assert "the checkpoint of step 6 has read what train.skip_batches.2 passes over: the run goes on from" in output
+    assert "the run goes on from the checkpoint of step 2 of 6, which is whole." in output
 
 
-def test_later_checkpoints_are_kept_aside(spiked):
+def test_later_checkpoints_are_renamed(spiked):
     run, _ = spiked
     assert checkpoints(run) == [2, 4, 6]
     aside = sorted(path.name for path in (run / "checkpoints").glob("*.abandoned"))
     assert aside == ["step-00000004.abandoned", "step-00000006.abandoned"]
-    told = {event["step"]: event["kept"] for event in read_events(run) if event["kind"] == "abandoned-checkpoint"}
-    assert told == {step: str(run / f"checkpoints/step-{step:08d}.abandoned") for step in (4, 6)}
+    renamed = {event["step"]: event["kept"] for event in read_events(run) if event["kind"] == "abandoned-checkpoint"}
+    assert renamed == {step: str(run / f"checkpoints/step-{step:08d}.abandoned") for step in (4, 6)}
 
 
-def test_what_was_passed_over_stays_so(runs, spiked):
-    run, said = runs("spiked", code=2)
-    assert "train.skip_batches.2 is None but the run in" in said
+def test_skip_cannot_be_removed(runs, spiked):
+    run, output = runs("spiked", code=2)
+    assert "train.skip_batches.2 is None but the run in" in output
     assert checkpoints(run) == [2, 4, 6]
 
 
-def test_a_run_that_cannot_go_back_so_far_says_from_where_it_can(runs, spiked):
-    run, said = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
+def test_skip_before_the_oldest_checkpoint_is_refused(runs, spiked):
+    run, output = runs("spiked", "train.skip_batches={1: 1, 2: 3}", code=2)
     assert (
-        "train.skip_batches.1: a run goes back to its newest checkpoint of that step or before, and the oldest" in said
+        "train.skip_batches.1: a run goes back to its newest checkpoint of that step or before, and the oldest"
+        in output
     )
     assert checkpoints(run) == [2, 4, 6]

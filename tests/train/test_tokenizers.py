@@ -1,4 +1,4 @@
-"""From text to a trained model with each kind of tokenizer: the special tokens of any family serve any objective."""
+"""Training on text with each kind of tokenizer."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    place = tmp_path_factory.mktemp("tokenizers")
-    text = write_text(place / "text")
+    folder = tmp_path_factory.mktemp("tokenizers")
+    text = write_text(folder / "text")
 
     def corpus(name):
         _, kind, *options = CASES[name]
-        out = place / name.replace(" ", "-")
+        out = folder / name.replace(" ", "-")
         if not out.exists():
             settings = [f"tokenizer.{option}" for option in (f"kind={kind}", "vocabulary=300", *options)]
             words = [str(text), f"out={out}", "workers=0", "validation=0.2", *settings]
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_samples_are_made_of_a_corpus_with_any_tokenizer(name, corpus):
+def test_objective_uses_special_tokens_of_any_tokenizer(name, corpus):
     objective, special = CASES[name][0], load(corpus(name) / "tokenizer").special
     mix = open_mix({str(corpus(name)): 1.0}, objective=objective, sequence=40, seed=3, special=special)
     rows = [mix.sample(number) for number in range(16)]
@@ -56,15 +56,15 @@ def test_samples_are_made_of_a_corpus_with_any_tokenizer(name, corpus):
 
 
 @pytest.mark.parametrize(("name", "family"), [("RoBERTa", "bert"), ("GPT", "gpt2"), ("spans of words", "t5")])
-def test_a_model_is_trained_on_it(name, family, corpus, tmp_path):
+def test_model_trains_with_other_tokenizer(name, family, corpus, tmp_path):
     words = (f"objective={CASES[name][0]}", "train.steps=4", "optimizer.warmup_steps=2")
     megaptm("train", *arguments(family, tmp_path / "run", corpus(name), *words))
     assert len(losses(tmp_path / "run")) == 4
 
 
-def test_a_corpus_without_a_mask_is_refused_with_what_would_have_one(corpus, tmp_path):
+def test_corpus_without_mask_token_is_refused(corpus, tmp_path):
     done = finish("train", *arguments("bert", tmp_path / "run", corpus("GPT"), "objective=masked-lm"))
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert "objective masked-lm needs a tokenizer with a `pad` token: build the corpus with" in said
-    assert "build the corpus with tokenizer.kind=wordpiece, as bert has it, or take another objective." in said
+    output = " ".join(done.stderr.split())
+    assert "objective masked-lm needs a tokenizer with a `pad` token: build the corpus with" in output
+    assert "build the corpus with tokenizer.kind=wordpiece, as bert has it, or take another objective." in output

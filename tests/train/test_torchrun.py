@@ -1,4 +1,4 @@
-"""Started by torchrun, each process finds its place in the run by itself."""
+"""Runs started by torchrun."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from tests.storage.server import free_port
 
 
 def torchrun(processes, *words):
-    """`torchrun -m megaptm train WORDS`."""
+    """Start `torchrun -m megaptm train WORDS`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
     return subprocess.Popen(
         [*command, "--master-port", str(free_port()), "-m", "megaptm", "train", "configs/gpt2/tiny.yaml", *words],
@@ -30,13 +30,13 @@ def torchrun(processes, *words):
 
 
 def documented_commands():
-    """The commands of the page, one for each node."""
+    """Return the documented commands, one per node."""
     text = (ROOT / "docs/torchrun.md").read_text(encoding="utf-8").replace("\\\n", " ")
     return [shlex.split(line) for line in re.findall(r"^    torchrun (.*)$", text, re.MULTILINE)]
 
 
 def on_two_nodes(*more):
-    """The documented commands, with two nodes of one process on this machine."""
+    """Start the documented commands, with two nodes of one process on this machine."""
     port, jobs = str(free_port()), []
     smaller = {"node0": "127.0.0.1", "29500": port, "8": "1", "configs/gpt3/xl.yaml": "configs/gpt2/tiny.yaml"}
     for command in documented_commands():
@@ -69,66 +69,66 @@ def words(run, corpus, *more):
     ]
 
 
-def test_torchrun_starts_the_processes_of_one_run(tmp_path, real_corpus):
+def test_torchrun_trains_one_run(tmp_path, real_corpus):
     run = tmp_path / "run"
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=3"))
-    _, said = job.communicate()
-    assert job.returncode == 0, said[-2000:]
+    _, output = job.communicate()
+    assert job.returncode == 0, output[-2000:]
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == [1, 2, 3]
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds == ["launch", "start", "first-step", "checkpoint", "exit"]
 
 
-def test_the_documented_commands_train_one_run_on_two_nodes(tmp_path, real_corpus):
+def test_documented_torchrun_commands_train_on_two_nodes(tmp_path, real_corpus):
     run = tmp_path / "run"
     first, second = on_two_nodes(*words(run, real_corpus("byte-bpe"), "train.steps=3"))
-    said = [job.communicate()[1] for job in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
+    output = [job.communicate()[1] for job in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), output
     assert last_step(run) == 3
     assert [event["processes"] for event in read_events(run) if event["kind"] == "start"] == [2]
 
 
 @pytest.mark.drill
-def test_a_signal_to_one_of_two_nodes_saves_the_run(tmp_path, real_corpus):
+def test_signal_to_one_node_saves_the_run(tmp_path, real_corpus):
     run = tmp_path / "run"
     first, second = on_two_nodes(*words(run, real_corpus("byte-bpe"), "train.steps=1000000"))
     wait_for(lambda: last_step(run) > 2, first)
     second.terminate()
-    said = [job.communicate(timeout=240)[1] for job in (first, second)]
-    assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [75], said
+    output = [job.communicate(timeout=240)[1] for job in (first, second)]
+    assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [75], output
     assert last_saved(run) >= 2
 
 
 @pytest.mark.drill
-def test_a_halted_rank_is_named_by_the_others_though_torchrun_waits_for_it(tmp_path, real_corpus):
+def test_stopped_rank_is_reported_under_torchrun(tmp_path, real_corpus):
     run = tmp_path / "run"
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), "train.steps=1000000", "train.hang_seconds=12"))
     wait_for(lambda: last_step(run) > 2, job)
-    everybody = family_of(job)
-    [rank] = [one for one in everybody if one.parent().pid == job.pid and environment_of(one)["RANK"] == "0"]
+    family = family_of(job)
+    [rank] = [one for one in family if one.parent().pid == job.pid and environment_of(one)["RANK"] == "0"]
     rank.suspend()
-    _, said = job.communicate(timeout=300)
-    assert "rank 0 hangs: for " in said
-    assert "its process is halted (state T" in said
+    _, output = job.communicate(timeout=300)
+    assert "rank 0 hangs: for " in output
+    assert "its process is halted (state T" in output
     assert [event["rank"] for event in read_events(run) if event["kind"] == "hang"] == [0]
-    assert survivors(everybody) == []
+    assert survivors(family) == []
 
 
-def test_a_wrong_number_of_processes_is_told_once(tmp_path):
+def test_wrong_number_of_processes_is_reported_once(tmp_path):
     job = torchrun(3, f"run={tmp_path / 'run'}", "layout.data=2")
-    _, said = job.communicate()
+    _, output = job.communicate()
     assert job.returncode != 0
-    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
+    assert [line for line in output.splitlines() if line.startswith("error: ")] == [
         "error: 3 processes are more than the 2 the layout needs (data 2 x tensor 1 x pipeline 1): start 2, or change "
         "layout.data."
     ]
-    # torchrun itself says which rank ended first, by a traceback of its own.
-    assert said.count("Traceback") == 1
+    # torchrun itself reports the rank that ended first, with a traceback of its own.
+    assert output.count("Traceback") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_a_port_that_another_program_has_is_told_in_a_sentence(tmp_path, real_corpus):
-    """To rank 0 of ranks that nobody handed a socket."""
+def test_port_in_use_is_reported(tmp_path, real_corpus):
+    """On a rank 0 that the launcher gave no socket."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         place = {
@@ -152,18 +152,18 @@ def test_a_port_that_another_program_has_is_told_in_a_sentence(tmp_path, real_co
 
 
 @pytest.mark.drill
-def test_a_loader_that_is_killed_is_told_in_a_sentence(tmp_path, real_corpus):
+def test_killed_loader_worker_is_reported_under_torchrun(tmp_path, real_corpus):
     run = tmp_path / "run"
     more = ("train.steps=1000000", "data.workers=1")
     job = torchrun(2, *words(run, real_corpus("byte-bpe"), *more))
     wait_for(lambda: last_step(run) > 2, job)
     [rank] = [
         one for one in family_of(job) if one.ppid() == job.pid and environment_of(one).get("RANK") == "0"
-    ]  # it reads
+    ]  # the rank that reads data
     [loader] = rank.children()
     loader.kill()
-    _, said = job.communicate(timeout=240)
-    assert job.returncode == 1, said[-2000:]
-    assert f"error: process {loader.pid}, which reads data, was lost (signal 9, Killed)" in said
-    assert "; the run is saved at step " in said
-    assert "the machine was out of memory" in said
+    _, output = job.communicate(timeout=240)
+    assert job.returncode == 1, output[-2000:]
+    assert f"error: process {loader.pid}, which reads data, was lost (signal 9, Killed)" in output
+    assert "; the run is saved at step " in output
+    assert "the machine ran out of memory" in output

@@ -1,4 +1,4 @@
-"""A run that reads texts, images and both: each step is of one task; stopped, and on two data ranks, it is the same."""
+"""Run on texts, images and pairs (UNIMO): one task per step, resume, two data ranks."""
 
 from __future__ import annotations
 
@@ -24,48 +24,48 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    place = tmp_path_factory.mktemp("unified")
-    region_corpus(place / "corpus", images=120, tokenizer=TOKENIZERS["unimo"], validation=0.3)
+    folder = tmp_path_factory.mktemp("unified")
+    region_corpus(folder / "corpus", images=120, tokenizer=TOKENIZERS["unimo"], validation=0.3)
     write_meanings(
-        read_meanings(CONFIGS / "shapes.tsv"), load_tokenizer(place / "corpus/tokenizer"), place / "meanings.json"
+        read_meanings(CONFIGS / "shapes.tsv"), load_tokenizer(folder / "corpus/tokenizer"), folder / "meanings.json"
     )
-    told = (CONFIGS / "tiny.yaml").read_text().replace("corpora/shapes.json", str(place / "meanings.json"))
-    (place / "tiny.yaml").write_text(told.replace("../defaults.yaml", str(CONFIGS.parent / "defaults.yaml")))
+    config_text = (CONFIGS / "tiny.yaml").read_text().replace("corpora/shapes.json", str(folder / "meanings.json"))
+    (folder / "tiny.yaml").write_text(config_text.replace("../defaults.yaml", str(CONFIGS.parent / "defaults.yaml")))
 
     def run(name, *more, code=0):
-        words = [place / "tiny.yaml", f"run={place / name}", f"data.mix={{{place / 'corpus'}: 1}}", *SMALL, *more]
+        words = [folder / "tiny.yaml", f"run={folder / name}", f"data.mix={{{folder / 'corpus'}: 1}}", *SMALL, *more]
         megaptm("train", *words, code=code)
-        return place / name
+        return folder / name
 
     return run
 
 
 @pytest.fixture(scope="module")
-def whole(train):
+def uninterrupted(train):
     return train("whole")
 
 
-def test_each_step_is_of_one_task(whole):
-    records = [record for record in read_metrics(whole) if "loss" in record]
+def test_each_step_has_one_task(uninterrupted):
+    records = [record for record in read_metrics(uninterrupted) if "loss" in record]
     assert [record["step"] for record in records] == [*range(1, 15)]
-    seen = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
-    assert all(len(names) == 1 for names in seen)
-    assert {"mlm", "cmcl"} <= {name for names in seen for name in names} <= {"mlm", "mrfr", "mrc-kl", "cmcl"}
+    losses_by_step = [{name.removeprefix("loss/") for name in record if name.startswith("loss/")} for record in records]
+    assert all(len(names) == 1 for names in losses_by_step)
+    assert {"mlm", "cmcl"} <= {name for names in losses_by_step for name in names} <= {"mlm", "mrfr", "mrc-kl", "cmcl"}
 
 
-def test_a_run_that_was_stopped_is_the_same_run(train, whole):
+def test_unimo_resume_is_bit_identical(train, uninterrupted):
     train("cut", "train.stop_at=5", code=75)
     cut = train("cut")
     assert resumed_at(cut) == [5]
-    assert losses(cut) == losses(whole)
+    assert losses(cut) == losses(uninterrupted)
 
 
-def test_two_data_ranks_make_the_same_run(train, whole):
+def test_unimo_losses_are_the_same_on_two_data_ranks(train, uninterrupted):
     two = losses(train("on-2", "layout.data=2"))
-    assert two == {step: pytest.approx(loss, rel=1e-4) for step, loss in losses(whole).items()}
+    assert two == {step: pytest.approx(loss, rel=1e-4) for step, loss in losses(uninterrupted).items()}
 
 
-def test_hidden_words_are_measured_and_texts_have_vectors(whole):
-    model = load_model(whole)
+def test_unimo_run_is_evaluated_and_encodes(uninterrupted):
+    model = load_model(uninterrupted)
     assert {*model.evaluate().losses} == {"mlm"}
     assert model.encode(["a red circle"]).shape == (1, 32)

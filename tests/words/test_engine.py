@@ -87,7 +87,7 @@ def train(
         engine.fill()
     rank, losses = engine.ranks.data, []
     for step in range(start, stop):
-        result = engine.step(make_batches(step, rank, data, sequences), step=step, lr=0.2)
+        result = engine.train_step(make_batches(step, rank, data, sequences), step=step, lr=0.2)
         losses.append(result.loss)
     if store and not start:
         torch.distributed.barrier()
@@ -125,7 +125,7 @@ def trained(data: int):
 
 
 def train_on_one_rank(task: str):
-    return [trained(1)[0][task]]
+    return [trained(1).losses[0][task]]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -203,7 +203,7 @@ def train_until_divergence(task: str, lr: float) -> str:
 
     def train_steps() -> None:
         for step in range(200):
-            engine.step(make_batches(step % STEPS, 0, 1, 1), step=step, lr=lr)
+            engine.train_step(make_batches(step % STEPS, 0, 1, 1), step=step, lr=lr)
 
     with pytest.raises(DivergedError) as caught:
         train_steps()
@@ -217,7 +217,7 @@ def step_with_nan(task: str) -> str:
     if engine.ranks.data == 0:
         engine._in.flat[:] = np.nan
     with pytest.raises(DivergedError) as caught:
-        engine.step(make_batches(0, engine.ranks.data, 2), step=0, lr=0.1)
+        engine.train_step(make_batches(0, engine.ranks.data, 2), step=0, lr=0.1)
     return str(caught.value)
 
 
@@ -259,7 +259,7 @@ def train_on_planted_text(sequences: int) -> tuple[float, int, int]:
             for number in numbers
             for first in [number % (len(tokens) // length) * length]
         ]
-        loss = engine.step(batches, step=step, lr=0.05 * (1 - step / steps)).loss
+        loss = engine.train_step(batches, step=step, lr=0.05 * (1 - step / steps)).loss
     vectors = WordVectors(names, counts, engine._in.flat[: len(names)])
     return loss, *vectors.count_solved(planted.questions())
 

@@ -67,7 +67,7 @@ def build_engine(corpus: str, *more: str) -> PairEngine:
 def train_steps(corpus: str, ranks: int, steps: int):
     """Return the losses of the steps and the held-out loss, and this rank's part of both tables: row ids and rows."""
     engine = build_engine(corpus, f"layout.data={ranks}")
-    losses = [engine.step([], step=step, lr=0.05).loss for step in range(steps)]
+    losses = [engine.train_step([], step=step, lr=0.05).loss for step in range(steps)]
     tables = [(table.row_ids(), table.flat.copy()) for table in (engine._words, engine._contexts)]
     return [*losses, engine.evaluate([0]).loss], tables
 
@@ -209,12 +209,12 @@ def collect_errors(corpus: str) -> list[str]:
     engine = build_engine(corpus)
     engine._words.flat[:, 0] = np.nan
     with pytest.raises(DivergedError) as nan_error:
-        engine.step([], step=0, lr=0.05)
+        engine.train_step([], step=0, lr=0.05)
     engine.fill()
 
     def train_at_high_rate() -> None:
         for step in range(4):
-            engine.step([], step=step, lr=5.0)
+            engine.train_step([], step=step, lr=5.0)
 
     with pytest.raises(DivergedError) as divergence_error:
         train_at_high_rate()

@@ -60,7 +60,7 @@ def train(text: list[list[str]]) -> WordVectors:
     for step in range(steps):
         tokens = torch.from_numpy(sequences[step % len(sequences)])[None]
         batch = {"tokens": tokens, "document_ids": documents, "seed": torch.tensor([step])}
-        engine.step([batch], step=step, lr=LR * max(1e-4, 1 - step / steps))
+        engine.train_step([batch], step=step, lr=LR * max(1e-4, 1 - step / steps))
     return WordVectors(names, counts, engine._in.flat[: len(names)].copy())
 
 

@@ -203,7 +203,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
     tags = np.concatenate([batch["tags"].numpy().ravel() for batches in source.held_out() for batch in batches])
     initial_tag_loss, steps = held_out()["tags"], source.steps(0)
     for step in range(400):
-        engine.step(next(steps), step=step, lr=learning_rate_at(config, step))
+        engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step))
     return held_out(), initial_tag_loss, unigram_loss(np.bincount(tags))
 
 
@@ -257,7 +257,7 @@ def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, st
         engine.fill()
     steps = source.steps(start)
     losses = [
-        engine.step(next(steps), step=step, lr=learning_rate_at(config, step)).loss for step in range(start, stop)
+        engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step)).loss for step in range(start, stop)
     ]
     if store and not start:
         torch.distributed.barrier()
@@ -339,7 +339,7 @@ def ranking_accuracy(corpus: str) -> list[float]:
             with torch.no_grad():
                 is_above = engine.network.scores(windows) > engine.network.scores(replaced)
             accuracies.append(float(is_above[changed].float().mean()))
-        engine.step(batches, step=step, lr=learning_rate_at(config, step))
+        engine.train_step(batches, step=step, lr=learning_rate_at(config, step))
     return accuracies
 
 
@@ -367,7 +367,7 @@ def step_with_nan(corpus: str) -> str:
     engine.network.bias.data[3] = np.nan
     before = engine.network.vectors.detach().clone()
     with pytest.raises(DivergedError) as caught:
-        engine.step(next(BatchSource(config, engine.ranks, corpora).steps(0)), step=0, lr=0.1)
+        engine.train_step(next(BatchSource(config, engine.ranks, corpora).steps(0)), step=0, lr=0.1)
     assert (engine.network.vectors == before).all()
     return str(caught.value).split(" and ")[0]
 

@@ -4,9 +4,9 @@ megatron-core wraps the update rule: it holds float32 copies if the model runs i
 ranks with `distributed_optimizer`. Rules that need full tensors sum over the ranks that hold parts of them.
 """
 
-from megaptm.parallel.optimizers.build import Optimizer, build_optimizer
+from megaptm.parallel.optimizers.build import build_optimizer
+from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import RULES, StateTensor, set_steps
-from megaptm.parallel.optimizers.update import set_rates, update
 
-__all__ = ["RULES", "Optimizer", "StateTensor", "TensorPart", "build_optimizer", "set_rates", "set_steps", "update"]
+__all__ = ["RULES", "Optimizer", "StateTensor", "TensorPart", "build_optimizer", "set_steps"]

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megaptm.parallel.optimizers.part import TensorPart, add_up
+from megaptm.parallel.optimizers.part import TensorPart, sum_over_ranks
 
-# Constants of the paper: added to squared gradients; minimum size of a weight; the decay is 1 - step ** FORGETS.
-LEAST_SQUARE, LEAST_SIZE, FORGETS = 1e-30, 1e-3, -0.8
+# Constants of the paper: added to squared gradients; minimum size of a weight; the decay is 1 - step ** DECAY_EXPONENT.
+MIN_SQUARE, MIN_SIZE, DECAY_EXPONENT = 1e-30, 1e-3, -0.8
 
 
 class Adafactor(torch.optim.Optimizer):
@@ -43,24 +43,24 @@ class Adafactor(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update the weights. Gradients are overwritten with the update."""
-        of = {id(master): group for group in self.param_groups for master in group["params"]}
+        group_of = {id(master): group for group in self.param_groups for master in group["params"]}
         for group in self.param_groups:
             group["step"] += 1
-        keep = 1.0 - self.param_groups[0]["step"] ** FORGETS
-        self._remember_factors(keep)
+        decay = 1.0 - self.param_groups[0]["step"] ** DECAY_EXPONENT
+        self._update_factors(decay)
         held = [(part, part.master) for part in self.parts if part.master is not None]
         for part, master in held:
-            self._direct(part, master, keep)
+            self._compute_direction(part, master, decay)
         values = [
             torch.stack([part.squares(None if part.master is None else part.master.grad), part.squares(part.master)])
             for part in self.parts
         ]
-        sliced = [part.place.axis is not None for part in self.parts]
-        for part, squares in zip(self.parts, add_up(values, sliced=sliced, divided=self.divided), strict=True):
+        sliced = [part.placement.axis is not None for part in self.parts]
+        for part, squares in zip(self.parts, sum_over_ranks(values, sliced=sliced, divided=self.divided), strict=True):
             if part.master is not None:
-                self._move(part, part.master, squares, of[id(part.master)])
+                self._apply(part, part.master, squares, group_of[id(part.master)])
 
-    def _remember_factors(self, keep: float) -> None:
+    def _update_factors(self, decay: float) -> None:
         values, sliced = [], []
         for part in self.factored:
             rows_R = torch.zeros(part.length, device=part.parameter.device)
@@ -71,47 +71,47 @@ class Adafactor(torch.optim.Optimizer):
                 rows_R[part.rows] = squares_NC.sum(1)
                 columns_MC = part.sum_by_matrix(squares_NC)
             values += [rows_R, columns_MC]
-            sliced += [part.place.axis == 1, part.place.axis == 0]
-        sums = add_up(values, sliced=sliced, divided=self.divided)
+            sliced += [part.placement.axis == 1, part.placement.axis == 0]
+        sums = sum_over_ranks(values, sliced=sliced, divided=self.divided)
         for part, rows_R, columns_MC in zip(self.factored, sums[::2], sums[1::2], strict=True):
             state = self.state[part.key]
             for kind, sum_, count in (
-                ("exp_avg_sq_row", rows_R, part.whole_width),
-                ("exp_avg_sq_col", columns_MC, part.whole_length),
+                ("exp_avg_sq_row", rows_R, part.full_width),
+                ("exp_avg_sq_col", columns_MC, part.full_length),
             ):
                 if kind not in state:
                     state[kind] = torch.zeros_like(sum_)
-                state[kind].mul_(keep).add_(sum_ / count + LEAST_SQUARE, alpha=1 - keep)
+                state[kind].mul_(decay).add_(sum_ / count + MIN_SQUARE, alpha=1 - decay)
 
-    def _direct(self, part: TensorPart, master: Tensor, keep: float) -> None:
+    def _compute_direction(self, part: TensorPart, master: Tensor, decay: float) -> None:
         gradient, state = master.grad, self.state[part.key]
         assert gradient is not None
         if id(part.key) not in self._factored_keys:
             if "exp_avg_sq" not in state:
                 state["exp_avg_sq"] = torch.zeros_like(master)
-            state["exp_avg_sq"].mul_(keep).add_(gradient.square() + LEAST_SQUARE, alpha=1 - keep)
+            state["exp_avg_sq"].mul_(decay).add_(gradient.square() + MIN_SQUARE, alpha=1 - decay)
             gradient.mul_(state["exp_avg_sq"].rsqrt())
             return
         rows_R, columns_MC = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
         # The mean of all squares is the mean of either factor: use the factor that this rank holds completely.
-        if part.place.axis == 0:
+        if part.placement.axis == 0:
             mean_M = columns_MC.mean(1)
         else:
-            mean_M = part.sum_by_matrix(rows_R, slice(0, part.length)) / part.whole_length
+            mean_M = part.sum_by_matrix(rows_R, slice(0, part.length)) / part.full_length
         rows_N = (rows_R[part.rows] / part.spread(mean_M)).rsqrt()
         update_NC = part.by_row(gradient) * rows_N[:, None] * part.spread(columns_MC.rsqrt())
-        gradient.copy_(part.held(update_NC))
+        gradient.copy_(part.in_local_shape(update_NC))
 
-    def _move(self, part: TensorPart, master: Tensor, squares: Tensor, group: dict[str, Any]) -> None:
+    def _apply(self, part: TensorPart, master: Tensor, squares: Tensor, group: dict[str, Any]) -> None:
         update, state = master.grad, self.state[part.key]
         assert update is not None
-        update_M, weight_M = (squares / (part.whole_length * part.whole_width)).sqrt()
+        update_M, weight_M = (squares / (part.full_length * part.full_width)).sqrt()
         rate_M = torch.full_like(weight_M, group["lr"])
         if self.scale_parameter:
-            rate_M = rate_M * weight_M.clamp(min=LEAST_SIZE)
+            rate_M = rate_M * weight_M.clamp(min=MIN_SIZE)
         if self.clip_threshold is not None:
             rate_M = rate_M / (update_M / self.clip_threshold).clamp(min=1.0)
-        update.copy_(part.held(part.by_row(update) * part.spread(rate_M)[:, None]))
+        update.copy_(part.in_local_shape(part.by_row(update) * part.spread(rate_M)[:, None]))
         if self.momentum:
             if "exp_avg" not in state:
                 state["exp_avg"] = torch.zeros_like(master)
@@ -121,5 +121,5 @@ class Adafactor(torch.optim.Optimizer):
 
 def is_factored(part: TensorPart, min_dim_size_to_factor: int | None) -> bool:
     """Whether a part is a matrix with both sides long enough; axes after the first count as one."""
-    matrix = min_dim_size_to_factor is not None and len(part.place.shape) > 1
-    return matrix and min(part.whole_length, part.whole_width) >= (min_dim_size_to_factor or 0)
+    matrix = min_dim_size_to_factor is not None and len(part.placement.shape) > 1
+    return matrix and min(part.full_length, part.full_width) >= (min_dim_size_to_factor or 0)

@@ -3,47 +3,29 @@ ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel
-from megatron.core.optimizer import ChainedOptimizer, get_megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
+from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 
-from megaptm.config import Layout, OptimizerConfig
+from megaptm.config import OptimizerConfig
+from megaptm.parallel.model import ParallelModel
+from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import RULES
 from megaptm.parallel.split import Placement
-from megaptm.parallel.stage import Stage
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """Update rule of a config over this rank's parameters, run by megatron-core."""
-
-    settings: OptimizerConfig
-    megatron: ChainedOptimizer
-    """megatron-core's wrapper of the rule."""
-    rule: torch.optim.Optimizer
-    parts: Sequence[TensorPart]
-    """All parameters of this rank's stages, in order: as many on all data and tensor ranks."""
-
-
-def build_optimizer(
-    chunks: list[DistributedDataParallel],
-    stages: list[Stage],
-    layout: Layout,
-    settings: OptimizerConfig,
-    precision: str,
-) -> Optimizer:
+def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimizer:
     """Build the optimizer of this rank's parameters.
 
     megatron-core builds AdamW, from apex if it is installed. Any other rule replaces it before the first step.
     """
+    bf16 = model.precision == "bf16"
     config = MegatronOptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -51,18 +33,20 @@ def build_optimizer(
         adam_beta1=settings.betas[0],
         adam_beta2=settings.betas[1],
         adam_eps=settings.eps,
-        clip_grad=0.0,  # `update` clips
-        bf16=precision == "bf16",
-        params_dtype=torch.bfloat16 if precision == "bf16" else torch.float32,
-        use_distributed_optimizer=layout.distributed_optimizer,
+        clip_grad=0.0,  # `Optimizer.clip_gradients` clips
+        bf16=bf16,
+        params_dtype=torch.bfloat16 if bf16 else torch.float32,
+        use_distributed_optimizer=model.layout.distributed_optimizer,
     )
     # By default megatron-core does not decay parameters with one axis (norms, biases); with no overrides all decay.
     overrides: dict[Any, Any] | None = {} if settings.weight_decay_on == "all" else None
-    megatron = get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
+    megatron = get_megatron_optimizer(config, model.chunks, overrides, use_gloo_process_groups=False)
     [inner] = megatron.chained_optimizers
     shards = _shards(inner)
     parts = [
-        _part(inner, shards, place, parameter) for stage in stages for place, parameter in stage.placed_parameters()
+        _part(inner, shards, placement, parameter)
+        for stage in model.stages
+        for placement, parameter in stage.placed_parameters()
     ]
     adam, build = inner.optimizer, RULES[settings.name].build
     if build is None:
@@ -73,23 +57,25 @@ def build_optimizer(
     else:
         # Built without tensors, which are set afterwards: torch rejects the flat ranges of parameters in the
         # constructor.
-        groups = [{"params": [], "lr_mult": one["lr_mult"], "wd_mult": one["wd_mult"]} for one in adam.param_groups]
+        groups = [
+            {"params": [], "lr_mult": group["lr_mult"], "wd_mult": group["wd_mult"]} for group in adam.param_groups
+        ]
         trained = [part for part in parts if part.parameter.requires_grad]
-        inner.optimizer = build(groups, settings, trained, layout.distributed_optimizer)
-        for group, theirs in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
-            group["params"] = theirs["params"]
+        inner.optimizer = build(groups, settings, trained, model.layout.distributed_optimizer)
+        for group, adam_group in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
+            group["params"] = adam_group["params"]
     return Optimizer(settings, megatron, inner.optimizer, parts)
 
 
-def _part(inner: Any, shards: Mapping[int, Tensor], place: Placement, parameter: torch.nn.Parameter) -> TensorPart:
+def _part(inner: Any, shards: Mapping[int, Tensor], placement: Placement, parameter: torch.nn.Parameter) -> TensorPart:
     if not parameter.requires_grad:
-        return TensorPart(place, parameter, None)
+        return TensorPart(placement, parameter, None)
     if not isinstance(inner, DistributedOptimizer):
-        return TensorPart(place, parameter, getattr(parameter, "main_param", parameter))
+        return TensorPart(placement, parameter, getattr(parameter, "main_param", parameter))
     if id(parameter) not in shards:
-        return TensorPart(place, parameter, None, (0, 0))
+        return TensorPart(placement, parameter, None, (0, 0))
     owned = inner._get_model_param_range_map(parameter)["param"]
-    return TensorPart(place, parameter, shards[id(parameter)], (owned.start, owned.end))
+    return TensorPart(placement, parameter, shards[id(parameter)], (owned.start, owned.end))
 
 
 def _shards(inner: Any) -> dict[int, Tensor]:
@@ -100,11 +86,11 @@ def _shards(inner: Any) -> dict[int, Tensor]:
     """
     if not isinstance(inner, DistributedOptimizer):
         return {}
-    found: dict[int, Tensor] = {}
-    for whole, divided in (
+    shard_by_id: dict[int, Tensor] = {}
+    for parameter_groups, shard_groups in (
         (inner.model_fp32_groups, inner.shard_fp32_groups),
         (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
     ):
-        for parameters, shards in zip(whole, divided, strict=True):
-            found |= {id(parameter): shard for parameter, shard in zip(parameters, shards, strict=True)}
-    return found
+        for parameters, shards in zip(parameter_groups, shard_groups, strict=True):
+            shard_by_id |= {id(parameter): shard for parameter, shard in zip(parameters, shards, strict=True)}
+    return shard_by_id

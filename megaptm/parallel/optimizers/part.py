@@ -21,7 +21,7 @@ from megaptm.parallel.split import Placement
 class TensorPart:
     """Slice of a tensor on a tensor rank; with the distributed optimizer, a flat range of that slice."""
 
-    place: Placement
+    placement: Placement
     parameter: nn.Parameter
     """The slice in the model."""
     master: Tensor | None
@@ -37,7 +37,7 @@ class TensorPart:
     @property
     def matrices(self) -> int:
         """M: matrices of the paper that are stored as one, such as queries, keys and values."""
-        return self.place.matrices
+        return self.placement.matrices
 
     @property
     def length(self) -> int:
@@ -58,23 +58,23 @@ class TensorPart:
         return slice(start // self.width, -(-stop // self.width))
 
     @property
-    def whole_width(self) -> int:
+    def full_width(self) -> int:
         """Columns of the full tensor."""
-        return math.prod(self.place.shape[1:])
+        return math.prod(self.placement.shape[1:])
 
     @property
-    def whole_length(self) -> int:
+    def full_length(self) -> int:
         """Rows of each matrix of the full tensor."""
-        return (self.place.shape[0] if self.place.shape else 1) // self.matrices
+        return (self.placement.shape[0] if self.placement.shape else 1) // self.matrices
 
-    def by_row(self, held: Tensor) -> Tensor:
+    def by_row(self, local: Tensor) -> Tensor:
         """Return [N, C] of a tensor shaped like `master`; elements of other data ranks are 0."""
         if self.span is None:
-            return held.reshape(-1, self.width)
+            return local.reshape(-1, self.width)
         before, after = self.span[0] - self.rows.start * self.width, self.rows.stop * self.width - self.span[1]
-        return F.pad(held, (before, after)).view(-1, self.width)
+        return F.pad(local, (before, after)).view(-1, self.width)
 
-    def held(self, rows_NC: Tensor) -> Tensor:
+    def in_local_shape(self, rows_NC: Tensor) -> Tensor:
         """Return [N, C] in the shape of `master`; the inverse of `by_row`."""
         if self.span is None:
             return rows_NC.view(self.parameter.shape)
@@ -84,8 +84,8 @@ class TensorPart:
     def matrix_of_rows(self, rows: slice | None = None) -> Tensor:
         """Return [N] the matrix index of each held row, or of each of some rows of the slice."""
         rows = self.rows if rows is None else rows
-        numbers = torch.arange(rows.start, rows.stop, device=self.parameter.device)
-        return numbers.div(self.place.turn, rounding_mode="floor") % self.matrices
+        indices = torch.arange(rows.start, rows.stop, device=self.parameter.device)
+        return indices.div(self.placement.turn, rounding_mode="floor") % self.matrices
 
     def sum_by_matrix(self, rows_N: Tensor, rows: slice | None = None) -> Tensor:
         """Return [M, ...]: sum over the rows of each matrix."""
@@ -93,22 +93,22 @@ class TensorPart:
             return rows_N.sum(0, keepdim=True)
         # `index_add_` sums in varying order on a GPU: copies on other ranks would diverge.
         matrix_N = self.matrix_of_rows(rows).view(-1, *[1] * (rows_N.dim() - 1))
-        return torch.stack([rows_N.masked_fill(matrix_N != one, 0.0).sum(0) for one in range(self.matrices)])
+        return torch.stack([rows_N.masked_fill(matrix_N != index, 0.0).sum(0) for index in range(self.matrices)])
 
-    def spread(self, known_M: Tensor, rows: slice | None = None) -> Tensor:
+    def spread(self, values_M: Tensor, rows: slice | None = None) -> Tensor:
         """Return [N, ...]: the value of each row's matrix; [1, ...] if there is one matrix."""
-        return known_M if self.matrices == 1 else known_M[self.matrix_of_rows(rows)]
+        return values_M if self.matrices == 1 else values_M[self.matrix_of_rows(rows)]
 
-    def squares(self, held: Tensor | None) -> Tensor:
-        """Return [M]: sum of squares of the held elements of each matrix. `held` has the shape of `master`."""
-        if held is None:
+    def squares(self, local: Tensor | None) -> Tensor:
+        """Return [M]: sum of squares of the held elements of each matrix. `local` has the shape of `master`."""
+        if local is None:
             return torch.zeros(self.matrices, device=self.parameter.device)
         if self.matrices == 1:
-            return torch.linalg.vector_norm(held).square().view(1)
-        return self.sum_by_matrix(torch.linalg.vector_norm(self.by_row(held), dim=1).square())
+            return torch.linalg.vector_norm(local).square().view(1)
+        return self.sum_by_matrix(torch.linalg.vector_norm(self.by_row(local), dim=1).square())
 
 
-def add_up(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -> list[Tensor]:
+def sum_over_ranks(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -> list[Tensor]:
     """Sum each value over the ranks that hold a part of it. All ranks pass equally many values of the same shapes.
 
     `sliced`: whether tensor ranks hold different parts of a value. `divided`: whether data ranks do.
@@ -121,7 +121,7 @@ def add_up(values: Sequence[Tensor], *, sliced: Sequence[bool], divided: bool) -
     flat = torch.cat([values[index].reshape(-1) for index in order]).double()
     if divided:
         dist.all_reduce(flat, group=parallel_state.get_data_parallel_group())
-    if count := sum(value.numel() for value, one in zip(values, sliced, strict=True) if one):
+    if count := sum(value.numel() for value, is_sliced in zip(values, sliced, strict=True) if is_sliced):
         dist.all_reduce(flat[:count], group=parallel_state.get_tensor_model_parallel_group())
     summed = dict(zip(order, flat.float().split([values[index].numel() for index in order]), strict=True))
     return [summed[index].view(value.shape) for index, value in enumerate(values)]

@@ -35,7 +35,7 @@ class Rule:
     build: Callable[[Groups, OptimizerConfig, Parts, bool], torch.optim.Optimizer] | None
     """Build the rule from groups without tensors, the settings, this rank's parts of all trained tensors, and whether
     data ranks divide these. None: megatron-core builds it."""
-    remembers: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
+    state_tensors: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
     """Return the state tensors of a tensor, whichever rank holds it."""
 
 

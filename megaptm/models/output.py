@@ -1,0 +1,39 @@
+"""Result of `Model.forward`."""
+
+# S sequence, B batch, D width, F features
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from megaptm.models.loss import Loss
+from megaptm.spec import Reading
+
+
+class States(NamedTuple):
+    """Outputs of a model, [S, B, D] each, as ranks hold them."""
+
+    streams: Mapping[str, Tensor]
+    """Stack -> its output."""
+    inner: Mapping[Reading, Tensor]
+    """Outputs of single layers."""
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """Result of one chunk. A chunk before the last has only a stream; the last chunk has losses, features or logits."""
+
+    stream: Tensor | None = None
+    """[S, B, D], input of the next chunk: encoder and decoder concatenated along the sequence."""
+    losses: dict[str, Loss] = field(default_factory=dict)
+    """Loss -> sum and number of labels, for heads with labels in the batch."""
+    features: dict[str, Tensor] = field(default_factory=dict)
+    """Contrastive loss -> features [B, F], if requested."""
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    """Head -> logits, if the batch has no labels."""
+    states: States | None = None
+    """Outputs of stacks and of requested layers, beside losses."""

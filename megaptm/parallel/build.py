@@ -1,0 +1,78 @@
+"""Assembly of an engine from model, optimizer and hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from megaptm.bricks import HEADS
+from megaptm.checkpoint.tensors import TensorReader
+from megaptm.config import Layout, OptimizerConfig
+from megaptm.errors import UserError
+from megaptm.parallel.contrast import ContrastHook
+from megaptm.parallel.engine import Engine
+from megaptm.parallel.global_tokens import GlobalTokensHook
+from megaptm.parallel.hooks import EngineHook
+from megaptm.parallel.initial import Initializer
+from megaptm.parallel.model import ParallelModel, build_parallel_model
+from megaptm.parallel.optimizers import build_optimizer
+from megaptm.parallel.recurrence_cache import RecurrenceHook
+from megaptm.parallel.teacher import DistillationHook, build_teacher
+from megaptm.spec import Distillation, ModelSpec
+
+
+def build_engine(
+    spec: ModelSpec,
+    layout: Layout,
+    optimizer: OptimizerConfig,
+    *,
+    losses: Mapping[str, float],
+    seed: int,
+    distillation: Distillation | None = None,
+    teacher: TensorReader | None = None,
+    open_initializer: Callable[[], Initializer] | None = None,
+    **options: Any,
+) -> Engine:
+    """Build an engine without values of weights: call `Engine.fill` or `Engine.restore`.
+
+    `teacher`: checkpoint of the teacher, unless its logits are cached. `options`: see `build_parallel_model`.
+    """
+    model = build_parallel_model(spec, layout, losses=losses, distillation=distillation, **options)
+    hooks = model_hooks(model, losses)
+    if distillation is not None:
+        hooks.append(_distillation_hook(model, distillation, teacher, **options))
+    return Engine(
+        model,
+        build_optimizer(model, optimizer),
+        losses=losses,
+        seed=seed,
+        hooks=hooks,
+        open_initializer=open_initializer,
+    )
+
+
+def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
+    """Return the hooks that a model and its losses need. Raise UserError if these exclude each other."""
+    hooks: list[EngineHook] = [GlobalTokensHook()]
+    contrastive = [name for name in losses if name in HEADS and HEADS[name].contrasts]
+    if model.spec.remembers:
+        hooks.append(RecurrenceHook([stage.model for stage in model.stages], model.ranks))
+    if contrastive:
+        hooks.append(ContrastHook(contrastive))
+    if model.spec.remembers and contrastive:
+        raise UserError(
+            f"{model.spec.name} has a recurrence cache, and {contrastive[0]} compares samples in two passes, "
+            "which would read the cache twice. Set model.memory=0, or choose another objective."
+        )
+    return hooks
+
+
+def _distillation_hook(
+    model: ParallelModel, distillation: Distillation, reader: TensorReader | None, **options: Any
+) -> DistillationHook:
+    if distillation.cached:
+        return DistillationHook(model, distillation, None)
+    assert reader is not None, "a student needs its teacher's weights"
+    same = {name: options[name] for name in ("global_tokens", "attention_kernel") if name in options}
+    teacher = build_teacher(distillation, model.layout, model.ranks, reader=reader, precision=model.precision, **same)
+    return DistillationHook(model, distillation, teacher)

@@ -1,0 +1,28 @@
+"""Positions of global tokens in a batch (Longformer, BigBird)."""
+
+from __future__ import annotations
+
+from megaptm.batch import MicroBatch
+from megaptm.layers.mask import MARKED_PLACES
+from megaptm.layers.sparse import marked_places
+from megaptm.parallel.groups import device
+from megaptm.parallel.hooks import EngineHook
+
+FIELD = "global_tokens"
+
+
+class GlobalTokensHook(EngineHook):
+    """Add the positions of global tokens to micro-batches that mark them.
+
+    The host computes the positions. A GPU would need a synchronization in each layer to count them.
+    """
+
+    def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
+        added = {}
+        for field in batch:
+            if field.endswith(FIELD):
+                positions = marked_places(batch[field])
+                added[f"{field.removesuffix(FIELD)}{MARKED_PLACES}"] = (
+                    positions.pin_memory() if device().type == "cuda" else positions
+                )
+        return batch | added

@@ -1,0 +1,67 @@
+"""Hooks of the engine: parts of a step that only some models or runs need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from megaptm.batch import MicroBatch
+from megaptm.checkpoint.tensors import TensorPiece, TensorReader
+from megaptm.models.loss import Loss
+from megaptm.models.model import Model
+from megaptm.models.output import ModelOutput
+from megaptm.parallel.pipeline import Pipeline
+
+
+class EngineHook:
+    """Base class of hooks, whose methods change nothing. A hook overrides those that it needs.
+
+    The engine calls every method on all ranks at the same point of the program.
+    """
+
+    def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
+        """Return the weights of the losses, with those of `extra_losses`."""
+        return weights
+
+    def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
+        """Add fields to a micro-batch on the host, before tensor rank 0 sends it to the others."""
+        return batch
+
+    def count_labels(self, loss: str, batch: MicroBatch) -> Tensor | None:
+        """Return the number of labels of a loss of this hook, an integer scalar; None for other losses."""
+        return None
+
+    @contextmanager
+    def passes(
+        self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
+    ) -> Iterator[Mapping[str, Tensor]]:
+        """Wrap the passes of a step. `step` is None in an evaluation.
+
+        Yield loss -> sum over this rank's samples, for losses whose value the hook computes itself. An evaluation
+        without other losses runs no pass. All ranks yield the same losses; ranks without the head yield 0.
+        """
+        yield {}
+
+    def forward_arguments(self, chunk: int, batch: MicroBatch) -> dict[str, Any]:
+        """Return keyword arguments of `Model.forward` for a chunk of this rank."""
+        return {}
+
+    def extra_losses(self, model: Model, batch: MicroBatch, output: ModelOutput) -> dict[str, Loss]:
+        """Return losses of the last chunk, beside those of its heads."""
+        return {}
+
+    def after_forward(self, chunk: int) -> None:
+        """Called after each forward pass of a chunk."""
+
+    def after_step(self) -> None:
+        """Called after an update or an evaluation. Not called after a rejected step."""
+
+    def pieces(self) -> Iterable[TensorPiece]:
+        """Return the state of this hook that this process writes to a checkpoint."""
+        return ()
+
+    def restore(self, reader: TensorReader) -> None:
+        """Restore the state of this hook from a checkpoint of any layout."""

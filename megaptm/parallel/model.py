@@ -1,0 +1,106 @@
+"""Model of this rank in a layout: pipeline stages, data-parallel gradient buffers and copies of tied parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.distributed.finalize_model_grads import finalize_model_grads
+from torch import Tensor
+
+from megaptm.bricks.kernels import AUTO
+from megaptm.config import CommunicationConfig, Layout
+from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
+from megaptm.parallel.tied_parameters import TiedParameters
+from megaptm.processes import keep_freed_memory
+from megaptm.spec import Distillation, ModelSpec
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """This rank's part of a model."""
+
+    spec: ModelSpec
+    layout: Layout
+    precision: str
+    ranks: Ranks
+    stages: list[Stage]
+    """Chunks of this rank in pipeline order."""
+    chunks: list[DistributedDataParallel]
+    """The same chunks with their gradient buffers."""
+    tied_parameters: TiedParameters
+
+    @property
+    def gradient_replicas(self) -> int:
+        """Number of data ranks that hold each element of the gradient."""
+        return 1 if self.layout.distributed_optimizer else self.ranks.data_size
+
+    def train(self, mode: bool = True) -> None:
+        """Switch dropout on or off."""
+        for chunk in self.chunks:
+            chunk.train(mode)
+
+    def finalize_gradients(self, chunks: list[Any], num_tokens: Tensor | None = None, **_: Any) -> None:
+        """Sum gradients over ranks after the last backward pass of a step. Called by megatron-core's schedules."""
+        # `num_tokens` is not used: losses are already divided by the counts of the global batch.
+        for chunk in chunks:
+            reduce_untouched(chunk)
+        finalize_model_grads(chunks, None)
+        self.tied_parameters.sum_gradients()
+
+
+def build_parallel_model(
+    spec: ModelSpec,
+    layout: Layout,
+    *,
+    losses: Iterable[str],
+    precision: str = "fp32",
+    communication: CommunicationConfig | None = None,
+    timeout_minutes: float = 30.0,
+    global_tokens: bool = False,
+    attention_kernel: str = AUTO,
+    distillation: Distillation | None = None,
+) -> ParallelModel:
+    """Open the process groups of the layout and build this rank's part of the model, without values of its weights.
+
+    - `losses`: heads to train; other heads are frozen.
+    - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
+    - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
+    - `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
+    """
+    if device().type == "cpu":
+        keep_freed_memory()
+    ranks = open_groups(layout, timeout_minutes=timeout_minutes)
+    communication = communication or CommunicationConfig()
+    config = transformer_config(spec, layout, communication, precision)
+    stages = build_stages(
+        spec,
+        layout,
+        ranks,
+        config,
+        losses=losses,
+        global_tokens=global_tokens,
+        kernel=attention_kernel,
+        distillation=distillation,
+    )
+    tied_parameters = TiedParameters(stages, layout, ranks, timeout_minutes=timeout_minutes)
+    overlap_grad_reduce = communication.overlap_grad_reduce and ranks.data_size > 1
+    data_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=layout.distributed_optimizer,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=overlap_grad_reduce,
+    )
+    chunks = [
+        DistributedDataParallel(config, data_config, stage, disable_bucketing=index > 0)
+        for index, stage in enumerate(stages)
+    ]
+    # Otherwise gradients would be summed over data ranks after as many micro-batches as in the first step.
+    no_sync = [chunk.no_sync for chunk in chunks]
+    config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+    attach_main_grads((parameter for stage in stages for parameter in stage.parameters()), overlaps=overlap_grad_reduce)
+    model = ParallelModel(spec, layout, precision, ranks, stages, chunks, tied_parameters)
+    config.finalize_model_grads_func = model.finalize_gradients
+    return model

@@ -1,0 +1,89 @@
+"""Optimizer of this rank: gradient norm, clipping, scheduled rates, update rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.optimizer import ChainedOptimizer
+from torch import Tensor
+
+from megaptm.config import OptimizerConfig
+from megaptm.parallel.collectives import numbers
+from megaptm.parallel.groups import device
+from megaptm.parallel.optimizers.part import TensorPart
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """Update rule of a config over this rank's parameters, run by megatron-core."""
+
+    settings: OptimizerConfig
+    megatron: ChainedOptimizer
+    """megatron-core's wrapper of the rule."""
+    rule: torch.optim.Optimizer
+    parts: Sequence[TensorPart]
+    """All parameters of this rank's stages, in order: as many on all data and tensor ranks."""
+
+    def gradient_norm(self, *, loss: float, replicas: int) -> float:
+        """Return the norm of the full gradient; not finite on all processes if the loss or any gradient is not finite
+        on one of them. `replicas`: number of processes that hold each gradient."""
+        self.megatron.prepare_grads()
+        counted, copies = [], []
+        for inner in self.megatron.chained_optimizers:
+            own = inner.get_main_grads_for_grad_norm()
+            counted += own
+            # Copies on other tensor ranks and stages do not count in the norm, but are updated too.
+            ids = {id(grad) for grad in own}
+            copies += [grad for grad in _gradients(inner) if id(grad) not in ids]
+        # Filled on the device: a copy from the host would wait for all work launched before it.
+        own_loss = torch.full((), loss, dtype=torch.float64, device=device())
+        total = torch.stack([_sum_of_squares(counted), _sum_of_squares(copies), own_loss])
+        dist.all_reduce(total)
+        squares, *checked = numbers(total)
+        norm = math.sqrt(squares / replicas)
+        return norm if all(map(math.isfinite, checked)) or not math.isfinite(norm) else math.nan
+
+    def clip_gradients(self, norm: float) -> None:
+        """Scale the gradients to the configured norm, if theirs is larger."""
+        clip = self.settings.clip
+        if clip is not None and (factor := clip / (norm + 1e-6)) < 1.0:
+            gradients = [grad for inner in self.megatron.chained_optimizers for grad in _gradients(inner)]
+            torch._foreach_mul_(gradients, factor)
+
+    def set_rates(self, *, step: int, lr: float) -> None:
+        """Set the scheduled rates of the step that follows `step` steps."""
+        settings = self.settings
+        decay, eps = settings.weight_decay, settings.eps
+        if settings.weight_decay_scaling == "lr-squared":
+            decay *= lr
+        if settings.name == "adamw" and not settings.bias_correction:
+            # torch's and apex's kernels always correct the bias: lr * m / (sqrt(v) + eps) equals their result for
+            # another lr and eps.
+            mean, square = (1 - beta ** (step + 1) for beta in settings.betas)
+            factor = mean / math.sqrt(square)
+            lr, decay, eps = lr * factor, decay / factor, eps / math.sqrt(square)
+        for group in self.rule.param_groups:
+            group["lr"] = lr * group["lr_mult"]
+            group["weight_decay"] = decay * group["wd_mult"]
+            if "eps" in group:
+                group["eps"] = eps
+
+    def step(self) -> None:
+        """Update the weights. Call `gradient_norm` first, which prepares the gradients."""
+        self.megatron.step_with_ready_grads()
+
+
+def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
+    """Return the sum of squares with one synchronization; megatron-core's own norm has one per tensor."""
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=device())
+    return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
+
+
+def _gradients(inner: Any) -> list[Tensor]:
+    return [parameter.grad for parameter in inner.get_parameters() if parameter.grad is not None]
