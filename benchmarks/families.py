@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 from common.alone import join_alone
-from common.batches import Draw, Fields, asked_fields, numbers_of, read_fields
+from common.batches import Draw, Fields, head_fields, numbers_of, read_fields
 from common.image_batches import image_batch, image_inputs, image_spec
 from common.options import Options
 from common.peer import training_step
@@ -114,7 +114,9 @@ def batch_of(spec: ModelSpec, heads: tuple[str, ...], rows: int, length: int, *,
         batch["segments"] = torch.zeros(rows, length, dtype=torch.int64)
     if "task" in family.inputs:
         batch["task_ids"] = torch.zeros(rows, dtype=torch.int64)
-    batch |= asked_fields(family, batch, draw, positions=places, answers=lambda brick: torch.arange(rows) % brick.classes)
+    batch |= head_fields(
+        family, batch, draw, positions=places, answers=lambda brick: torch.arange(rows) % brick.classes
+    )
     # Pre-training marks no token that sees all.
     left_out = ("global_tokens", *(("document_ids",) if documents == 1 else ()))
     return {name: field for name, field in batch.items() if not name.endswith(left_out)}

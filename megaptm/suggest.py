@@ -185,14 +185,12 @@ ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split(
 
 def suggest(name: object, known: Iterable[str]) -> str | None:
     """Return the known name that was meant: an equivalent name, an abbreviation, or the nearest in spelling."""
-    known, wanted_name = list(known), str(name)
-    if (meant := equivalent(wanted_name)) in known:
+    known, unknown = list(known), str(name)
+    if (meant := equivalent(unknown)) in known:
         return meant
-    same = [candidate for candidate in known if candidate.lower() == wanted_name.lower()]
-    short = [
-        candidate for candidate in known if _abbreviated(candidate) == wanted_name.lower()
-    ]  # `mlm` means `masked-lm`
-    return next(iter(same or short or get_close_matches(wanted_name, known, n=1)), None)
+    same = [candidate for candidate in known if candidate.lower() == unknown.lower()]
+    short = [candidate for candidate in known if _abbreviated(candidate) == unknown.lower()]  # `mlm` means `masked-lm`
+    return next(iter(same or short or get_close_matches(unknown, known, n=1)), None)
 
 
 def equivalent(name: object) -> str | None:

@@ -100,7 +100,7 @@ def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> 
     return fields
 
 
-def asked_fields(
+def head_fields(
     family: Family,
     read: Fields,
     draw: Draw,
@@ -113,13 +113,13 @@ def asked_fields(
     answer, [B], to one that asks about rows."""
     fields: Fields = {}
     for head in family.heads:
-        fields |= _asked(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, positions, answers)
+        fields |= _fields_of_head(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, positions, answers)
     if family.drawn:
         fields["draws"] = torch.rand(fields["labels"].shape, generator=draw.generator)
     return fields
 
 
-def _asked(
+def _fields_of_head(
     brick: type[HeadBrick],
     documents: Tensor,
     draw: Draw,

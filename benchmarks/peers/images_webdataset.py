@@ -55,16 +55,16 @@ class Crop:
 class Ids:
     """Token ids of a text, int64 [positions], with start and end tokens."""
 
-    def __init__(self, file: str, places: int):
-        self.file, self.places = file, places
+    def __init__(self, file: str, length: int):
+        self.file, self.length = file, length
         self.tokenizer: Tokenizer | None = None
 
     def __call__(self, text: bytes) -> torch.Tensor:
         if self.tokenizer is None:  # in the worker
             self.tokenizer = Tokenizer.from_file(self.file)
             self.begin, self.end = (self.tokenizer.token_to_id(f"<|{name}oftext|>") for name in ("start", "end"))
-        ids = self.tokenizer.encode(text.decode(), add_special_tokens=False).ids[: self.places - 2]
-        shown = torch.full((self.places,), self.end)
+        ids = self.tokenizer.encode(text.decode(), add_special_tokens=False).ids[: self.length - 2]
+        shown = torch.full((self.length,), self.end)
         shown[: len(ids) + 1] = torch.tensor([self.begin, *ids])
         return shown
 

@@ -12,12 +12,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class Rows(IterableDataset):
-    def __init__(self, documents: StreamingDataset, given: dict):
+    def __init__(self, documents: StreamingDataset, options: dict):
         self.documents = documents
-        self.given = given
+        self.options = options
 
     def __iter__(self):
-        return batches(rows(self._endless(), self.given["length"]), self.given["batch"])
+        return batches(rows(self._endless(), self.options["length"]), self.options["batch"])
 
     def _endless(self):
         while True:

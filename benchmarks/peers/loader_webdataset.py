@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 class Rows(IterableDataset):
-    def __init__(self, given: dict):
-        self.given = given
+    def __init__(self, options: dict):
+        self.options = options
 
     def __iter__(self):
-        given = self.given
+        given = self.options
         # Each worker reads all shards, so that one shard list serves any number of workers.
         samples = webdataset.WebDataset(
             given["shards"], shardshuffle=100, nodesplitter=None, workersplitter=None, empty_check=False

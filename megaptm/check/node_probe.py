@@ -51,8 +51,8 @@ def collect_replies(
     """Return the facts of nodes that replied, and the last error line of the others."""
     by_node = list(zip(nodes, outputs, strict=True))
     return NodeReplies(
-        by_node={node: facts for node, one in by_node if (facts := parse_facts(one.stdout))},
-        silent={node: last_line(one.stderr) for node, one in by_node if not parse_facts(one.stdout)},
+        by_node={node: facts for node, output in by_node if (facts := parse_facts(output.stdout))},
+        silent={node: last_line(output.stderr) for node, output in by_node if not parse_facts(output.stdout)},
         begin=begin,
         end=time.time(),
         all_nodes=all_nodes,

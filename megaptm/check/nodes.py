@@ -115,8 +115,10 @@ def software(replies: NodeReplies) -> Iterator[Finding]:
     """Yield faults for versions that differ between nodes, and for software that cannot work on any."""
     versions = facts_by_node(replies, "versions")
     differences: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for found in versions.values() for name in found):
-        for node, own, usual, usual_nodes in outliers({node: found.get(name) for node, found in versions.items()}):
+    for name in dict.fromkeys(name for installed in versions.values() for name in installed):
+        for node, own, usual, usual_nodes in outliers(
+            {node: installed.get(name) for node, installed in versions.items()}
+        ):
             has = f"{name} {own}" if own else f"no {name}"
             differences.setdefault(node, []).append(f"{has} ({usual_nodes} {usual or 'none'})")
     for node, node_versions in differences.items():

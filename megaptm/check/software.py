@@ -66,9 +66,9 @@ def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
         yield Finding(TOPIC, "unknown", "megaptm is not installed, so its requirements are unknown: pip install -e .")
         return
     unfit = [
-        one
-        for one in requirements
-        if not one.specifier.contains(public_version(installed.get(one.name, "0")), prereleases=True)
+        requirement
+        for requirement in requirements
+        if not requirement.specifier.contains(public_version(installed.get(requirement.name, "0")), prereleases=True)
     ]
     for requirement in unfit:
         has = (

@@ -25,11 +25,11 @@ def test_srun_output_is_split_by_node():
     stderr = (
         " 0: a warning\n 1: Traceback\n 1: ImportError: no\nsrun: error: node3: task 2: Exited with exit code 127\n"
     )
-    found = split_by_node(ProcessOutput(stdout, stderr), [f"node{number}" for number in range(1, 12)])
-    assert parse_facts(found[0].stdout) == {"cpus": 2, "node": "node1"}
-    assert parse_facts(found[10].stdout) == {"cpus": 3}
-    assert found[1].stderr.endswith("ImportError: no")
-    assert found[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
+    outputs = split_by_node(ProcessOutput(stdout, stderr), [f"node{number}" for number in range(1, 12)])
+    assert parse_facts(outputs[0].stdout) == {"cpus": 2, "node": "node1"}
+    assert parse_facts(outputs[10].stdout) == {"cpus": 3}
+    assert outputs[1].stderr.endswith("ImportError: no")
+    assert outputs[2].stderr == "srun: error: node3: task 2: Exited with exit code 127"
 
 
 def test_unreachable_ray_is_reported_at_once(monkeypatch):

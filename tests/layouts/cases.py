@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, asked_fields, numbers_of, read_fields, small_patterns
+from benchmarks.common.batches import Draw, head_fields, numbers_of, read_fields, small_patterns
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.checkpoint.tensors import TensorPiece
@@ -122,7 +122,7 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
         fields["segments"] = (fields["document_ids"] == 2).long() % table.segments
     if "task" in table.inputs:
         fields["task_ids"] = torch.arange(ROWS) % table.tasks
-    fields |= asked_fields(table, fields, draw, positions=draw_positions, answers=draw_labels)
+    fields |= head_fields(table, fields, draw, positions=draw_positions, answers=draw_labels)
     if any(size.memory for size in table.sizes.values()):
         # The recurrence cache spans documents. Some sequences start anew, others continue.
         del fields["document_ids"]

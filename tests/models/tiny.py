@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common.batches import Draw, asked_fields, numbers_of, read_fields, small_patterns
+from benchmarks.common.batches import Draw, head_fields, numbers_of, read_fields, small_patterns
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import counterpart_of
@@ -95,7 +95,7 @@ def tiny_batch(family: str, *, rows: int = 3, sequence: int = 12, target: int = 
     if "task" in table.inputs:
         batch["task_ids"] = draw.classes(table.tasks, rows)
     answers = torch.tensor([0, 1, 1])[:rows]
-    return batch | asked_fields(table, batch, draw, positions=places, answers=lambda brick: answers)
+    return batch | head_fields(table, batch, draw, positions=places, answers=lambda brick: answers)
 
 
 def distilled_losses(student: Model, teacher: Model | None, batch: dict[str, Tensor]) -> dict[str, Loss]:
