@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.data.files import array_of, open_tar, tar_members
 from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
-from megaptm.storage import Cache, file_name, listed, shown
+from megaptm.storage import Cache, list_files, shown, validate_file_name
 from megaptm.tokenizers import load
 
 
@@ -41,7 +41,7 @@ def verify_corpus(location: str | Path) -> Iterator[FolderCheck]:
             for info in split.shards:
                 yield _check_shard(corpus, info)
                 named.add(info.name)
-        for stray in sorted({name for name in listed(corpus.name) if name.endswith(".tar")} - named):
+        for stray in sorted({name for name in list_files(corpus.name) if name.endswith(".tar")} - named):
             yield FolderCheck(stray, False, f"{corpus.name}/{stray} is not in the manifest: remove it or build again.")
 
 
@@ -84,7 +84,7 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
         for member in tar_members(tar):
             if not member.isreg():  # a link could point outside of the tar
                 return f"{shown(member.name)} is not a regular file"
-            file_name(member.name)
+            validate_file_name(member.name)
             if not member.name.endswith(".tokens.npy"):
                 continue
             tokens = array_of(tar.extractfile(member).read(), shard.dtype)  # type: ignore[union-attr]  # regular

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 SETTING = "annotate.chinese"
 
@@ -37,7 +37,7 @@ def dictionary_of(path: str) -> Dictionary:
 def read_words(path: str, setting: str) -> list[str]:
     """Return the lines of a file, without blank lines and lines that start with #."""
     try:
-        lines = plain_file(path).read_text(encoding="utf-8").splitlines()
+        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{setting}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."

@@ -8,7 +8,7 @@ from pathlib import Path
 from megaptm.errors import UserError
 from megaptm.objectives.meanings import write_meanings as write_table
 from megaptm.objectives.rewriting import KINDS
-from megaptm.storage import AtomicFile, plain_file
+from megaptm.storage import AtomicFile, regular_file
 from megaptm.tokenizers import Tokenizer
 
 PhrasesByKind = Mapping[str, list[list[str]]]
@@ -20,7 +20,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
     ignored."""
     meanings: dict[str, list[list[str]]] = {}
     try:
-        lines = plain_file(path).read_text(encoding="utf-8").split("\n")
+        lines = regular_file(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None
     for number, line in enumerate(lines, 1):

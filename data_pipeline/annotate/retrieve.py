@@ -22,7 +22,7 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED
 from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
-from megaptm.storage import AtomicFile, is_remote, write_whole
+from megaptm.storage import AtomicFile, is_remote, write_atomically
 
 QUERIES_AT_ONCE = 128
 """Queries compared with all candidates at a time."""
@@ -163,7 +163,7 @@ class _BlockFolder:
         folder.mkdir(parents=True, exist_ok=True)
         content, path = json.dumps([asdict(header), asdict(options)], indent=1).encode(), folder / "made-from.json"
         if not path.is_file():
-            write_whole(path, content)
+            write_atomically(path, content)
         if path.read_bytes() != content:
             raise UserError(
                 f"{folder} was created with other corpora or options: use the same ones, or remove the folder."

@@ -10,7 +10,7 @@ import numpy as np
 
 from megaptm.errors import UserError
 from megaptm.objectives.similar import write_similar
-from megaptm.storage import AtomicFile, plain_file
+from megaptm.storage import AtomicFile, regular_file
 from megaptm.tokenizers import Tokenizer
 
 WordTable = Mapping[str, Iterable[str]]
@@ -117,6 +117,6 @@ def _vectors(path: Path) -> tuple[list[str], np.ndarray]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        yield from enumerate(plain_file(path).read_text(encoding="utf-8").split("\n"), 1)
+        yield from enumerate(regular_file(path).read_text(encoding="utf-8").split("\n"), 1)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): correct the name, or convert the file to UTF-8.") from None

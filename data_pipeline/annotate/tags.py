@@ -22,7 +22,7 @@ from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 Tag = tuple[int, int, str]
 SETTING = "annotate.tags"
@@ -64,7 +64,7 @@ def load_tagger(name: str) -> Tagger:
 def read_phrases(path: str) -> dict[str, str]:
     """Read phrase -> label from lines of `label<TAB>phrase`. Blank lines and lines that start with # are ignored."""
     try:
-        lines = plain_file(path).read_text(encoding="utf-8").splitlines()
+        lines = regular_file(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{SETTING}: {path} cannot be read ({error}): correct the name, or convert the file to UTF-8."

@@ -14,7 +14,7 @@ from data_pipeline.clean.step import file_version, require_minimum, with_text
 from data_pipeline.clean.words import Words
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
 CITATION = re.compile(r"\[(?:\d+|edit|citation needed)\]", re.IGNORECASE)
@@ -111,7 +111,7 @@ def _has_fewer_sentences(text: str, min_count: int) -> bool:
 def _phrases(path: str, _: tuple[int, int]) -> dict[int, HashSet]:
     """Return number of words -> hashes of the phrases in a file with that many words."""
     try:
-        with plain_file(path).open(encoding="utf-8") as file:
+        with regular_file(path).open(encoding="utf-8") as file:
             phrases = [Words(line) for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"c4-quality: bad_words ({path}) cannot be read ({error}): correct the path.") from None

@@ -19,7 +19,7 @@ from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches,
 from data_pipeline.clean.words import Words, words_of
 from data_pipeline.document import Document, Dropped
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 MIN_WORDS = 8
 """Minimum words of an evaluation text. Shorter ones occur by chance (as in GPT-3's appendix C)."""
@@ -170,7 +170,7 @@ def _matching_paths(pattern: str) -> list[str]:
 
 def _texts(path: str, step: Decontaminate) -> Iterator[str]:
     try:
-        content = plain_file(path).read_text(encoding="utf-8")
+        content = regular_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"decontaminate: {path} cannot be read as text ({error}): correct `against`.") from None
     if path.endswith((".jsonl", ".ndjson")):

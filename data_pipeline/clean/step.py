@@ -14,7 +14,7 @@ from data_pipeline.annotate.parts import parts_of, with_parts
 from data_pipeline.document import Document, Dropped, OnError, is_document_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
@@ -183,7 +183,7 @@ def require_minimum(minimum: int, step: object, name: str, *fields: str) -> None
 def file_version(path: str) -> tuple[int, int]:
     """Return a value that changes with the file: (mtime in ns, size), or zeros if it does not exist."""
     try:
-        status = plain_file(path).stat()
+        status = regular_file(path).stat()
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size

@@ -28,7 +28,7 @@ from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_path_error
-from megaptm.storage import exists, is_remote, join, listed, remove, upload
+from megaptm.storage import exists, is_remote, join_path, list_files, remove_file, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
 MIN_KEPT_SECONDS = 60.0
@@ -129,10 +129,10 @@ class RemoteOutput(CorpusOutput):
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
         self.out = out.rstrip("/")
-        if exists(join(self.out, MANIFEST)):
+        if exists(join_path(self.out, MANIFEST)):
             if not overwrite:
                 raise _exists_error(self.out)
-        elif files := listed(self.out):
+        elif files := list_files(self.out):
             raise UserError(
                 f"{self.out} contains {next(iter(files))} but no corpus: choose another URL, or remove its files."
             )
@@ -143,13 +143,16 @@ class RemoteOutput(CorpusOutput):
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         sent = {path.relative_to(self.folder).as_posix(): path for path in files}
         manifest = sent.pop(MANIFEST)
-        remove(join(self.out, MANIFEST))
+        remove_file(join_path(self.out, MANIFEST))
         work.run(
-            "upload", send_file, [SendJob(str(path), join(self.out, name)) for name, path in sent.items()], keep=False
+            "upload",
+            send_file,
+            [SendJob(str(path), join_path(self.out, name)) for name, path in sent.items()],
+            keep=False,
         )
-        for name in listed(self.out).keys() - sent.keys():
-            remove(join(self.out, name))
-        upload(manifest, join(self.out, MANIFEST))
+        for name in list_files(self.out).keys() - sent.keys():
+            remove_file(join_path(self.out, name))
+        upload(manifest, join_path(self.out, MANIFEST))
         self.drop()
 
 

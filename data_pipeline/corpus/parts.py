@@ -22,7 +22,7 @@ from data_pipeline.recipe import MAX_SECONDS, Recipe
 from data_pipeline.sources import InputFile, OnError, Span, partition_files, read_span
 from data_pipeline.time_limit import apply_time_limit
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 PART_BYTES = 4 << 20
 """Input bytes of a part: small enough to balance workers, large enough to make scheduling overhead negligible."""
@@ -106,7 +106,7 @@ def hashes_of(paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def _hash(path: str) -> str:
     try:
-        with plain_file(path).open("rb") as file:
+        with regular_file(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(

@@ -30,7 +30,7 @@ from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.recipe import Recipe
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
-from megaptm.storage import is_remote, read
+from megaptm.storage import is_remote, read_file
 from megaptm.tokenizers import Tokenizer, load
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
@@ -208,7 +208,7 @@ def _read_image(document: Document) -> dict[str, bytes] | None:
     if not is_remote(part) and not Path(part).is_file():  # reading a pipe could block forever
         return None
     try:
-        return {MEMBERS[Path(part).suffix.lower()]: read(part)}
+        return {MEMBERS[Path(part).suffix.lower()]: read_file(part)}
     except (KeyError, OSError, UserError):
         return None
 

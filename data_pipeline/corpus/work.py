@@ -22,7 +22,7 @@ from data_pipeline.folders import FINISHED
 from data_pipeline.progress import Stages
 from megaptm import __version__
 from megaptm.errors import UserError
-from megaptm.storage import appeared, hash_of, write_whole
+from megaptm.storage import created_paths, file_sha256, write_atomically
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -110,7 +110,7 @@ def _run_job(call: _Call) -> _JobOutcome:
         damaged: tuple[str, ...] = ()
     except _DamagedFilesError as files:
         damaged = files.args
-    with appeared() as paths:
+    with created_paths() as paths:
         result = call.function(call.job)
     _store_result(result, call.function, Path(call.folder), call.kept, paths)
     return _JobOutcome(result, damaged=damaged)
@@ -123,9 +123,9 @@ RESULT_PREFIX = b'{"sha256":"%s","job":'
 
 
 def _store_result(result: Any, function: Callable, folder: Path, name: str, paths: Iterable[Path]) -> None:
-    files = {path.relative_to(folder).as_posix(): hash_of(str(path)) for path in paths}
+    files = {path.relative_to(folder).as_posix(): file_sha256(str(path)) for path in paths}
     job = b'{"files":%s,"result":%s}' % (json.dumps(files).encode(), _return_type(function).dump_json(result))
-    write_whole(folder / name, RESULT_PREFIX % hashlib.sha256(job).hexdigest().encode() + job + b"}")
+    write_atomically(folder / name, RESULT_PREFIX % hashlib.sha256(job).hexdigest().encode() + job + b"}")
 
 
 def _load_result(function: Callable, folder: Path, name: str) -> Any:
@@ -152,7 +152,7 @@ def _load_result(function: Callable, folder: Path, name: str) -> Any:
 
 def _has_hash(path: Path, sha256: str) -> bool:
     try:
-        return hash_of(str(path)) == sha256
+        return file_sha256(str(path)) == sha256
     except (OSError, UserError):  # missing or unreadable: run the job again
         return False
 

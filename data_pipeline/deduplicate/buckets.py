@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.deduplicate.files import PartFile
 from data_pipeline.deduplicate.options import Deduplicate
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 
 Run = Callable[[str, Callable[[Any], Any], Sequence[Any]], list[Any]]
 """`run(name, function, jobs)`: return the results of `function(job)` in the order of the jobs, from any executor."""
@@ -36,7 +36,7 @@ class PartListing:
         content = json.dumps([asdict(options), [(part.stem, part.documents) for part in parts]]).encode()
         path = Path(folder, f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.parts.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        write_atomically(path, content)
         return PartListing(str(path))
 
     def name(self, suffix: str) -> str:

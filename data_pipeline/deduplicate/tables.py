@@ -50,4 +50,4 @@ class RowWriter:
         np.lib.format.write_array_header_1_0(self._file, shape)
         assert self._file.tell() == self.HEADER
         self._file.close()
-        self._atomic.keep()
+        self._atomic.commit()

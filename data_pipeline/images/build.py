@@ -41,7 +41,7 @@ from megaptm.console import Console
 from megaptm.credentials import refuse_credentials
 from megaptm.data.shards import write_manifest
 from megaptm.errors import UserError
-from megaptm.storage import is_remote, local_path, plain_file
+from megaptm.storage import is_remote, local_path, regular_file
 
 GENERATED: Mapping[str, Callable[..., None]] = {DIGITS: write_digits, SHAPES: write_shapes}
 MAX_LABELS = 1 << 16
@@ -233,7 +233,7 @@ def _label_names(recipe: ImageRecipe, results: Results) -> list[str]:
             )
         return [str(label) for label in range(number)]
     try:
-        names = plain_file(recipe.classes).read_text(encoding="utf-8").splitlines()
+        names = regular_file(recipe.classes).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"classes ({recipe.classes}) cannot be read ({error}): name a text file.") from None
     if len(names) < number:

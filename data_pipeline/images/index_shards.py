@@ -25,7 +25,7 @@ from megaptm.data.files import npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
-from megaptm.storage import hash_of, write_whole
+from megaptm.storage import file_sha256, write_atomically
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
     if rows:
         index = npy_bytes(np.array(rows, dtype="<i8"))
         beside = Path(job.folder, index_name(name))
-        write_whole(beside, index)
+        write_atomically(beside, index)
         if job.texts:
             save_texts(Path(job.folder, name), texts)
         result.info = ShardInfo(
@@ -119,8 +119,8 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
             tokens=len(rows),
             bytes=size,
             size=path.stat().st_size,
-            sha256=hash_of(str(path)),
-            index_sha256=hash_of(str(beside)),
+            sha256=file_sha256(str(path)),
+            index_sha256=file_sha256(str(beside)),
         )
     return result
 

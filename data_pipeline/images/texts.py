@@ -32,7 +32,7 @@ from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
 from megaptm.objectives.region_files import RefusedRegions
-from megaptm.storage import AtomicFile, hash_of, write_whole
+from megaptm.storage import AtomicFile, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
 MAX_TEXT_BYTES = 1 << 20
@@ -202,7 +202,7 @@ def _read_limited(path: Path) -> bytes:
 
 def save_texts(stem: Path, texts: Sequence[str]) -> None:
     """Save the texts of a shard for the later rounds."""
-    write_whole(stem.with_suffix(".texts"), "".join(json.dumps(text) + "\n" for text in texts).encode())
+    write_atomically(stem.with_suffix(".texts"), "".join(json.dumps(text) + "\n" for text in texts).encode())
 
 
 def read_texts(folder: str, shard: str) -> list[str]:
@@ -264,13 +264,13 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     # Some kinds of tokenizer give no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
     name = f"{key_of(encode_shard, job)}.tar"
-    write_whole(Path(job.folder, index_name(name)), npy_bytes(rows))
+    write_atomically(Path(job.folder, index_name(name)), npy_bytes(rows))
     return replace(
         job.info,
         name=name,
         samples=len(rows),
         tokens=int(rows[:, TOKENS].sum()),
-        index_sha256=hash_of(str(Path(job.folder, index_name(name)))),
+        index_sha256=file_sha256(str(Path(job.folder, index_name(name)))),
     )
 
 

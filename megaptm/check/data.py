@@ -31,7 +31,7 @@ from megaptm.run.corpora import (
 )
 from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
-from megaptm.storage import RetryPolicy, hash_of, join, listed, plain_file
+from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, regular_file
 
 TIMEOUT_SECONDS = 20.0
 """Timeout for a server of corpora. A run waits longer (data.timeout_seconds) than a user at a terminal."""
@@ -67,7 +67,7 @@ def _check_vectors(config: Config) -> Iterator[Finding]:
     if (path := config.model.word_vectors) is None or last_saved(Path(config.run)):
         return
     try:
-        with plain_file(path).open("rb"):
+        with regular_file(path).open("rb"):
             yield Finding("data", "ok", f"model.word_vectors ({path}) can be read.")
     except OSError as error:
         yield Finding(
@@ -204,10 +204,10 @@ def check_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
 
 def _file_sizes(corpus: Corpus) -> dict[str, int]:
     """Return file -> bytes, including shards in other locations."""
-    sizes, urls = listed(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
+    sizes, urls = list_files(corpus.name, _retry(corpus)), corpus.mirror.addresses if corpus.mirror else {}
     folders = {url.rpartition("/")[0] for url in urls.values()}
     remote_sizes = {
-        join(folder, name): size for folder in folders for name, size in listed(folder, _retry(corpus)).items()
+        join_path(folder, name): size for folder in folders for name, size in list_files(folder, _retry(corpus)).items()
     }
     return sizes | {name: remote_sizes[url] for name, url in urls.items() if url in remote_sizes}
 
@@ -258,7 +258,7 @@ def _find_damage(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> lis
 def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
         file = corpus.address_of(name)
-        if hash_of(file, _retry(corpus)) != expected:
+        if file_sha256(file, _retry(corpus)) != expected:
             return damaged(file)
     return None
 
@@ -274,7 +274,9 @@ def _index_problem(case: Case, corpus: Corpus, info: ShardInfo) -> str | None:
     max_documents = None if case.hashing == "all" else SAMPLE_DOCUMENTS
     software_problems = find_index_error(shard, info, corpus.manifest.tokenizer["vocabulary"], max_documents)
     return (
-        f"{join(corpus.name, info.name)}: {software_problems}; build the corpus again." if software_problems else None
+        f"{join_path(corpus.name, info.name)}: {software_problems}; build the corpus again."
+        if software_problems
+        else None
     )
 
 

@@ -22,7 +22,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, in_use
 from megaptm.run.folder import no_folder
-from megaptm.storage import sync, write_whole
+from megaptm.storage import sync, write_atomically
 
 EXPORT_BYTES = 4
 """Bytes per parameter of an exported model."""
@@ -91,7 +91,7 @@ def _commit_test_checkpoint(run: Path) -> None:
         with HashedWriter(writing / "rank-0") as file:
             file.write(os.urandom(PROBE_BYTES))
             digest = file.finish()
-        write_whole(writing / "manifest.json", b"{}")
+        write_atomically(writing / "manifest.json", b"{}")
         writing.rename(final)
         sync(final.parent)
         if sha256_of(final / "rank-0") != digest:

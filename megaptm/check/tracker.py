@@ -15,7 +15,7 @@ from typing import Any
 from megaptm.check.finding import Case, Finding
 from megaptm.credentials import in_brief
 from megaptm.errors import UserError
-from megaptm.storage.retry import within
+from megaptm.storage.retry import run_with_deadline
 from megaptm.track import default_uri
 from megaptm.track.address import database_path, is_server, refuse_foreign_server
 
@@ -60,8 +60,8 @@ def _server(uri: str, experiment: str) -> Finding:
         "verify": environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() not in ("true", "1"),
     }
     try:
-        # `within`, because the library's own timeout restarts with every byte.
-        answer = within(2 * ANSWER_SECONDS, lambda: requests.get(address, **options))
+        # In a thread, because the library's own timeout restarts with every byte.
+        answer = run_with_deadline(2 * ANSWER_SECONDS, lambda: requests.get(address, **options))
     except (requests.Timeout, TimeoutError):
         raise UserError(_unreachable(uri, f"no answer in {ANSWER_SECONDS:.0f} s")) from None
     except (requests.RequestException, OSError) as error:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk
-from megaptm.storage.files import plain_file
-from megaptm.storage.retry import OutageError, RetryPolicy, keep_trying
+from megaptm.storage.files import regular_file
+from megaptm.storage.retry import OutageError, RetryPolicy, retry_call
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class RetriedFile:
         def attempt() -> T:
             try:
                 if self._file is None:
-                    self._file = FileIO(plain_file(self.path))  # rejects a pipe, which would block
+                    self._file = FileIO(regular_file(self.path))  # rejects a pipe, which would block
                 return call(self._file.fileno())
             except OSError:
                 self.close()  # a stale handle stays stale, so the next attempt reopens the file
@@ -179,7 +179,7 @@ def read_with_retries(path: Path, call: Callable[[], T]) -> T:
             raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
 
     try:
-        return keep_trying(call, what=str(path), retry=RETRY, refuse=refuse, remedy=NOTHING_LOST)
+        return retry_call(call, target=str(path), retry=RETRY, refuse=refuse, remedy=NOTHING_LOST)
     except OutageError as error:
         raise UnreadableError(str(error)) from None
 
@@ -214,7 +214,7 @@ def is_there(path: Path) -> bool:
 
 def read_whole(path: Path) -> bytes:
     """Read a small file."""
-    return read_with_retries(path, lambda: plain_file(path).read_bytes())
+    return read_with_retries(path, lambda: regular_file(path).read_bytes())
 
 
 def sha256_of(path: Path) -> str:
@@ -267,7 +267,7 @@ def write_with_retries(what: str, folder: Path, work: Callable[[], T]) -> T:
 
     with explained(what, folder):
         try:
-            return keep_trying(work, what=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=SEE_DISK)
+            return retry_call(work, target=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=SEE_DISK)
         except OutageError as error:
             raise NotSavedError(f"cannot {what}: {error}") from error
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from megaptm.checkpoint.tensors import DTYPES, FileRecord, Stored
 from megaptm.errors import UserError
-from megaptm.storage import FileName, Record, validated
+from megaptm.storage import FileName, Record, validate
 
 REMEDY = "restore it, or continue from another checkpoint"
 MOST_DIMENSIONS = 8
@@ -52,7 +52,7 @@ class CheckpointManifest(Record):
 
 def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
     """Return the files of a manifest; raise `UserError` unless its step matches and every piece is inside its file."""
-    written = validated(CheckpointManifest, content, place, remedy=REMEDY)
+    written = validate(CheckpointManifest, content, place, remedy=REMEDY)
     if written.step != step:
         raise UserError(f"{place} is of step {written.step:,}, its folder of step {step:,}: {REMEDY}.")
     if len({file.name for file in written.files}) < len(written.files):

@@ -50,7 +50,7 @@ from megaptm.checkpoint.files import (
 from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
 from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
-from megaptm.storage import parse_json, shown, sync, write_whole
+from megaptm.storage import parse_json, shown, sync, write_atomically
 
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
@@ -163,7 +163,7 @@ class Store:
             # unknown.
             record = write_pieces(path, held)
             # The record is written after the file is synced, so a rank with a record has written everything.
-            write_whole(self._record(path), json.dumps(record.to_json()).encode())
+            write_atomically(self._record(path), json.dumps(record.to_json()).encode())
             return record
 
         try:
@@ -200,7 +200,7 @@ class Store:
         def complete() -> None:
             for path in writing.glob("*.record.json"):
                 path.unlink(missing_ok=True)
-            write_whole(writing / MANIFEST, content)
+            write_atomically(writing / MANIFEST, content)
 
         def rename() -> None:
             # An earlier attempt may have renamed although the system reported an error.

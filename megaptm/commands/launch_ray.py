@@ -161,9 +161,9 @@ def _is_built(recipe: str, settings: list[str], out: str, config: Config) -> boo
     from megaptm.data import Corpus
     from megaptm.data.manifest import MANIFEST
     from megaptm.run.corpora import cache_of
-    from megaptm.storage import exists, join
+    from megaptm.storage import exists, join_path
 
-    if not exists(join(out, MANIFEST)):
+    if not exists(join_path(out, MANIFEST)):
         return False
     words = [word for word in settings if word.partition("=")[0] not in BuildOptions.__annotations__]
     recipe_json = json.loads(json.dumps(read_recipe([recipe], words).plain()))

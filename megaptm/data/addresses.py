@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.credentials import has_credentials
 from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
-from megaptm.storage import PROTOCOLS, write_whole
+from megaptm.storage import PROTOCOLS, write_atomically
 
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
 """URL with a lower-case protocol, because libraries know no other."""
@@ -26,7 +26,7 @@ def addresses_name(split: str) -> str:
 def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
     """Write the URLs of a split's shards, in the order of its table; return the sha256 of the file."""
     content = "".join(json.dumps(url) + "\n" for url in urls).encode()
-    write_whole(folder / addresses_name(split), content)
+    write_atomically(folder / addresses_name(split), content)
     return hashlib.sha256(content).hexdigest()
 
 

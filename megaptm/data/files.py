@@ -15,7 +15,7 @@ from typing import IO
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 
 def npy_bytes(array: np.ndarray) -> bytes:
@@ -41,7 +41,7 @@ def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, 
     for this number: numpy would parse any header as Python and map what it describes. Raises `ValueError` and
     `OSError`.
     """
-    with plain_file(path).open("rb") as file:
+    with regular_file(path).open("rb") as file:
         rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
         if not rows:  # an empty file cannot be mapped
             return np.zeros((0, *inner), dtype)

@@ -22,7 +22,7 @@ from megaptm.data.addresses import write_addresses
 from megaptm.data.files import npy_bytes
 from megaptm.data.table import MOST, ShardInfo, ShardTable, table_name, table_of
 from megaptm.errors import UserError, storage_errors_as_user_errors
-from megaptm.storage import FileName, Record, parse_json, plain_file, validated, write_whole
+from megaptm.storage import FileName, Record, parse_json, regular_file, validate, write_atomically
 
 FORMAT = "megaptm-corpus-2"
 MANIFEST = "manifest.json"
@@ -147,7 +147,7 @@ def write_manifest(
         content["addresses"] = {name: write_addresses(Path(folder), name, urls) for name, urls in addresses.items()}
     content["id"] = content_id(content)
     path = Path(folder) / MANIFEST
-    write_whole(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
+    write_atomically(path, json.dumps(content, indent=1, sort_keys=True).encode() + b"\n")
     return read_manifest(folder)
 
 
@@ -164,7 +164,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     path = Path(folder) / MANIFEST
     try:
         with storage_errors_as_user_errors(path):  # also for callers from Python
-            written = plain_file(path).read_bytes()
+            written = regular_file(path).read_bytes()
     except FileNotFoundError:
         raise NoCorpusError(f"{path} does not exist, so {folder} is not a finished corpus:") from None
     content = parse_manifest(written, path)
@@ -187,7 +187,7 @@ def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, A
     if content.get("id") != content_id(content):
         raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
     # The id only detects changes after writing; the content must be validated as untrusted.
-    fields = validated(CorpusManifest, content, place, remedy=REMEDY).fields
+    fields = validate(CorpusManifest, content, place, remedy=REMEDY).fields
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
         raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
@@ -211,7 +211,7 @@ def np_name(dtype: Any) -> str:
 def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[str, Any]:
     rows = table_of(name, shards)
     table = npy_bytes(rows)
-    write_whole(folder / table_name(name), table)
+    write_atomically(folder / table_name(name), table)
     return {**_sums(rows), "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
 
 

@@ -14,7 +14,7 @@ from megaptm.data.addresses import addresses_name, read_addresses
 from megaptm.data.manifest import MANIFEST, NoCorpusError, parse_manifest
 from megaptm.data.table import ShardInfo, ShardTable, table_name
 from megaptm.errors import UserError
-from megaptm.storage import Cache, write_whole
+from megaptm.storage import Cache, write_atomically
 
 THREADS = 4
 """Shards that one process fetches at a time."""
@@ -33,11 +33,11 @@ class Mirror:
     @classmethod
     def open(cls, url: str, cache: Cache) -> Mirror:
         """Fetch the metadata of a corpus: manifest, shard tables, tokenizer."""
-        url, address = url.rstrip("/"), storage.join(url, MANIFEST)
+        url, address = url.rstrip("/"), storage.join_path(url, MANIFEST)
         if not storage.exists(address, cache.retry):
             raise NoCorpusError(f"{address} does not exist, so {url} is not a finished corpus: check the address, or")
-        storage.refuse_large(address, storage.size_of(address, cache.retry))
-        content = storage.read(address, cache.retry)
+        storage.refuse_large_file(address, storage.file_size(address, cache.retry))
+        content = storage.read_file(address, cache.retry)
         manifest = parse_manifest(content, address)
         mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
         for split, sums in manifest["splits"].items():
@@ -48,37 +48,37 @@ class Mirror:
                 raise UserError(f"{address} has addresses of a split `{split}` that it has not: rebuild the corpus.")
             path = mirror._fetch_whole(name := addresses_name(split), sha256)
             table = ShardTable(mirror.folder / table_name(split), split)
-            addresses |= read_addresses(path, table, storage.join(url, name))
+            addresses |= read_addresses(path, table, storage.join_path(url, name))
         mirror = replace(mirror, addresses=addresses)
         mirror.fetch_tokenizer()
-        write_whole(mirror.folder / MANIFEST, content)  # last, like the manifest of the original
+        write_atomically(mirror.folder / MANIFEST, content)  # last, like the manifest of the original
         return mirror
 
     def _fetch_whole(self, name: str, sha256: str) -> Path:
         """Fetch a metadata file unless it exists. An existing file with a wrong hash is fetched again."""
-        path, source = self.folder / name, storage.join(self.url, name)
-        if not self.cache.fetch(source, path, sha256=sha256) and storage.hash_of(str(path)) != sha256:
+        path, source = self.folder / name, storage.join_path(self.url, name)
+        if not self.cache.fetch(source, path, sha256=sha256) and storage.file_sha256(str(path)) != sha256:
             self.cache.discard(path)
             self.cache.fetch(source, path, sha256=sha256)
         return path
 
     def fetch_tokenizer(self, *, again: bool = False) -> None:
         """Fetch the tokenizer's files. `again` replaces existing ones, for a wrong fingerprint."""
-        source, folder = storage.join(self.url, "tokenizer"), self.folder / "tokenizer"
-        for name, size in storage.listed(source, self.cache.retry).items():
+        source, folder = storage.join_path(self.url, "tokenizer"), self.folder / "tokenizer"
+        for name, size in storage.list_files(source, self.cache.retry).items():
             if not name:  # some stores list the folder itself
                 continue
             try:
-                storage.file_name(name)
+                storage.validate_file_name(name)
             except ValueError as error:
                 raise UserError(f"{source}: {error}: build the corpus again.") from None
-            storage.refuse_large(storage.join(source, name), size)
+            storage.refuse_large_file(storage.join_path(source, name), size)
             if again or not (folder / name).exists():
-                storage.download(storage.join(source, name), folder / name, size=size, retry=self.cache.retry)
+                storage.download(storage.join_path(source, name), folder / name, size=size, retry=self.cache.retry)
 
     def address_of(self, name: str) -> str:
         """Return the URL of a file of the corpus."""
-        return self.addresses.get(name) or storage.join(self.url, name)
+        return self.addresses.get(name) or storage.join_path(self.url, name)
 
     def fetch(self, info: ShardInfo) -> bool:
         """Fetch a shard and its index. Return whether both were fetched now, and thus hashed."""
@@ -121,4 +121,4 @@ class Mirror:
     def fetch_index(self, info: ShardInfo) -> None:
         """Fetch only the index of a shard."""
         name = info.index_name
-        self.cache.fetch(storage.join(self.url, name), self.folder / name, sha256=info.index_sha256)
+        self.cache.fetch(storage.join_path(self.url, name), self.folder / name, sha256=info.index_sha256)

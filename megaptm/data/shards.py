@@ -36,8 +36,8 @@ from megaptm.data.remote import Mirror
 from megaptm.data.table import ShardInfo
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
-from megaptm.storage import Cache, is_remote, join, local_path, plain_file
-from megaptm.storage.retry import RetryPolicy, keep_trying
+from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
+from megaptm.storage.retry import RetryPolicy, retry_call
 
 __all__ = [
     "ANNOTATIONS",
@@ -76,7 +76,7 @@ class ShardFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with plain_file(path).open("rb") as file:
+        with regular_file(path).open("rb") as file:
             self._descriptor = os.dup(file.fileno())
         self.size = os.fstat(self._descriptor).st_size
 
@@ -275,7 +275,7 @@ def through_outages(read: Callable[[], T], path: Path) -> T:
             raise error
 
     remedy = "see that its disk or server answers, and start again."
-    return keep_trying(read, what=str(path), retry=RETRY, refuse=refuse, remedy=remedy)
+    return retry_call(read, target=str(path), retry=RETRY, refuse=refuse, remedy=remedy)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -359,7 +359,7 @@ class Corpus:
 
     def address_of(self, name: str) -> str:
         """Return the path or URL of a file."""
-        return self.mirror.address_of(name) if self.mirror else join(self.folder, name)
+        return self.mirror.address_of(name) if self.mirror else join_path(self.folder, name)
 
     def split(self, name: str) -> Split:
         """Return the shards of `train` or `validation`. Raises `UserError` for a split without documents."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from megaptm.data.files import open_array
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 ROW = np.dtype(
     [
@@ -69,7 +69,7 @@ class ShardTable(Sequence[ShardInfo]):
         """Open the table of a split, after checking its hash and the plausibility of its numbers."""
         path = folder / table_name(split)
         try:
-            with plain_file(path).open("rb") as file:
+            with regular_file(path).open("rb") as file:
                 same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
         except FileNotFoundError:
             raise UserError(

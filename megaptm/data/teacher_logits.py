@@ -31,7 +31,7 @@ from megaptm.data.mix import Mix
 from megaptm.data.shards import through_outages
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
-from megaptm.storage import Record, parse_json, plain_file, shown, validated, write_whole
+from megaptm.storage import Record, parse_json, regular_file, shown, validate, write_atomically
 
 FORMAT = "megaptm-teacher-logits-2"
 MANIFEST = "manifest.json"
@@ -114,8 +114,8 @@ def kept_step(folder: Path) -> int | None:
 
 def read_manifest(path: Path) -> TeacherLogitsManifest:
     """Read the manifest of a finished or unfinished folder; raise `UserError` if it is invalid."""
-    content = parse_json(plain_file(path).read_bytes(), path, remedy=COMMAND)
-    manifest = validated(TeacherLogitsManifest, content, path, remedy=COMMAND)
+    content = parse_json(regular_file(path).read_bytes(), path, remedy=COMMAND)
+    manifest = validate(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
         raise UserError(
             f"{path} has format {shown(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
@@ -138,18 +138,18 @@ def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLog
         "begins": np.cumsum([0, *(len(one.places) for one in kept)]),
         **{name: np.concatenate([getattr(one, name) for one in kept]) for name in KeptLogits._fields},
     }
-    write_whole(path, save(tensors))
+    write_atomically(path, save(tensors))
 
 
 def file_hash(path: Path) -> str:
-    return hashlib.sha256(plain_file(path).read_bytes()).hexdigest()
+    return hashlib.sha256(regular_file(path).read_bytes()).hexdigest()
 
 
 def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
     """Whether a file exists, can be read, and has at least `samples` samples, the first of which has the hash
     `first`."""
     try:
-        found = _arrays(plain_file(path).read_bytes(), manifest)
+        found = _arrays(regular_file(path).read_bytes(), manifest)
     except OSError:
         return False
     return found is not None and len(found["samples"]) >= samples and np.array_equal(found["samples"][0], first)
@@ -223,7 +223,7 @@ class SplitLogits:
         path = self.whole.folder / name
         try:
             with storage_errors_as_user_errors(path):
-                content = through_outages(lambda: plain_file(path).read_bytes(), path)
+                content = through_outages(lambda: regular_file(path).read_bytes(), path)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         hashed = hashlib.sha256(content).hexdigest()

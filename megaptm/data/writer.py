@@ -16,7 +16,7 @@ import numpy as np
 from megaptm.data.files import npy_bytes, tar_header
 from megaptm.data.manifest import ANNOTATIONS, LABELS, SPANS, np_name
 from megaptm.data.table import ShardInfo, index_name
-from megaptm.storage import AtomicFile, write_whole
+from megaptm.storage import AtomicFile, write_atomically
 
 _JSON = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 
@@ -108,8 +108,8 @@ class ShardWriter:
             rows = np.array(self._index, dtype="<i8").reshape(-1, 2 * len(self.fields))
             index = npy_bytes(rows)
             # The index is renamed first, so that a tar always has an index.
-            write_whole(self.path.with_name(index_name(self.path.name)), index)
-            self._shard.keep()
+            write_atomically(self.path.with_name(index_name(self.path.name)), index)
+            self._shard.commit()
             self._info = ShardInfo(
                 name=self.path.name,
                 samples=len(rows),
@@ -124,7 +124,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Remove the unfinished files."""
         self._file.close()
-        self._shard.drop()
+        self._shard.discard()
 
     def _array(self, name: str, array: np.ndarray) -> tuple[int, int]:
         """Append an array as a member; return the offset of its data and its number of rows."""

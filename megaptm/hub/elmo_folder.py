@@ -13,7 +13,7 @@ from megaptm.hub.bilm import options, to_bilm
 from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.library import h5py
 from megaptm.run.checkpoint import RunCheckpoint
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 from megaptm.tokenizers import load as load_tokenizer
 
 WEIGHTS, OPTIONS, WORDS, SOFTMAX = "weights.safetensors", "options.json", "vocabulary.txt", "softmax.safetensors"
@@ -36,13 +36,13 @@ def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = Fals
     softmax = {name: tensor[: spec.vocabulary].contiguous() for name, tensor in said.items()}
     words = [tokenizer.name(id_) for id_ in range(spec.vocabulary)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / OPTIONS, json.dumps(options(spec), indent=1).encode() + b"\n")
-    write_whole(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
+    write_atomically(folder / OPTIONS, json.dumps(options(spec), indent=1).encode() + b"\n")
+    write_atomically(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
     tokenizer.save(folder)
-    write_whole(folder / SOFTMAX, save(softmax))
+    write_atomically(folder / SOFTMAX, save(softmax))
     theirs = {name: one.to(torch.float32) for name, one in to_bilm(weights, spec).items()}
     if hdf5:
         write_hdf5(folder / HDF5, theirs)
         return folder / HDF5
-    write_whole(folder / WEIGHTS, save(theirs))
+    write_atomically(folder / WEIGHTS, save(theirs))
     return folder / WEIGHTS

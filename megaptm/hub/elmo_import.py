@@ -23,7 +23,7 @@ from megaptm.hub.import_run import RECIPE, refuse_of_model, refuse_taken, write_
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec, Size
-from megaptm.storage import Record, plain_file, read_object, validated
+from megaptm.storage import Record, read_json_object, regular_file, validate
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.listed_words import tokenizer_of_words
@@ -165,7 +165,7 @@ def _of_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
 
 
 def _options(file: Path) -> ElmoOptions:
-    return validated(ElmoOptions, read_object(file, remedy=REMEDY), file, remedy=REMEDY)
+    return validate(ElmoOptions, read_json_object(file, remedy=REMEDY), file, remedy=REMEDY)
 
 
 def _tokenizer(words: Path) -> Tokenizer:
@@ -173,7 +173,7 @@ def _tokenizer(words: Path) -> Tokenizer:
         return load_tokenizer(words)
     try:
         return tokenizer_of_words(
-            plain_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
+            regular_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
         )
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{words} cannot be read as text ({error}): give a line for each word.") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.errors import UserError
-from megaptm.storage import FileName, Record, read_object, validated
+from megaptm.storage import FileName, Record, read_json_object, validate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def check_folder(folder: Path) -> None:
         what = "has no " + CONFIG if any(folder.iterdir()) else "is empty"
         raise UserError(f"{folder} {what}: give a folder that `save_pretrained` of transformers wrote.")
     for name in FILES_OF_JSON:
-        content = read_object(folder / name, remedy=REMEDY) if (folder / name).is_file() else {}
+        content = read_json_object(folder / name, remedy=REMEDY) if (folder / name).is_file() else {}
         if own := next((key for key in OWN_CODE if content.get(key)), None):
             raise UserError(
                 f"{folder / name}: {own} names code that comes with the model, which is never run here; give a model "
@@ -64,7 +64,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        index = validated(Index, read_object(folder / INDEX, remedy=REMEDY), folder / INDEX, remedy=REMEDY)
+        index = validate(Index, read_json_object(folder / INDEX, remedy=REMEDY), folder / INDEX, remedy=REMEDY)
         names = sorted(set(index.weight_map.values()))
         if missing := next((name for name in names if not (folder / name).is_file()), None):
             raise UserError(f"{folder / INDEX} names {missing}, which is not there: complete the folder.")

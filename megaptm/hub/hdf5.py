@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.hub.library import h5py
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 
 MOST_PACKED = 64
 """Largest ratio of array size to stored size; only zeros compress more with deflate."""
@@ -28,7 +28,7 @@ def write_hdf5(path: Path, tensors: Mapping[str, Tensor]) -> None:
     with library.File(content, "w") as file:
         for name, tensor in tensors.items():
             file.create_dataset(name, data=tensor.to(torch.float32).numpy())
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

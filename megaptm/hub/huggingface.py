@@ -24,7 +24,7 @@ from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.objectives import BaseObjective, objective_of
 from megaptm.spec import PATTERN_NUMBERS, ModelSpec, change
-from megaptm.storage import AtomicFile, read_object
+from megaptm.storage import AtomicFile, read_json_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -183,7 +183,7 @@ def from_hugging_face(
     """
     if isinstance(source, Path):
         check_folder(source)
-        config = read_object(source / CONFIG, remedy=REMEDY)
+        config = read_json_object(source / CONFIG, remedy=REMEDY)
         counterpart, spec = described(config, family=family)
         state, where = read_weights(source), str(source)
     else:

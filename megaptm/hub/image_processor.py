@@ -21,7 +21,7 @@ from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.images import ImageLabels, ImageObjective
 from megaptm.objectives.pixels import RESAMPLINGS
 from megaptm.spec import MOST_OF_PIXELS, ModelSpec, PixelStatistics
-from megaptm.storage import read_object, write_whole
+from megaptm.storage import read_json_object, write_atomically
 
 PROCESSOR = "preprocessor_config.json"
 OF_ALL = "processor_config.json"
@@ -100,7 +100,7 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
         "image_mean": [*spec.pixels.mean],
         "image_std": [*spec.pixels.std],
     }
-    write_whole(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
+    write_atomically(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProcessor | None:
@@ -108,7 +108,7 @@ def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProces
     including another number of pixels than the model's."""
     for name in (OF_ALL, PROCESSOR):
         if (folder / name).is_file():
-            content = read_object(folder / name, remedy=remedy)
+            content = read_json_object(folder / name, remedy=remedy)
             said = content.get(SECTION) if name == OF_ALL else content
             if isinstance(said, Mapping):
                 return _Said(folder / name, said, spec).processor()

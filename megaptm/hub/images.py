@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaptm.storage import read_object
+from megaptm.storage import read_json_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 
@@ -23,7 +23,7 @@ def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
 
 def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:
     """Return the label names in a folder's config as a tokenizer. Duplicate names get their index appended."""
-    config: Mapping[str, Any] = read_object(folder / config_file, remedy=remedy)
+    config: Mapping[str, Any] = read_json_object(folder / config_file, remedy=remedy)
     said = config.get("id2label")
     table = said if isinstance(said, Mapping) else {}
     names = [str(table.get(str(label), f"LABEL_{label}")) for label in range(labels)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.spec import ModelSpec
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 from megaptm.tokenizers import load as load_tokenizer
 
 ENCODER, VECTORS, WORDS = "mt-lstm.safetensors", "vectors.safetensors", "vocabulary.txt"
@@ -38,6 +38,6 @@ def to_cove_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
     tokenizer = load_tokenizer(checkpoint.tokenizer)
     words = [tokenizer.name(id_) for id_ in range(spec.vocabulary)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
-    write_whole(folder / VECTORS, save({"vectors": weights["embed.token.weight"][: spec.vocabulary].contiguous()}))
-    write_whole(folder / ENCODER, save(to_mt_lstm(weights, spec)))
+    write_atomically(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
+    write_atomically(folder / VECTORS, save({"vectors": weights["embed.token.weight"][: spec.vocabulary].contiguous()}))
+    write_atomically(folder / ENCODER, save(to_mt_lstm(weights, spec)))

@@ -29,7 +29,7 @@ from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.objective import Sample, weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import cache_of
-from megaptm.storage import Cache, write_whole
+from megaptm.storage import Cache, write_atomically
 from megaptm.track import Tracker
 
 FILE = "evaluation.json"
@@ -182,7 +182,7 @@ def evaluate(
 def record(config: Config, evaluation: Evaluation) -> Path:
     """Save an evaluation with its run: to a file, the journals, and the tracking server."""
     run = Path(evaluation.run)
-    write_whole(run / FILE, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
+    write_atomically(run / FILE, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")
     metrics = {f"evaluation/{name}": loss.model for name, loss in evaluation.losses.items()}
     metrics |= {f"baseline/{name}": evaluation.total(name) for name in ("unigram", "uniform")}
     if (bits := evaluation.bits_per_byte("model")) is not None:

@@ -24,7 +24,7 @@ from megaptm.errors import UserError
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.images import TEXT, ImageText, shown_text
 from megaptm.run.corpora import cache_of
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 from megaptm.tokenizers import load as load_tokenizer
 
 HEAD = "image-text"
@@ -244,7 +244,7 @@ def _content(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
     try:
-        return plain_file(image).read_bytes()
+        return regular_file(image).read_bytes()
     except OSError as error:
         raise UserError(f"{image} cannot be read ({error.strerror}): give the path of an image file.") from None
 

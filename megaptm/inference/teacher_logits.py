@@ -39,7 +39,7 @@ from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.run.teacher import checkpoint_id, places_of, prefix_of, teacher_run
 from megaptm.spec import ModelSpec
-from megaptm.storage import is_rest, write_whole, writing_in
+from megaptm.storage import is_unfinished, write_atomically, write_session
 from megaptm.tokenizers import load as load_tokenizer
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
@@ -82,7 +82,7 @@ def cache_logits(
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     manifest = _build_manifest(config, teacher, mixes["validation"], top=top, dtype=dtype, per_file=per_file)
     _check_folder(folder, manifest)
-    with writing_in(folder):
+    with write_session(folder):
         _write_description(folder, manifest, teacher)
         model = open_run(teacher.folder, step=teacher.chosen, device=device).model
         return _write(folder, manifest, mixes, model, rows=config.layout.microbatch, part=part, parts=parts, tell=tell)
@@ -116,7 +116,7 @@ def _write(
     missing = sum(not _is_written(*file, manifest) for file in files) if parts > 1 else 0
     if not missing:
         manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
-        write_whole(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
+        write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
         (folder / UNFINISHED).unlink(missing_ok=True)
     return CachedLogits(manifest, computed, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
 
@@ -167,7 +167,7 @@ def _build_manifest(
 def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
     """Raise UserError if the folder exists with other content."""
     existing = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
-    if existing is None and folder.exists() and (not folder.is_dir() or not all(map(is_rest, folder.iterdir()))):
+    if existing is None and folder.exists() and (not folder.is_dir() or not all(map(is_unfinished, folder.iterdir()))):
         raise UserError(f"distill.cached_logits ({folder}) exists and is not a folder of logits: choose another.")
     if existing is not None:
         written = read_manifest(existing)
@@ -181,9 +181,9 @@ def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
 
 def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: OtherRun) -> None:
     """Write the description of the folder's teacher."""
-    write_whole(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
+    write_atomically(folder / UNFINISHED, json.dumps(manifest.model_dump()).encode())
     # From here on the folder does not need the teacher's run.
-    write_whole(folder / CONFIG, dump(teacher.config).encode())
+    write_atomically(folder / CONFIG, dump(teacher.config).encode())
     load_tokenizer(teacher.folder / "tokenizer").save(folder / "tokenizer")
     (folder / MANIFEST).unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from megaptm.resilience.failures import ProcessExit, failures
 from megaptm.resilience.signals import heeded
 from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.run.rank import LISTENER
-from megaptm.storage import open_own
+from megaptm.storage import safe_open
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 POLL_SECONDS = 0.05
@@ -73,7 +73,7 @@ class LocalWorkerGroup:
             passed_fds: tuple[int, ...] = ()
             if rank == 0 and listener is not None:
                 passed_fds, environment = (listener.fileno(),), {**environment, LISTENER: str(listener.fileno())}
-            with os.fdopen(open_own(self._log(rank), APPEND), "ab") as log:
+            with os.fdopen(safe_open(self._log(rank), APPEND), "ab") as log:
                 self._processes[rank] = subprocess.Popen(
                     self._command,
                     env=environment,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from megaptm.errors import printable
-from megaptm.storage import refuse_link, write_whole
+from megaptm.storage import refuse_link, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def save_picture(path: Path, records: Sequence[Mapping[str, Any]], *, title: str
     # A `matplotlibrc` in the working directory, possibly an untrusted run, could make LaTeX read files.
     with style.context("default"):
         picture(records, title=title).savefig(content, dpi=120)
-    write_whole(path, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def picture(records: Sequence[Mapping[str, Any]], *, title: str) -> Figure:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from megaptm.checkpoint.committed import committed
-from megaptm.storage import JournalFile, is_number, journal_lines, now, plain_file
+from megaptm.storage import JournalFile, is_finite_number, now, parse_journal, regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -281,14 +281,14 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    return [event for event in journal_lines(plain_file(path).read_bytes()) if _is_sound(event)]
+    return [event for event in parse_journal(regular_file(path).read_bytes()) if _is_sound(event)]
 
 
 def _is_sound(event: Mapping[str, Any]) -> bool:
     """Whether a line has a known kind and valid numbers."""
     kind = event.get("kind")
     numbers = NUMBERS.get(kind, ()) if isinstance(kind, str) else None
-    return numbers is not None and all(is_number(event[name]) for name in numbers if name in event)
+    return numbers is not None and all(is_finite_number(event[name]) for name in numbers if name in event)
 
 
 def last_saved(run: Path) -> int:

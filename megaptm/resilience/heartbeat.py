@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from megaptm.errors import EXIT_CONTINUE
-from megaptm.storage import open_own
+from megaptm.storage import safe_open
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
 """Variable with the folder that a launcher watches, for its ranks."""
@@ -80,9 +80,9 @@ class Heartbeat:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._stacks = os.fdopen(
-            open_own(stacks_file(folder, self.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0
+            safe_open(stacks_file(folder, self.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb", buffering=0
         )
-        self._file = open_own(beat_file(folder, self.rank), os.O_RDWR | os.O_CREAT)
+        self._file = safe_open(beat_file(folder, self.rank), os.O_RDWR | os.O_CREAT)
         self._flush()
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._beating.start()
@@ -156,7 +156,7 @@ class Heartbeat:
         # releases the interpreter lock.
         faulthandler.dump_traceback_later(self._silence, file=self._stacks)
         with contextlib.suppress(OSError):
-            file = open_own(beat_file(self._folder, self.rank), os.O_RDWR)
+            file = safe_open(beat_file(self._folder, self.rank), os.O_RDWR)
             try:
                 self._write(file)
             finally:
@@ -227,5 +227,5 @@ def read_order(folder: Path) -> str:
 def give_order(folder: Path, order: str) -> None:
     """Write a request to all ranks: dump stacks, leave, or nothing. Fails silently if the disk is full."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with contextlib.suppress(OSError), os.fdopen(open_own(folder / ORDER, flags), "w") as file:
+    with contextlib.suppress(OSError), os.fdopen(safe_open(folder / ORDER, flags), "w") as file:
         file.write(order)

@@ -17,7 +17,7 @@ from typing import Any
 from megaptm.checkpoint.files import UnreadableError, read_whole
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
-from megaptm.storage import open_own
+from megaptm.storage import safe_open
 
 FILE = "lock"
 STARTING = "launch.lock"
@@ -112,7 +112,7 @@ class RunLock:
     def _open(self) -> int:
         """Open the lock file, locked or taken over from a holder that is over."""
         while True:
-            file = open_own(self.path, os.O_RDWR | os.O_CREAT)
+            file = safe_open(self.path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -11,7 +11,7 @@ from megaptm.data.opening import annotations_of
 from megaptm.families.words import WordFamily
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.spec import Family
-from megaptm.storage import join
+from megaptm.storage import join_path
 
 SOURCES = {
     "turns": ("TALKS.jsonl", "messages: messages"),
@@ -55,7 +55,7 @@ def build_words(place: str, config: Config, *, text: str | None, out: str, token
         source = f"sources=[{{path: {text or example}, {settings}}}]"
     first = next(iter(config.data.mix))
     if tokenizer is None and place != first and place in config.data.mix:
-        tokenizer = join(first, "tokenizer")
+        tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
     if isinstance(family, Family) and family.reads_images:
         told = _kind_of_tokenizer(config) if tokenizer is None else [f"tokenizer={tokenizer}"]

@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
 from megaptm.objectives.compose import files_of
 from megaptm.spec import ModelSpec
-from megaptm.storage import plain_file, shown
+from megaptm.storage import regular_file, shown
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Checkpoint, Store
@@ -101,7 +101,7 @@ def objective_files(config: Config) -> dict[str, str]:
 
 def content_hash(path: str) -> str:
     """Return the sha256 of a file's content."""
-    with plain_file(path).open("rb") as file:
+    with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

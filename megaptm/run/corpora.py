@@ -20,7 +20,7 @@ from megaptm.objectives.objective import refuse_lacking_tokens
 from megaptm.resilience.events import last_saved
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
-from megaptm.storage import Cache, RetryPolicy, default_folder, exists, join
+from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, join_path
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -199,14 +199,14 @@ def check_epochs(config: Config, mix: Mix) -> None:
 def cache_of(config: Config) -> Cache:
     """Return the cache of remote shards, with the patience for their servers."""
     data = config.data
-    folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_folder()
+    folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_cache_folder()
     return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
 
 
 def corpus_vocabulary(config: Config) -> int | None:
     """Return the vocabulary size of the mix's first corpus; None if the corpus does not exist yet."""
     place, cache = next(iter(config.data.mix)), cache_of(config)
-    if not exists(join(place, MANIFEST), cache.retry):
+    if not exists(join_path(place, MANIFEST), cache.retry):
         return None
     return Corpus.open(place, cache).manifest.tokenizer["vocabulary"]
 

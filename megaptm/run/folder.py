@@ -41,7 +41,7 @@ from megaptm.run.changes import compare, moved_corpora
 from megaptm.run.corpora import cache_of, corpus_vocabulary
 from megaptm.run.submission import FOLDER as SUBMITTED
 from megaptm.run.submission import SCRIPT, refuse_queued
-from megaptm.storage import refuse_link, write_whole
+from megaptm.storage import refuse_link, write_atomically
 from megaptm.track.address import TYPED_URI, default_uri, trust_typed_uri
 from megaptm.track.journal import FILE as METRICS
 
@@ -213,7 +213,7 @@ def prepare(config: Config, *, attempt: Attempt | None = None) -> Path:
             with Events(run) as events:
                 for event in resumption.events:
                     events.write(event)
-        write_whole(run / CONFIG, dump(config).encode())
+        write_atomically(run / CONFIG, dump(config).encode())
     return run
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaptm.config import Config, dump
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.command import run_slurm
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 
 SCRIPT = "job.sh"
 """Script in the run folder that was submitted. Its path identifies the jobs of the run."""
@@ -27,8 +27,8 @@ def write_submission(config: Config, script: str) -> None:
     """Write the config and the script of a submission to the run folder."""
     path = submitted_config(config)
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, dump(config).encode())
-    write_whole(path.parents[1] / SCRIPT, script.encode())
+    write_atomically(path, dump(config).encode())
+    write_atomically(path.parents[1] / SCRIPT, script.encode())
 
 
 def check_submitted(path: Path) -> None:

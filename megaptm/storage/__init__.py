@@ -1,37 +1,37 @@
 """Files on disk and on object stores behind one interface. Every remote call has a deadline and is retried."""
 
 from megaptm.errors import shown
-from megaptm.storage.atomic_file import AtomicFile, appeared, sync, write_whole
-from megaptm.storage.cache import Cache, default_folder
+from megaptm.storage.atomic_file import AtomicFile, created_paths, sync, write_atomically
+from megaptm.storage.cache import Cache, default_cache_folder
 from megaptm.storage.files import (
     download,
     exists,
-    hash_of,
+    file_sha256,
+    file_size,
     is_remote,
-    join,
-    listed,
+    join_path,
+    list_files,
     local_path,
-    plain_file,
-    read,
-    refuse_large,
-    remove,
-    size_of,
+    read_file,
+    refuse_large_file,
+    regular_file,
+    remove_file,
     upload,
     writable_path,
 )
-from megaptm.storage.halves import is_rest, writing_in
-from megaptm.storage.journal import JournalFile, is_not_finite, is_number, journal_lines, now
-from megaptm.storage.own_files import open_own, refuse_link
+from megaptm.storage.journal import JournalFile, is_finite_number, is_nonfinite, now, parse_journal
 from megaptm.storage.remote import PROTOCOLS
 from megaptm.storage.retry import RetryPolicy
+from megaptm.storage.safe_files import refuse_link, safe_open
 from megaptm.storage.stream import open_remote
+from megaptm.storage.unfinished import is_unfinished, write_session
 from megaptm.storage.untrusted import (
     FileName,
     Record,
-    file_name,
     parse_json,
-    read_object,
-    validated,
+    read_json_object,
+    validate,
+    validate_file_name,
 )
 
 __all__ = [
@@ -42,36 +42,36 @@ __all__ = [
     "JournalFile",
     "Record",
     "RetryPolicy",
-    "appeared",
-    "default_folder",
+    "created_paths",
+    "default_cache_folder",
     "download",
     "exists",
-    "file_name",
-    "hash_of",
-    "is_not_finite",
-    "is_number",
+    "file_sha256",
+    "file_size",
+    "is_finite_number",
+    "is_nonfinite",
     "is_remote",
-    "is_rest",
-    "join",
-    "journal_lines",
-    "listed",
+    "is_unfinished",
+    "join_path",
+    "list_files",
     "local_path",
     "now",
-    "open_own",
     "open_remote",
+    "parse_journal",
     "parse_json",
-    "plain_file",
-    "read",
-    "read_object",
-    "refuse_large",
+    "read_file",
+    "read_json_object",
+    "refuse_large_file",
     "refuse_link",
-    "remove",
+    "regular_file",
+    "remove_file",
+    "safe_open",
     "shown",
-    "size_of",
     "sync",
     "upload",
-    "validated",
+    "validate",
+    "validate_file_name",
     "writable_path",
-    "write_whole",
-    "writing_in",
+    "write_atomically",
+    "write_session",
 ]

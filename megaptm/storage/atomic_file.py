@@ -15,18 +15,18 @@ from types import TracebackType
 SUFFIX = ".part"
 """Suffix of a temporary name. Such files may be left by a killed process."""
 
-_noted: ContextVar[list[Path] | None] = ContextVar("appeared", default=None)
+_created: ContextVar[list[Path] | None] = ContextVar("created", default=None)
 
 
 @contextmanager
-def appeared() -> Iterator[list[Path]]:
+def created_paths() -> Iterator[list[Path]]:
     """Collect the paths of all files that are created in this thread while the block runs."""
     paths: list[Path] = []
-    before = _noted.set(paths)
+    before = _created.set(paths)
     try:
         yield paths
     finally:
-        _noted.reset(before)
+        _created.reset(before)
 
 
 class AtomicFile:
@@ -37,30 +37,30 @@ class AtomicFile:
     none.
 
         >>> with AtomicFile(path) as part:
-        ...     part.write_text("all of it")
+        ...     part.write_text("complete content")
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         """Raise `OSError` if `path` is a device, a pipe or a socket: root would replace it for all programs."""
         self.path = Path(path)
         if self.path.exists() and not (self.path.is_file() or self.path.is_dir()):
-            raise OSError(errno.ENXIO, "it is no file, and one would take its place", str(path))
+            raise OSError(errno.ENXIO, "Not a regular file, and cannot be replaced by one", str(path))
         # Unique per attempt, because a worker considered dead may still be writing.
         self.part = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}")
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         """Sync and rename, so that the file survives a power failure."""
         try:
-            for written in _inner_first(self.part):
-                sync(written)
+            for path in _inner_first(self.part):
+                sync(path)
             self.part.replace(self.path)
             sync(self.path.parent)
-            if (noted := _noted.get()) is not None:
-                noted.append(self.path)
+            if (paths := _created.get()) is not None:
+                paths.append(self.path)
         finally:
-            self.drop()
+            self.discard()
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Remove the temporary file, if it still exists."""
         if self.part.is_dir():
             shutil.rmtree(self.part, ignore_errors=True)
@@ -70,11 +70,13 @@ class AtomicFile:
     def __enter__(self) -> Path:
         return self.part
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.drop() if kind else self.keep()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.discard() if kind else self.commit()
 
 
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content` to `path` atomically and sync it to disk.
 
     An `OSError` names a file, which the system's error for a full disk does not.

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
-from megaptm.storage.files import download, size_of
+from megaptm.storage.files import download, file_size
 from megaptm.storage.retry import RetryPolicy
 
-TRIES = 3
+MAX_DOWNLOADS = 3
 """Maximum downloads of a file with a wrong hash."""
 QUARANTINE = "quarantine"
 
 
-def default_folder() -> Path:
+def default_cache_folder() -> Path:
     """Return `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megaptm"
 
@@ -33,22 +33,22 @@ class Cache:
     A process that has an evicted file open can still read it. Its space is freed when it is closed.
     """
 
-    folder: Path = field(default_factory=default_folder)
-    most_bytes: int = 64 << 30
+    folder: Path = field(default_factory=default_cache_folder)
+    max_bytes: int = 64 << 30
     retry: RetryPolicy = field(default_factory=RetryPolicy)
 
     def fetch(self, url: str, path: Path, *, sha256: str, size: int | None = None) -> bool:
         """Ensure that `path`, inside the cache, is a copy of the file at `url`. Return whether it was fetched."""
         if self._touch(path):
             return False
-        begun = time.monotonic()
+        started = time.monotonic()
         with self._locked(path):
             if self._touch(path):  # another process was first
                 return False
             # Waiting for the other process, which failed, counts towards the patience.
-            left = max(0.0, self.retry.seconds - (time.monotonic() - begun))
-            retry = replace(self.retry, seconds=left)
-            size = size_of(url, retry) if size is None else size
+            remaining = max(0.0, self.retry.seconds - (time.monotonic() - started))
+            retry = replace(self.retry, seconds=remaining)
+            size = file_size(url, retry) if size is None else size
             self._make_room(url, size)
             self._download(url, path, sha256, size, retry)
         return True
@@ -59,16 +59,16 @@ class Cache:
             path.unlink(missing_ok=True)
 
     def _download(self, url: str, path: Path, sha256: str, size: int, retry: RetryPolicy) -> None:
-        with AtomicFile(path) as arrived:
-            for _ in range(TRIES):
-                if download(url, arrived, size=size, retry=retry) == sha256:
+        with AtomicFile(path) as part:
+            for _ in range(MAX_DOWNLOADS):
+                if download(url, part, size=size, retry=retry) == sha256:
                     return
-            bad = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"
-            bad.parent.mkdir(parents=True, exist_ok=True)
-            arrived.replace(bad)
+            quarantined = self.folder / QUARANTINE / f"{path.parent.name}-{path.name}"
+            quarantined.parent.mkdir(parents=True, exist_ok=True)
+            part.replace(quarantined)
             raise UserError(
-                f"{url} is damaged (fetched {TRIES} times, its sha256 is not the manifest's; the last copy is {bad}): "
-                "copy the file there again or rebuild the corpus."
+                f"{url} is damaged: after {MAX_DOWNLOADS} downloads its sha256 still differs from the manifest's "
+                f"(last copy: {quarantined}). Upload the file again, or rebuild the corpus."
             )
 
     def _touch(self, path: Path) -> bool:
@@ -80,26 +80,26 @@ class Cache:
         return True
 
     def _make_room(self, url: str, size: int) -> None:
-        if size > self.most_bytes:
+        if size > self.max_bytes:
             raise UserError(
-                f"data.max_cache_bytes ({self.most_bytes:,}) is less than the {size:,} bytes of {url}: raise it, "
-                "or build the corpus in smaller shards."
+                f"data.max_cache_bytes ({self.max_bytes:,}) is less than the {size:,} bytes of {url}: raise it, "
+                "or build the corpus with smaller shards."
             )
         copies = sorted(self._copies())
-        used = sum(bytes_ for _, bytes_, _ in copies)
-        for _, bytes_, oldest in copies:
-            if used + size <= self.most_bytes:
+        used = sum(size_of_copy for _, size_of_copy, _ in copies)
+        for _, size_of_copy, oldest in copies:
+            if used + size <= self.max_bytes:
                 return
             oldest.unlink(missing_ok=True)
-            used -= bytes_
+            used -= size_of_copy
 
     def _copies(self) -> Iterator[tuple[int, int, Path]]:
         """Yield time of last use (ns), bytes and path of each copy, including unfinished ones."""
         for path in self.folder.glob("*/*"):
             if path.name.endswith((".tar", ".index.npy", SUFFIX)):
                 with suppress(FileNotFoundError):
-                    state = path.stat()
-                    yield state.st_mtime_ns, state.st_size, path
+                    status = path.stat()
+                    yield status.st_mtime_ns, status.st_size, path
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:

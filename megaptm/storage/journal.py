@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from megaptm.storage.own_files import open_own
+from megaptm.storage.safe_files import safe_open
 
-MOST_NUMBER = 1e30
-LAST_LINES = 1 << 16
+MAX_NUMBER = 1e30
+TAIL_BYTES = 1 << 16
 """Bytes at the end of a journal that are searched for the time of its last line."""
 MAX_CLOCK_ERROR = 366 * 86400.0
 """Seconds. Times further in the future are ignored as invalid."""
@@ -30,10 +30,10 @@ def now() -> float:
     return time.clock_gettime(_uptime_clock) + _epoch_offset
 
 
-def _not_before(moment: float) -> None:
+def _not_before(time_: float) -> None:
     """Make `now` at least `moment`, if the system clock was set back. Implausible times are ignored."""
     global _epoch_offset
-    if 0 < (behind := moment - now()) < MAX_CLOCK_ERROR:
+    if 0 < (behind := time_ - now()) < MAX_CLOCK_ERROR:
         _epoch_offset += behind
 
 
@@ -46,11 +46,11 @@ class JournalFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._file = safe_open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._unwritten: list[bytes] = []
         self._lock = threading.Lock()
         size = os.fstat(self._file).st_size
-        for record in journal_lines(os.pread(self._file, LAST_LINES, max(0, size - LAST_LINES))):
+        for record in parse_journal(os.pread(self._file, TAIL_BYTES, max(0, size - TAIL_BYTES))):
             _not_before(record["time"])
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class JournalFile:
 
         Adds the time. Paths become strings, as do infinity and NaN, which JSON lacks.
         """
-        line = {key: str(value) if is_not_finite(value) else value for key, value in record.items()}
+        line = {key: str(value) if is_nonfinite(value) else value for key, value in record.items()}
         with self._lock:
             self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
             self._write_lines()
@@ -86,22 +86,22 @@ class JournalFile:
         return size > 0 and os.pread(self._file, 1, size - 1) != b"\n"
 
 
-def journal_lines(content: bytes) -> Iterator[dict[str, Any]]:
+def parse_journal(content: bytes) -> Iterator[dict[str, Any]]:
     """Yield the objects with a `time`. Lines truncated by a crash are skipped."""
     for line in content.splitlines():
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and is_number(record.get("time")):
+        if isinstance(record, dict) and is_finite_number(record.get("time")):
             yield record
 
 
-def is_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> bool:
     """Whether a value is a finite number, not a bool, and small enough to be summed."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MOST_NUMBER
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
-def is_not_finite(value: Any) -> bool:
+def is_nonfinite(value: Any) -> bool:
     """Whether a value is infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)

@@ -16,9 +16,9 @@ PROTOCOLS = frozenset(
 )
 """Protocols of network stores. Others of fsspec are rejected: they read local files, log in to other systems or start
 programs, and an untrusted corpus or run could name them."""
-REFUSALS = (401, 403, 408, 425, 429)
+NOT_MISSING_STATUSES = (401, 403, 408, 425, 429)
 """HTTP status codes below 500 that do not mean that the file is missing, but denied access or a temporary failure."""
-CHUNK = 16 << 20
+CHUNK_BYTES = 16 << 20
 """Bytes per request, which are fetched again if the connection breaks."""
 
 
@@ -26,7 +26,7 @@ class Remote:
     """File or folder at a URL."""
 
     def __init__(self, url: str, retry: RetryPolicy):
-        refuse_credentials(url, where="the address of a file")
+        refuse_credentials(url, where="the URL of a file")
         self.url = url.rstrip("/")
         self.retry = retry
 
@@ -38,8 +38,8 @@ class Remote:
             try:  # fsspec's `exists` also returns False if the server does not respond
                 files.info(self.url)
             except FileNotFoundError as error:
-                if (behind := cause_of_not_found(error)) is not error:
-                    raise behind from None
+                if (cause := cause_of_not_found(error)) is not error:
+                    raise cause from None
                 return False
             return True
 
@@ -54,16 +54,16 @@ class Remote:
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the first `size` bytes in chunks. A broken connection costs only one chunk."""
-        for start in range(0, size, CHUNK):
-            yield self.range(start, min(size, start + CHUNK))
+        for start in range(0, size, CHUNK_BYTES):
+            yield self.read_range(start, min(size, start + CHUNK_BYTES))
 
-    def range(self, start: int, stop: int) -> bytes:
+    def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
         return self._call(lambda: self._range(start, stop))
 
     def write(self, path: Path) -> None:
         """Upload a local file. It becomes visible when it is complete."""
-        deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK)
+        deadline = self.retry.deadline * (1 + path.stat().st_size / CHUNK_BYTES)
         self._call(lambda: self._files().put_file(str(path), self.url), deadline)
 
     def remove(self) -> None:
@@ -76,7 +76,7 @@ class Remote:
 
         self._call(call)
 
-    def listed(self) -> dict[str, int]:
+    def list_files(self) -> dict[str, int]:
         """Return name -> bytes of the files in this folder; empty if it does not exist."""
 
         def call() -> dict[str, int]:
@@ -93,7 +93,7 @@ class Remote:
     def _range(self, start: int, stop: int) -> bytes:
         content = self._files().cat_file(self.url, start=start, end=stop)
         if len(content) != stop - start:
-            raise EOFError(f"{len(content):,} bytes came where {stop - start:,} were asked for")
+            raise EOFError(f"received {len(content):,} bytes, expected {stop - start:,}")
         return content
 
     def _fresh(self) -> dict[str, Any]:
@@ -111,8 +111,8 @@ class Remote:
 
         if self._protocol not in PROTOCOLS:
             raise UserError(
-                f"{self.url}: {self._protocol}:// is not a protocol that megaptm reads: give a folder of this "
-                f"machine, or one of {', '.join(f'{name}://' for name in sorted(PROTOCOLS))}."
+                f"{self.url}: {self._protocol}:// is not a protocol that megaptm reads: use a local folder "
+                f"or one of {', '.join(f'{name}://' for name in sorted(PROTOCOLS))}."
             )
         options: dict[str, Any] = {}
         if self._protocol == "s3":
@@ -126,10 +126,10 @@ class Remote:
             files = fsspec.filesystem(self._protocol, use_listings_cache=False, **options)
         except ImportError as error:
             raise UserError(
-                f"{self.url} needs a library that is not installed ({error}): pip install 'megaptm[corpus]'."
+                f"{self.url} needs a library that is not installed ({error}): run pip install 'megaptm[corpus]'."
             ) from None
         except (ValueError, TypeError) as error:  # TypeError for file systems that a URL alone does not specify
-            raise UserError(f"{self.url} is no address that can be read ({error}).") from None
+            raise UserError(f"{self.url} is not a valid URL ({error}): check the URL.") from None
         files.retries = 1
         return files
 
@@ -140,13 +140,13 @@ class Remote:
             except FileNotFoundError as error:
                 raise cause_of_not_found(error) from None
 
-        return with_retries(attempt, what=self.url, retry=self.retry, deadline=deadline)
+        return with_retries(attempt, target=self.url, retry=self.retry, deadline=deadline)
 
 
 def cause_of_not_found(error: FileNotFoundError) -> Exception:
     """Return the actual cause of a FileNotFoundError: fsspec also raises it if a web server fails, refuses or does not
     respond."""
     cause, status = error.__cause__, getattr(error.__cause__, "status", None)
-    if isinstance(cause, Exception) and (status in REFUSALS or (status or 0) >= 500):
+    if isinstance(cause, Exception) and (status in NOT_MISSING_STATUSES or (status or 0) >= 500):
         return cause
     return cause if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) else error

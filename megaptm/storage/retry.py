@@ -16,8 +16,19 @@ from megaptm.errors import FULL_DISK, UserError, printable
 T = TypeVar("T")
 
 # Modules whose errors are retried. An error of other code is a bug.
-NETWORKS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "google", "gcsfs", "adlfs", "azure", "requests", "s3fs")
-DENIED = (
+NETWORK_MODULES = (
+    "aiobotocore",
+    "aiohttp",
+    "botocore",
+    "fsspec",
+    "google",
+    "gcsfs",
+    "adlfs",
+    "azure",
+    "requests",
+    "s3fs",
+)
+DENIED_ERRORS = (
     "NoCredentialsError",
     "PartialCredentialsError",
     "ProfileNotFound",
@@ -25,7 +36,7 @@ DENIED = (
     "NoAuthTokenError",
 )
 
-FINAL = (405, 406, 410, 414, 416, 451)
+PERMANENT_STATUSES = (405, 406, 410, 414, 416, 451)
 """HTTP status codes that are not retried. 400 is not among them: aiohttp also reports it for a truncated response."""
 
 
@@ -46,72 +57,72 @@ class RetryPolicy:
     deadline: float = 60.0
     """Seconds after which an attempt is aborted; doubled for each further 16 MiB that it sends."""
     pause: float = 0.5
-    """Seconds before the second attempt; doubled each time up to `longest_pause`. Up to half of it is random."""
-    longest_pause: float = 15.0
-    tell_after: float = 5.0
+    """Seconds before the second attempt; doubled each time up to `max_pause`. Up to half of it is random."""
+    max_pause: float = 15.0
+    report_after: float = 5.0
     """Seconds of failure before the first message; later messages follow after six times as many."""
-    tell: Callable[[str], None] = to_stderr
+    report: Callable[[str], None] = to_stderr
 
 
-def with_retries(call: Callable[[], T], *, what: str, retry: RetryPolicy, deadline: float | None = None) -> T:
-    """Return the result of `call`, which is repeated on failures. `what` is its URL.
+def with_retries(call: Callable[[], T], *, target: str, retry: RetryPolicy, deadline: float | None = None) -> T:
+    """Return the result of `call`, which is repeated on failures. `target` is its URL.
 
     Raises `UserError` immediately for permanent errors (missing file, denied access), and after `retry.seconds`
     otherwise.
     """
     seconds = retry.deadline if deadline is None else deadline
-    return keep_trying(
-        lambda: within(seconds, call),
-        what=what,
+    return retry_call(
+        lambda: run_with_deadline(seconds, call),
+        target=target,
         retry=retry,
-        refuse=lambda error: refuse_permanent(error, what),
-        remedy="see that its server answers, and start again.",
+        refuse=lambda error: refuse_permanent(error, target),
+        remedy="check that its server responds, and start again.",
     )
 
 
-def keep_trying(
-    call: Callable[[], T], *, what: str, retry: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
+def retry_call(
+    call: Callable[[], T], *, target: str, retry: RetryPolicy, refuse: Callable[[Exception], None], remedy: str
 ) -> T:
     """Return the result of `call`, which is repeated on failures. `refuse` raises permanent errors.
 
     Raises `OutageError` with `remedy` after `retry.seconds`.
     """
-    begun, tell_at, told = time.monotonic(), retry.tell_after, False
+    started, report_at, reported = time.monotonic(), retry.report_after, False
     for pause in _pauses(retry):
         try:
-            answer = call()
+            result = call()
         except Exception as error:
             refuse(error)
             problem = in_brief(error)
         else:
-            if told:
-                retry.tell(f"{what} answers again after {time.monotonic() - begun:.0f} s.")
-            return answer
-        waited = time.monotonic() - begun
+            if reported:
+                retry.report(f"{target} answers again after {time.monotonic() - started:.0f} s.")
+            return result
+        waited = time.monotonic() - started
         if waited >= retry.seconds:
-            raise OutageError(f"{what} could not be reached for {waited:.0f} s ({problem}): {remedy}")
-        left = retry.seconds - waited
-        if waited + pause >= tell_at:
-            retry.tell(f"{what} does not answer ({problem}); trying for another {left:.0f} s.")
-            tell_at, told = waited + 6 * retry.tell_after, True
-        time.sleep(min(pause, left))
-    raise AssertionError("pauses do not end")
+            raise OutageError(f"{target} could not be reached for {waited:.0f} s ({problem}): {remedy}")
+        remaining = retry.seconds - waited
+        if waited + pause >= report_at:
+            retry.report(f"{target} does not answer ({problem}); retrying for another {remaining:.0f} s.")
+            report_at, reported = waited + 6 * retry.report_after, True
+        time.sleep(min(pause, remaining))
+    raise AssertionError("unreachable: `_pauses` never ends")
 
 
-def refuse_permanent(error: Exception, what: str) -> None:
+def refuse_permanent(error: Exception, target: str) -> None:
     """Raise permanent errors: as `UserError` if the user can fix them, else unchanged."""
     if isinstance(error, UserError):
         raise error
     if isinstance(error, FileNotFoundError):
-        raise UserError(f"{what} does not exist: check the address.") from None
-    denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED
+        raise UserError(f"{target} does not exist: check the path or URL.") from None
+    denied = isinstance(error, PermissionError) or type(error).__name__ in DENIED_ERRORS
     if denied or getattr(error, "status", None) in (401, 403):  # status of aiohttp's web errors
-        raise UserError(f"access to {what} is denied ({in_brief(error)}): check the credentials.") from None
-    if getattr(error, "status", None) in FINAL:
-        raise UserError(f"{what} cannot be read ({in_brief(error)}): check the address.") from None
+        raise UserError(f"access to {target} is denied ({in_brief(error)}): check the credentials.") from None
+    if getattr(error, "status", None) in PERMANENT_STATUSES:
+        raise UserError(f"{target} cannot be read ({in_brief(error)}): check the URL.") from None
     if isinstance(error, OSError) and error.errno in FULL_DISK:
         raise error
-    if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORKS:
+    if not isinstance(error, OSError | EOFError) and type(error).__module__.partition(".")[0] not in NETWORK_MODULES:
         raise error
 
 
@@ -120,16 +131,16 @@ def _pauses(retry: RetryPolicy) -> Iterator[float]:
     while True:
         # Random, so that a thousand processes do not all retry at once when their server is back.
         yield pause * random.uniform(0.5, 1.0)
-        pause = min(2 * pause, retry.longest_pause)
+        pause = min(2 * pause, retry.max_pause)
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
+def run_with_deadline(seconds: float, call: Callable[[], T]) -> T:
     """Run `call` in a thread and wait for at most `seconds`. A thread that hangs is abandoned."""
     box: dict[str, Any] = {}
 
     def run() -> None:
         try:
-            box["answer"] = call()
+            box["result"] = call()
         except BaseException as error:
             box["error"] = error
 
@@ -140,4 +151,4 @@ def within(seconds: float, call: Callable[[], T]) -> T:
         raise TimeoutError(f"no answer in {seconds:.0f} s")
     if "error" in box:
         raise box["error"]
-    return box["answer"]
+    return box["result"]

@@ -8,13 +8,13 @@ from typing import BinaryIO
 from megaptm.storage.remote import Remote
 from megaptm.storage.retry import RetryPolicy
 
-RANGE = 4 << 20
+RANGE_BYTES = 4 << 20
 """Bytes per request: small enough for low latency, large enough for throughput."""
 
 
 def open_remote(url: str, retry: RetryPolicy | None = None) -> BinaryIO:
     """Open a URL for reading. Failed reads are retried."""
-    return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE)
+    return io.BufferedReader(_Ranges(Remote(url, retry or RetryPolicy())), buffer_size=RANGE_BYTES)
 
 
 class _Ranges(io.RawIOBase):
@@ -37,7 +37,7 @@ class _Ranges(io.RawIOBase):
         stop = min(self._size, self._at + len(buffer))
         if stop <= self._at:
             return 0
-        content = self._remote.range(self._at, stop)
+        content = self._remote.read_range(self._at, stop)
         buffer[: len(content)] = content
         self._at += len(content)
         return len(content)

@@ -11,27 +11,27 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 from pydantic_core import from_json
 
 from megaptm.errors import UserError, shown
-from megaptm.storage.files import plain_file
+from megaptm.storage.files import regular_file
 
 T = TypeVar("T")
 
-LONGEST_NAME = 200
+MAX_NAME_BYTES = 200
 """Bytes of a name. File systems allow 255, and temporary names are longer than final ones."""
 # Separators of any system, control characters, and surrogates, which no file system can encode.
-REFUSED = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+FORBIDDEN_CHARACTERS = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def file_name(name: str) -> str:
+def validate_file_name(name: str) -> str:
     """Return `name` if it is a plain file name, else raise `ValueError`, because a path could lead out of its folder.
 
     Every name from a manifest, an archive or a listing is checked here before it becomes part of a path.
     """
-    if name in ("", ".", "..") or REFUSED.search(name) or len(name.encode()) > LONGEST_NAME:
-        raise ValueError(f"{shown(name)} is no plain file name")
+    if name in ("", ".", "..") or FORBIDDEN_CHARACTERS.search(name) or len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"{shown(name)} is not a plain file name")
     return name
 
 
-FileName = Annotated[str, AfterValidator(file_name)]
+FileName = Annotated[str, AfterValidator(validate_file_name)]
 
 
 class Record(BaseModel):
@@ -40,31 +40,31 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-def parse_json(written: bytes, place: str | os.PathLike[str], *, remedy: str) -> Any:
+def parse_json(content: bytes, source: str | os.PathLike[str], *, remedy: str) -> Any:
     """Parse JSON that was read from `place`; raise `UserError` with the remedy if it is invalid.
 
     Stricter than Python's parser: deep nesting raises no `RecursionError`, and all strings can be encoded.
     """
     try:
-        return from_json(written)
+        return from_json(content)
     except ValueError as error:
-        raise UserError(f"{place} is not valid JSON ({error}): {remedy}.") from None
+        raise UserError(f"{source} is not valid JSON ({error}): {remedy}.") from None
 
 
-def read_object(file: Path, *, remedy: str) -> dict[str, Any]:
+def read_json_object(file: Path, *, remedy: str) -> dict[str, Any]:
     """Read the object in a small JSON file."""
-    return validated(
-        dict[str, Any], parse_json(plain_file(file).read_bytes(), file, remedy=remedy), file, remedy=remedy
+    return validate(
+        dict[str, Any], parse_json(regular_file(file).read_bytes(), file, remedy=remedy), file, remedy=remedy
     )
 
 
-def validated(kind: type[T], content: Any, place: str | os.PathLike[str], *, remedy: str) -> T:
+def validate(schema: type[T], content: Any, source: str | os.PathLike[str], *, remedy: str) -> T:
     """Return `content` as a `kind`; raise `UserError` with the first field of the wrong type."""
     try:
-        return TypeAdapter(kind).validate_python(content)
+        return TypeAdapter(schema).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(step) for step in first["loc"])
         problem = first["msg"].removeprefix("Value error, ")
         problem = problem[:1].lower() + problem[1:]
-        raise UserError(f"{place}: {field and field + ': '}{problem}: {remedy}.") from None
+        raise UserError(f"{source}: {field and field + ': '}{problem}: {remedy}.") from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from megaptm.errors import UserError
-from megaptm.storage import Record, read_object, validated
+from megaptm.storage import Record, read_json_object, validate
 from megaptm.tokenizers.special import CONFIG_KEYS
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -60,17 +60,17 @@ def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, 
         raise UserError(
             f"{file} does not exist: name a folder with a {TOKENIZER_FILE} (Hugging Face's format) or train one."
         )
-    content = read_object(file, remedy=REMEDY)
+    content = read_json_object(file, remedy=REMEDY)
     if "model" not in content:
         raise UserError(
             f"{file} has no `model`: it is not a Hugging Face tokenizer; name a folder with a {TOKENIZER_FILE}."
         )
     content = _with_type(content)
-    validated(TokenizerJson, content, file, remedy=REMEDY)
+    validate(TokenizerJson, content, file, remedy=REMEDY)
     beside = file.with_name(CONFIG_FILE)
-    config = read_object(beside, remedy=REMEDY) if beside.is_file() else {}
+    config = read_json_object(beside, remedy=REMEDY) if beside.is_file() else {}
     names = {key: config[key] for key in CONFIG_KEYS.values() if key in config}
-    validated(dict[str, str | TokenWithOptions | None], names, beside, remedy=REMEDY)
+    validate(dict[str, str | TokenWithOptions | None], names, beside, remedy=REMEDY)
     return file, content, config
 
 

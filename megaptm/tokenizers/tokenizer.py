@@ -15,7 +15,7 @@ import numpy as np
 
 from megaptm.errors import UserError
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.storage import write_whole
+from megaptm.storage import write_atomically
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
 from megaptm.tokenizers.normalization import exact, plain, refuse_growth
@@ -170,7 +170,7 @@ class Tokenizer:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in ((TOKENIZER_FILE, self.content), (CONFIG_FILE, self.config)):
-            write_whole(folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
+            write_atomically(folder / name, json.dumps(value, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def starts_of(ends: np.ndarray, begins: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from megaptm.errors import UserError
-from megaptm.storage import open_own
+from megaptm.storage import safe_open
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
 from megaptm.track.address import database_path
 
@@ -48,7 +48,7 @@ def ensure_database(uri: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lock_path = path.with_name(f".{path.name}.lock")
-    with os.fdopen(open_own(lock_path, os.O_WRONLY | os.O_CREAT), "w") as lock:
+    with os.fdopen(safe_open(lock_path, os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():  # another process was first, or it is unfinished
             os.utime(lock_path)  # the file server's clock may differ from ours

@@ -28,13 +28,13 @@ from pydantic.dataclasses import dataclass
 from megaptm.errors import UserError
 from megaptm.storage import (
     JournalFile,
-    is_not_finite,
-    is_number,
-    journal_lines,
+    is_finite_number,
+    is_nonfinite,
+    parse_journal,
     parse_json,
-    plain_file,
-    validated,
-    write_whole,
+    regular_file,
+    validate,
+    write_atomically,
 )
 
 logger = logging.getLogger(__name__)
@@ -63,18 +63,18 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    records = (parsed(line) for line in plain_file(path).read_bytes().splitlines())
-    return [_numbers(record) for record in records if record is not None and is_number(record.get("step"))]
+    records = (parsed(line) for line in regular_file(path).read_bytes().splitlines())
+    return [_numbers(record) for record in records if record is not None and is_finite_number(record.get("step"))]
 
 
 def _numbers(record: dict[str, Any]) -> dict[str, Any]:
     """Return the numeric entries of a record, including infinity and NaN."""
-    return {key: value for key, value in record.items() if is_number(value) or is_not_finite(value)}
+    return {key: value for key, value in record.items() if is_finite_number(value) or is_nonfinite(value)}
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
     """Parse one line; None for a line truncated by a crash."""
-    record = next(journal_lines(line), None)
+    record = next(parse_journal(line), None)
     if record is None:
         return None
     return {
@@ -109,10 +109,10 @@ class UploadState:
         """Return the state of the last restart, if there was one; raise `UserError` if it is damaged."""
         path = run / STATE
         try:
-            content = plain_file(path).read_bytes()
+            content = regular_file(path).read_bytes()
         except FileNotFoundError:
             return None
-        return validated(cls, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY)
+        return validate(cls, parse_json(content, path, remedy=REMEDY), path, remedy=REMEDY)
 
     @classmethod
     def read(cls, run: Path, *, uri: str | None, experiment: str) -> UploadState:
@@ -157,4 +157,4 @@ class UploadState:
 
     def write(self, run: Path) -> None:
         self.folder, self.inode, self.host = str(run.resolve()), run.stat().st_ino, socket.gethostname()
-        write_whole(run / STATE, json.dumps(asdict(self), indent=1).encode())
+        write_atomically(run / STATE, json.dumps(asdict(self), indent=1).encode())

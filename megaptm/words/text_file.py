@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 
 KEY = "model.word_vectors"
 MAX_LINE = 1 << 20
@@ -25,7 +25,7 @@ def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     rows, width, num_known = {name: row for row, name in enumerate(names)}, table_VD.shape[1], 0
     table_VD = table_VD.clone()
     try:
-        with plain_file(path).open(encoding="utf-8", errors="replace") as file:
+        with regular_file(path).open(encoding="utf-8", errors="replace") as file:
             first = 1
             for number, line in _lines(file, path):
                 word, *numbers = line.rstrip().split(" ")

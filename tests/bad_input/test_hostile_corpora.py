@@ -13,7 +13,7 @@ from megaptm.data import Corpus, open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.data.manifest import content_id
 from megaptm.errors import UserError
-from megaptm.storage import Cache, RetryPolicy, file_name, remote
+from megaptm.storage import Cache, RetryPolicy, remote, validate_file_name
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.seals import seal_corpus, seal_manifest
 
@@ -38,13 +38,13 @@ def read_all(folder, objective="causal-lm", **options):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_plain_file_name_is_refused(name):
-    with pytest.raises(ValueError, match="is no plain file name"):
-        file_name(name)
+    with pytest.raises(ValueError, match="is not a plain file name"):
+        validate_file_name(name)
 
 
 @pytest.mark.parametrize("name", ["train", "rank-00000.safetensors", "..a", "日本語.txt", "x" * 200])
 def test_plain_names_pass(name):
-    assert file_name(name) == name
+    assert validate_file_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "/absolute", "a\0b", ".."])
@@ -60,7 +60,7 @@ def test_a_split_of_a_remote_corpus_leads_nowhere_else(name, folder, tmp_path, m
     store.pipe(f"/evil/{name}.shards.npy", b"evil")
     store.pipe("/escaped.shards.npy", b"evil")
     inside = tmp_path / "a/b/c/cache"
-    with pytest.raises(UserError, match="is no plain file name"):
+    with pytest.raises(UserError, match="is not a plain file name"):
         Corpus.open("memory://evil", Cache(inside, retry=RetryPolicy(seconds=0)))
     assert not inside.exists()
     assert not list(tmp_path.rglob("*escaped*"))

@@ -18,7 +18,7 @@ from data_pipeline.document import Document, Dropped
 from megaptm.checkpoint.files import RetriedFile, StorageError, read_whole
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import plain_file
+from megaptm.storage import regular_file
 from megaptm.words.text_file import with_vectors
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.pictures import build, picture, write_tar
@@ -75,11 +75,11 @@ def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "it.txt").write_text("one")
     (tmp_path / "link.txt").symlink_to("it.txt")
-    assert plain_file("~/it.txt") == tmp_path / "it.txt"
-    assert plain_file(tmp_path / "link.txt").read_text() == "one"
+    assert regular_file("~/it.txt") == tmp_path / "it.txt"
+    assert regular_file(tmp_path / "link.txt").read_text() == "one"
     for name in ("~nobody-at-all/it.txt", "/dev/zero"):
         with pytest.raises(OSError, match=r"No file has such a name|Not a regular file"):
-            plain_file(name)
+            regular_file(name)
 
 
 @pytest.mark.timeout(60)

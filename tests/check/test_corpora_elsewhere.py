@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.storage import join, upload
+from megaptm.storage import join_path, upload
 from tests.check.conftest import messages
 from tests.storage.server import BUCKET
 
@@ -14,7 +14,7 @@ def url(s3, real_corpus, tmp_path):
     corpus, url = real_corpus("byte-bpe"), f"s3://{BUCKET}/{tmp_path.name}"
     for path in corpus.rglob("*"):
         if path.is_file():
-            upload(path, join(url, str(path.relative_to(corpus))))
+            upload(path, join_path(url, str(path.relative_to(corpus))))
     return url
 
 
@@ -38,7 +38,7 @@ def test_changed_byte_of_a_remote_shard_is_found(bench, url, check_remote_corpus
     content = bytearray((bench.real_corpus("byte-bpe") / "train-000000.tar").read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
-    upload(shard, join(url, "train-000000.tar"))
+    upload(shard, join_path(url, "train-000000.tar"))
     code, findings = check_remote_corpus()
     assert code == 2
     [fault] = messages(findings, "fault")

@@ -94,12 +94,12 @@ def word_starts(tokens: np.ndarray) -> np.ndarray:
 def publish(folder: Path, url: str, retry: RetryPolicy) -> None:
     """Copy a finished corpus to a URL as a build does: the manifest goes last."""
     manifest = read_manifest(folder)
-    storage.remove(storage.join(url, MANIFEST), retry)
-    for name in storage.listed(storage.join(folder, "tokenizer")):
-        storage.upload(folder / "tokenizer" / name, storage.join(url, "tokenizer", name), retry=retry)
+    storage.remove_file(storage.join_path(url, MANIFEST), retry)
+    for name in storage.list_files(storage.join_path(folder, "tokenizer")):
+        storage.upload(folder / "tokenizer" / name, storage.join_path(url, "tokenizer", name), retry=retry)
     for split_name, split in manifest.splits.items():
         for info in split.shards:
             for name, sha256 in ((info.index_name, info.index_sha256), (info.name, info.sha256)):
-                storage.upload(folder / name, storage.join(url, name), sha256=sha256, retry=retry)
-        storage.upload(folder / table_name(split_name), storage.join(url, table_name(split_name)), retry=retry)
-    storage.upload(folder / MANIFEST, storage.join(url, MANIFEST), retry=retry)
+                storage.upload(folder / name, storage.join_path(url, name), sha256=sha256, retry=retry)
+        storage.upload(folder / table_name(split_name), storage.join_path(url, table_name(split_name)), retry=retry)
+    storage.upload(folder / MANIFEST, storage.join_path(url, MANIFEST), retry=retry)

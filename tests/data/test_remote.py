@@ -13,7 +13,7 @@ from megaptm.errors import UserError
 from megaptm.storage import Cache, RetryPolicy
 from tests.data.corpora import publish, tiny_corpus, tiny_special
 
-RETRY = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+RETRY = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, max_pause=0.2, report=lambda line: None)
 URL = "s3://corpora/tiny"
 
 
@@ -47,7 +47,7 @@ def assert_same(first, second):
 
 def fetched(faults, suffix=".tar"):
     """Times each shard was asked for."""
-    asked = [request.split()[1] for request in faults.seen if request.startswith("GET ")]
+    asked = [request.split()[1] for request in faults.requests if request.startswith("GET ")]
     return {path: asked.count(path) for path in asked if path.endswith(suffix)}
 
 
@@ -61,7 +61,7 @@ def test_faults_change_nothing(folder, cache, faults, kind):
     faults.inject(kind, match=r"GET .*(tar|npy)$", times=2, seconds=1.5)
     faults.inject(kind, match=r"GET .*train-00000[3-7]\.tar$", times=2, seconds=1.5)
     assert_same(samples(opened(URL, cache)), samples(opened(folder)))
-    assert faults.done == [kind] * 4
+    assert faults.injected == [kind] * 4
 
 
 def test_a_server_that_was_down_for_a_while_changes_nothing(folder, cache, faults):
@@ -74,7 +74,7 @@ def test_a_server_that_was_down_for_a_while_changes_nothing(folder, cache, fault
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_when_patience_ends_the_consumer_is_told(folder, tmp_path, faults, workers):
-    retry = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, longest_pause=0.2, tell=lambda line: None)
+    retry = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, max_pause=0.2, report=lambda line: None)
     cache = Cache(tmp_path)
     mix = opened(URL, cache)
     object.__setattr__(cache, "retry", retry)  # only now: a server on a busy machine may be slow
@@ -101,7 +101,7 @@ def test_loader_processes_share_the_cache(folder, cache, faults):
 def test_the_cache_stays_in_its_bounds(folder, tmp_path, faults):
     sizes = {path.name: path.stat().st_size for path in folder.glob("train-*")}
     most = 3 * max(sizes.values())
-    cache = Cache(tmp_path, most_bytes=most, retry=RETRY)
+    cache = Cache(tmp_path, max_bytes=most, retry=RETRY)
     mix = opened(URL, cache, window=1)
     for number, expected in enumerate(samples(opened(folder, window=1))):
         assert_same([mix.sample(number)], [expected])
@@ -111,7 +111,7 @@ def test_the_cache_stays_in_its_bounds(folder, tmp_path, faults):
 
 
 def test_a_shard_larger_than_the_cache_is_refused(folder, tmp_path, faults):
-    mix = opened(URL, Cache(tmp_path, most_bytes=3000, retry=RETRY))
+    mix = opened(URL, Cache(tmp_path, max_bytes=3000, retry=RETRY))
     with pytest.raises(UserError, match=r"^data\.max_cache_bytes \(3,000\) is less than the [\d,]+ bytes of s3://"):
         mix.sample(0)
 
@@ -133,7 +133,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(folder, cache, faults):
     content = bytearray(copy.read_bytes())
     content[1000] ^= 1
     copy.write_bytes(content)
-    faults.seen.clear()
+    faults.requests.clear()
     assert_same(samples(opened(URL, cache)), samples(opened(folder)))
     assert fetched(faults) == {"/corpora/tiny/train-000004.tar": 1}
 
@@ -148,8 +148,8 @@ def test_a_shard_that_is_damaged_there_is_put_aside_and_named(tmp_path, faults):
         mix.sample(0)
     [kept] = (tmp_path / "cache" / "quarantine").iterdir()
     assert str(told.value) == (
-        f"{place}/train-000000.tar is damaged (fetched 3 times, its sha256 is not the manifest's; the last copy is "
-        f"{kept}): copy the file there again or rebuild the corpus."
+        f"{place}/train-000000.tar is damaged: after 3 downloads its sha256 still differs from the manifest's "
+        f"(last copy: {kept}). Upload the file again, or rebuild the corpus."
     )
     assert not list((tmp_path / "cache").glob("damaged-*/*.tar"))
 
@@ -160,7 +160,7 @@ def test_half_a_copy_is_no_corpus(tmp_path, faults):
     publish(tmp_path / "corpus", place, RETRY)
     faults.inject("error", match=r"PUT .*train-000002\.tar$", times=1000)
     with pytest.raises(UserError, match="could not be reached"):
-        publish(tmp_path / "corpus", place, RetryPolicy(seconds=3, deadline=5, pause=0.05, tell=lambda line: None))
+        publish(tmp_path / "corpus", place, RetryPolicy(seconds=3, deadline=5, pause=0.05, report=lambda line: None))
     with pytest.raises(
         UserError, match=rf"^{place}/manifest\.json does not exist, so {place} is not a finished corpus"
     ):
@@ -183,9 +183,9 @@ def test_what_is_too_large_to_describe_a_corpus_is_not_fetched(tmp_path, faults,
     with (tmp_path / "corpus" / name).open("a") as file:
         file.write(" " * 100_001)
     publish(tmp_path / "corpus", place, RETRY)
-    monkeypatch.setattr("megaptm.storage.files.LARGEST", 100_000)
+    monkeypatch.setattr("megaptm.storage.files.MAX_METADATA_BYTES", 100_000)
     with pytest.raises(
-        UserError, match=rf"^{place}/{name} has [\d,]+ bytes, more than the 100,000 .*check the address"
+        UserError, match=rf"^{place}/{name} has [\d,]+ bytes, more than the maximum of 100,000 .*check the path"
     ):
         Corpus.open(place, Cache(tmp_path / "cache", retry=RETRY))
     assert not list((tmp_path / "cache").rglob(name))

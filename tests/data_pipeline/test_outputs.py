@@ -27,7 +27,7 @@ OTHERS = (
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ("/proc/x", r"--out ./proc/x. cannot be written .No such file or directory.: choose another place"),
+        ("/proc/x", r"--out ./proc/x. cannot be written .No such file or directory.: choose another path"),
         ("/proc/x/y", "cannot be written"),
         ("/dev/null/x", "cannot be written .Not a directory"),
         ("\ud800", "cannot be written .*surrogates"),
@@ -45,7 +45,7 @@ def test_unwritable_output_file_is_rejected(command: str, out: str, message: str
 def test_unwritable_output_of_other_commands(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(main, [*words, "/proc/x"], catch_exceptions=False)
     assert result.exit_code == 2
-    assert "(/proc/x) cannot be written (No such file or directory): choose another place." in result.stderr
+    assert "(/proc/x) cannot be written (No such file or directory): choose another path." in result.stderr
 
 
 def test_rejected_output_creates_no_folder(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_every_kind_of_fault_leaves_the_run_what_it_is(unbroken, tmp_path, fault
     done = finish(*remote)
     assert done.returncode == 0, done.stderr
     assert losses(run) == unbroken
-    assert set(faults.done) == set(KINDS)
+    assert set(faults.injected) == set(KINDS)
 
 
 def stands(run):
@@ -132,7 +132,7 @@ def test_a_run_asked_to_stop_while_its_server_is_silent_is_saved_and_goes_on_lat
     wait_for(lambda: last_step(run) >= 3, job)
     faults.inject("stall", match="GET|HEAD", times=1_000_000, seconds=3600.0)
     assert stands(run) < STEPS
-    assert faults.done
+    assert faults.injected
     job.send_signal(signal.SIGTERM)
     said = job.communicate(timeout=120)
     assert job.returncode == EXIT_CONTINUE, said

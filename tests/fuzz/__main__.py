@@ -22,8 +22,8 @@ from tests.fuzz.targets import TARGETS
 GOOD = ("same", "changed", "refused")
 BAD = ("traceback", "hang", "memory", "died", "outside", "sentence", "silent")
 CHUNK = {"read": 100, "command": 10}
-"""Cases of one process. Hugging Face's tokenizers 0.23 never frees the word cache of a tokenizer that encoded texts (5 MB
-each), so more cases would exceed the memory limit without a fault of ours."""
+"""Cases of one process. Hugging Face's tokenizers 0.23 never frees the word cache of a tokenizer that encoded texts (5
+MB each), so more cases would exceed the memory limit without a fault of ours."""
 SHOWN = 25
 
 

@@ -266,7 +266,7 @@ def test_weights_of_another_kind(copied: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"a": "../../etc/passwd"}, "'../../etc/passwd' is no plain file name"),
+        ({"a": "../../etc/passwd"}, "'../../etc/passwd' is not a plain file name"),
         ({"a": "gone.safetensors"}, "names gone.safetensors, which is not there"),
         ({"a": 5}, "weight_map.a: input should be a valid string"),
         ([], "weight_map: input should be a valid dictionary"),

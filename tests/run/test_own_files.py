@@ -14,7 +14,7 @@ from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.run.folder import absolute_paths, only_start, prepare
-from megaptm.storage import open_own
+from megaptm.storage import safe_open
 from megaptm.track.address import how_to_look
 from megaptm.track.journal import Journal, UploadState
 from tests.run.test_folder import TINY
@@ -71,7 +71,7 @@ def test_a_link_to_nothing_makes_no_file_elsewhere(run, tmp_path):
 def test_a_pipe_is_refused_and_not_waited_for(run, flags):
     os.mkfifo(run / "lock")
     with pytest.raises(UserError, match="is not a regular file"):
-        open_own(run / "lock", flags | os.O_CREAT)
+        safe_open(run / "lock", flags | os.O_CREAT)
 
 
 def test_a_pipe_named_as_the_upload_state_is_not_waited_for(run):

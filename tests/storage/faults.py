@@ -1,4 +1,4 @@
-"""A proxy that stands before a server and does to its answers what networks do."""
+"""Proxy in front of a server that injects network faults into its responses."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Kind = Literal["reset", "error", "stall", "truncate", "corrupt"]
 
 @dataclass
 class Fault:
-    """What happens to the next `times` requests whose "METHOD /path" matches."""
+    """Fault of the next `times` requests whose "METHOD /path" matches."""
 
     kind: Kind
     match: str
     times: int
     seconds: float = 10.0
-    """Of a stall."""
+    """Duration of a stall."""
 
 
 class Proxy:
-    """Forwards to a port of this machine; `faults` are used up in order, `down` refuses connections until `up`."""
+    """Forwards requests to a local port. `faults` are applied in order; `down` refuses connections until `up`."""
 
     def __init__(self, target: int):
         self.target = target
         self.faults: list[Fault] = []
-        self.seen: list[str] = []
+        self.requests: list[str] = []
         """Requests so far, `GET /bucket/key`."""
-        self.done: list[Kind] = []
+        self.injected: list[Kind] = []
         """Faults so far."""
         self.is_down = False
         self._lock = threading.Lock()
@@ -45,13 +45,13 @@ class Proxy:
         self.faults.append(Fault(kind, match, times, seconds))
 
     def take(self, request: str) -> Fault | None:
-        """The fault that a request meets, if any."""
+        """Return the fault of a request, if any."""
         with self._lock:
-            self.seen.append(request)
+            self.requests.append(request)
             for fault in self.faults:
                 if fault.times and re.search(fault.match, request):
                     fault.times -= 1
-                    self.done.append(fault.kind)
+                    self.injected.append(fault.kind)
                     return fault
         return None
 
@@ -83,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "error":
             return self._answer(500, {"Content-Length": "0"}, b"")
         upstream = http.client.HTTPConnection("127.0.0.1", self.proxy.target)
-        upstream.request(self.command, self.path, body, dict(self.headers))  # Host included: signatures stay good
+        upstream.request(
+            self.command, self.path, body, dict(self.headers)
+        )  # with Host, so that signatures remain valid
         reply = upstream.getresponse()
         content, headers = reply.read(), dict(reply.getheaders())
         upstream.close()
@@ -108,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reset(self) -> None:
         self.close_connection = True
-        with contextlib.suppress(OSError):  # closed at once and unsent: the other side reads "connection reset"
+        with contextlib.suppress(OSError):  # closed without sending: the client gets "connection reset"
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 

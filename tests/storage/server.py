@@ -1,4 +1,4 @@
-"""An S3 server of its own process, and a proxy of ours before it."""
+"""S3 server in its own process, and a fault-injecting proxy in front of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BUCKET = "corpora"
 
 
 def free_port() -> int:
-    """One that no outgoing connection is given meanwhile: Linux takes those from 32768 up."""
+    """Return a free port below 32768, where Linux starts to assign ports of outgoing connections."""
     while True:
         port = secrets.choice(range(20_000, 32_000))
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -40,7 +40,7 @@ def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Proxy]:
-    """A running server with one bucket, reached through the proxy by everything that this process starts."""
+    """Running server with one bucket. This process and its children reach it through the proxy."""
     pytest.importorskip("moto")
     port = free_port()
     program = Path(sys.executable).with_name("moto_server")
@@ -70,10 +70,10 @@ def s3() -> Iterator[Proxy]:
 
 @pytest.fixture
 def faults(s3: Proxy) -> Iterator[Proxy]:
-    """The proxy, without the faults of the test before."""
+    """Proxy without the faults of the previous test."""
     s3.faults.clear()
-    s3.seen.clear()
-    s3.done.clear()
+    s3.requests.clear()
+    s3.injected.clear()
     yield s3
     s3.faults.clear()
     if s3.is_down:

@@ -1,4 +1,4 @@
-"""Journals: a full disk loses no line, and times never go back."""
+"""Journals: a full disk loses no line, and times never decrease."""
 
 import json
 import resource
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 import pytest
 
 from megaptm.resilience.events import Events, StopSignalEvent, read_events
-from megaptm.storage import JournalFile, journal_lines
+from megaptm.storage import JournalFile, parse_journal
 from megaptm.track import Tracker, read_metrics
 
 
 @contextmanager
-def full_disk(path, *, left):
-    """Files may grow to the size of `path` and `left` bytes: a longer write is cut off there, the next one fails."""
+def full_disk(path, *, free_bytes):
+    """Limit files to the size of `path` plus `free_bytes`. A longer write is partial, and the next one fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + left, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + free_bytes, before[1]))
     try:
         yield
     finally:
@@ -27,7 +27,7 @@ def full_disk(path, *, left):
 
 
 def steps(path):
-    return [line["step"] for line in journal_lines(path.read_bytes())]
+    return [line["step"] for line in parse_journal(path.read_bytes())]
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def path(tmp_path):
     return tmp_path / "journal.jsonl"
 
 
-@pytest.mark.parametrize("left", [0, 10])
-def test_lines_that_a_full_disk_refused_are_written_with_the_next_one(path, left):
+@pytest.mark.parametrize("free_bytes", [0, 10])
+def test_lines_rejected_by_full_disk_are_written_later(path, free_bytes):
     journal = JournalFile(path)
     journal.append({"step": 1})
-    with full_disk(path, left=left):
+    with full_disk(path, free_bytes=free_bytes):
         for step in (2, 3):
             with pytest.raises(OSError, match="too large"):
                 journal.append({"step": step})
@@ -47,26 +47,26 @@ def test_lines_that_a_full_disk_refused_are_written_with_the_next_one(path, left
     assert steps(path) == [1, 2, 3, 4]
 
 
-def test_the_last_line_is_written_when_the_journal_is_closed(path):
+def test_unwritten_line_is_written_on_close(path):
     journal = JournalFile(path)
-    with full_disk(path, left=5), pytest.raises(OSError, match="too large"):
+    with full_disk(path, free_bytes=5), pytest.raises(OSError, match="too large"):
         journal.append({"step": 1})
     journal.close()
     assert steps(path) == [1]
 
 
-def test_an_event_that_a_full_disk_refuses_ends_no_run_and_is_written_in_the_end(tmp_path, caplog):
+def test_event_survives_full_disk(tmp_path, caplog):
     with Events(tmp_path) as events:
         events.write(StopSignalEvent(signal="SIGTERM"))
-        with full_disk(tmp_path / "events.jsonl", left=3):
+        with full_disk(tmp_path / "events.jsonl", free_bytes=3):
             events.write(StopSignalEvent(signal="SIGUSR1"))
     assert [event["signal"] for event in read_events(tmp_path)] == ["SIGTERM", "SIGUSR1"]
     assert "events are kept in memory until it can" in caplog.text
 
 
-def test_metrics_that_a_full_disk_refuses_are_recorded_in_the_end(tmp_path):
+def test_metrics_survive_full_disk(tmp_path):
     with Tracker(tmp_path, enabled=False) as tracker:
-        with full_disk(tmp_path / "metrics.jsonl", left=3):
+        with full_disk(tmp_path / "metrics.jsonl", free_bytes=3):
             tracker.log_metrics(1, {"loss": 2.0})
         tracker.log_metrics(2, {"loss": 1.0})
     assert [record["step"] for record in read_metrics(tmp_path)] == [1, 2]
@@ -84,36 +84,36 @@ def test_threads_append_each_line_once(path):
     assert sorted(steps(path)) == sorted([*range(200)] * 8)
 
 
-def test_a_line_that_another_process_left_torn_does_not_spoil_the_next(path):
+def test_line_after_incomplete_line(path):
     journal = JournalFile(path)
     path.write_text('{"time": 1, "st')
     journal.append({"step": 2})
     assert steps(path) == [2]
 
 
-def test_times_do_not_go_back_behind_the_last_line(path):
-    """The system clock was an hour ahead when the last job wrote."""
-    ahead = time.time() + 3600
-    path.write_text(json.dumps({"time": ahead, "step": 1}) + "\n")
+def test_time_is_not_before_last_line(path):
+    """The system clock was an hour future when the last job wrote."""
+    future = time.time() + 3600
+    path.write_text(json.dumps({"time": future, "step": 1}) + "\n")
     source = (
         "import sys; from pathlib import Path; from megaptm.storage import JournalFile\n"
         "JournalFile(Path(sys.argv[1])).append({'step': 2})"
     )
     subprocess.run([sys.executable, "-c", source, str(path)], check=True)
-    [_, second] = journal_lines(path.read_bytes())
-    assert ahead <= second["time"] < ahead + 60
+    [_, second] = parse_journal(path.read_bytes())
+    assert future <= second["time"] < future + 60
 
 
-def test_times_do_not_follow_a_system_clock_that_is_set_back(path, monkeypatch):
+def test_time_ignores_clock_set_back(path, monkeypatch):
     journal = JournalFile(path)
     journal.append({"step": 1})
     monkeypatch.setattr(time, "time", lambda: 0.0)
     journal.append({"step": 2})
-    first, second = journal_lines(path.read_bytes())
+    first, second = parse_journal(path.read_bytes())
     assert first["time"] <= second["time"]
 
 
-def test_a_time_of_a_damaged_journal_is_not_taken_for_the_clock(path):
+def test_implausible_time_in_journal_is_ignored(path):
     path.write_text(json.dumps({"time": 1e29}) + "\n")
     JournalFile(path).append({"step": 2})
-    assert [*journal_lines(path.read_bytes())][1]["time"] < time.time() + 60
+    assert [*parse_journal(path.read_bytes())][1]["time"] < time.time() + 60

@@ -10,7 +10,7 @@ import pytest
 from megaptm.errors import UserError, storage_errors_as_user_errors
 
 
-def told_by(code, *before):
+def output_of(code, *before):
     """Return the output of a separate process that runs `code`."""
     lines = [
         "from megaptm.errors import UserError, storage_errors_as_user_errors",
@@ -28,19 +28,19 @@ def test_a_small_shared_memory_is_not_taken_for_the_disk_of_the_run():
     small = ("unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=4k tmpfs /dev/shm && exec "$@"', "bash")
     if os.geteuid() or subprocess.run([*small, "true"], capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system")
-    told = told_by(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
+    told = output_of(["import multiprocessing", "held = [multiprocessing.Lock() for _ in range(9)]"], *small)
     assert told == (
         "no space left in /dev/shm, the shared memory of processes: enlarge it (docker: --shm-size) and start again."
     )
 
 
 def test_a_limit_on_the_size_of_files_is_not_taken_for_a_full_disk(tmp_path):
-    told = told_by(
+    told = output_of(
         [
             "import resource",
-            "from megaptm.storage import write_whole",
+            "from megaptm.storage import write_atomically",
             "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
-            f"write_whole({str(tmp_path / 'file')!r}, bytes(2000))",
+            f"write_atomically({str(tmp_path / 'file')!r}, bytes(2000))",
         ]
     )
     assert told == (

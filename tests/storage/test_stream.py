@@ -1,4 +1,4 @@
-"""Reading within a file of an object store, while its server misbehaves."""
+"""Seekable stream over a remote file, with a faulty server."""
 
 import gzip
 import io
@@ -9,47 +9,47 @@ import pytest
 from megaptm.storage import RetryPolicy, open_remote, stream, upload
 from tests.storage.server import BUCKET
 
-QUICK = RetryPolicy(seconds=20, deadline=2, pause=0.01, longest_pause=0.05)
+FAST_RETRY = RetryPolicy(seconds=20, deadline=2, pause=0.01, max_pause=0.05)
 CONTENT = bytes(random.Random(1).randbytes(100_000))
 
 
 @pytest.fixture
 def url(s3, tmp_path, request) -> str:
-    place = f"s3://{BUCKET}/stream/{request.node.name}"
+    file_url = f"s3://{BUCKET}/stream/{request.node.name}"
     (tmp_path / "file").write_bytes(CONTENT)
-    upload(tmp_path / "file", place)
-    return place
+    upload(tmp_path / "file", file_url)
+    return file_url
 
 
 @pytest.fixture(autouse=True)
 def _small_ranges(monkeypatch):
-    monkeypatch.setattr(stream, "RANGE", 9000)
+    monkeypatch.setattr(stream, "RANGE_BYTES", 9000)
 
 
 @pytest.mark.real
-def test_reads_and_seeks_as_a_file_does(url):
-    mine, theirs = open_remote(url, QUICK), io.BytesIO(CONTENT)
-    chance = random.Random(2)
+def test_reads_and_seeks_like_file(url):
+    remote, expected = open_remote(url, FAST_RETRY), io.BytesIO(CONTENT)
+    generator = random.Random(2)
     for _ in range(30):
-        at, size = chance.randrange(110_000), chance.randrange(20_000)
-        assert mine.seek(at) == theirs.seek(at)
-        assert mine.read(size) == theirs.read(size)
-    assert mine.seek(-10, io.SEEK_END) == theirs.seek(-10, io.SEEK_END)
-    assert mine.read() == theirs.read()
-    assert mine.read() == b""
+        offset, size = generator.randrange(110_000), generator.randrange(20_000)
+        assert remote.seek(offset) == expected.seek(offset)
+        assert remote.read(size) == expected.read(size)
+    assert remote.seek(-10, io.SEEK_END) == expected.seek(-10, io.SEEK_END)
+    assert remote.read() == expected.read()
+    assert remote.read() == b""
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("kind", ["reset", "error", "truncate"])
-def test_a_range_that_fails_is_asked_for_again(kind, url, faults):
+def test_failed_range_is_retried(kind, url, faults):
     faults.inject(kind, match="GET .*/stream/", times=4)
-    assert open_remote(url, QUICK).read() == CONTENT
-    assert faults.done == [kind] * 4
+    assert open_remote(url, FAST_RETRY).read() == CONTENT
+    assert faults.injected == [kind] * 4
 
 
 @pytest.mark.real
-def test_what_is_compressed_there_is_read_here(s3, tmp_path):
+def test_gzip_over_remote_stream(s3, tmp_path):
     (tmp_path / "file").write_bytes(gzip.compress(CONTENT))
     upload(tmp_path / "file", f"s3://{BUCKET}/stream/file.gz")
-    with gzip.open(open_remote(f"s3://{BUCKET}/stream/file.gz", QUICK)) as file:
+    with gzip.open(open_remote(f"s3://{BUCKET}/stream/file.gz", FAST_RETRY)) as file:
         assert file.read() == CONTENT

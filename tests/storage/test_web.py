@@ -1,4 +1,4 @@
-"""What a server of the web says, and that it says nothing, is told from a file that is not there."""
+"""Errors of a web server are not mistaken for a missing file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import Cache, RetryPolicy
 
-AT_ONCE = RetryPolicy(seconds=0.0, deadline=5.0, tell=lambda line: None)
-CONTENT = b"all of it"
+NO_RETRY = RetryPolicy(seconds=0.0, deadline=5.0, report=lambda line: None)
+CONTENT = b"content"
 
 
-class Answers(BaseHTTPRequestHandler):
-    """`/404` answers so; `/200` with a file."""
+class StatusHandler(BaseHTTPRequestHandler):
+    """`/404` has status 404; `/200` is a file."""
 
     def do_GET(self) -> None:
         code = int(self.path.strip("/").partition("/")[0])
@@ -30,7 +30,7 @@ class Answers(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(CONTENT)
 
-    do_HEAD = do_GET  # noqa: N815  # the name that is looked for
+    do_HEAD = do_GET  # noqa: N815  # called by name
 
     def log_message(self, *args: object) -> None:
         pass
@@ -38,50 +38,58 @@ class Answers(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as there:
-        threading.Thread(target=there.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{there.server_port}"
-        there.shutdown()
+    with ThreadingHTTPServer(("127.0.0.1", 0), StatusHandler) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
 
 
-def test_a_file_is_there_or_not(server: str) -> None:
-    assert storage.exists(f"{server}/200", AT_ONCE)
-    assert storage.size_of(f"{server}/200", AT_ONCE) == len(CONTENT)
-    assert not storage.exists(f"{server}/404", AT_ONCE)
-    with pytest.raises(UserError, match="/404 does not exist: check the address"):
-        storage.size_of(f"{server}/404", AT_ONCE)
+def test_existing_and_missing_files(server: str) -> None:
+    assert storage.exists(f"{server}/200", NO_RETRY)
+    assert storage.file_size(f"{server}/200", NO_RETRY) == len(CONTENT)
+    assert not storage.exists(f"{server}/404", NO_RETRY)
+    with pytest.raises(UserError, match="/404 does not exist: check the path or URL"):
+        storage.file_size(f"{server}/404", NO_RETRY)
     assert list_url(f"{server}/404") is None
 
 
-@pytest.mark.parametrize("ask", [storage.exists, storage.size_of, storage.read])
+@pytest.mark.parametrize("read_url", [storage.exists, storage.file_size, storage.read_file])
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (403, "access to .*/403 is denied"),
         (429, "/429 could not be reached for \\d+ s .*429"),
         (503, "/503 could not be reached for \\d+ s .*503"),
     ],
 )
-def test_one_that_refuses_is_told(server: str, status: int, said: str, ask: object) -> None:
-    with pytest.raises(UserError, match=said):
-        ask(f"{server}/{status}", AT_ONCE)  # type: ignore[operator]
+def test_refusals_are_not_reported_as_missing(server: str, status: int, message: str, read_url: object) -> None:
+    with pytest.raises(UserError, match=message):
+        read_url(f"{server}/{status}", NO_RETRY)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("status", [405, 410, 416])
-def test_what_a_server_will_always_refuse_is_asked_once(server: str, status: int) -> None:
-    patient = RetryPolicy(deadline=5.0, tell=lambda line: pytest.fail(line))
-    with pytest.raises(UserError, match=rf"/{status} cannot be read .*{status}.*: check the address"):
-        storage.read(f"{server}/{status}", patient)
+def test_permanent_status_is_not_retried(server: str, status: int) -> None:
+    patient_retry = RetryPolicy(deadline=5.0, report=lambda line: pytest.fail(line))
+    with pytest.raises(UserError, match=rf"/{status} cannot be read .*{status}.*: check the URL"):
+        storage.read_file(f"{server}/{status}", patient_retry)
 
 
-def test_one_that_does_not_answer_is_told(tmp_path: object) -> None:
+@pytest.fixture
+def unreachable() -> Iterator[str]:
+    """URL of a port on which nothing listens."""
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # nobody listens
-        place = f"http://127.0.0.1:{bound.getsockname()[1]}/corpus"
-        for ask in (storage.exists, storage.size_of, storage.read):
-            with pytest.raises(UserError, match=r"corpus could not be reached for \d+ s .*Cannot connect"):
-                ask(place, AT_ONCE)
-        with pytest.raises(UserError, match=r"manifest.json could not be reached"):
-            Corpus.open(place, Cache(tmp_path, retry=AT_ONCE))  # type: ignore[arg-type]
-        with pytest.raises(UserError, match=r"cannot be listed .Cannot connect"):
-            list_url(place)
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}/corpus"
+
+
+@pytest.mark.parametrize("read_url", [storage.exists, storage.file_size, storage.read_file])
+def test_unreachable_server_is_reported(unreachable: str, read_url: object) -> None:
+    with pytest.raises(UserError, match=r"corpus could not be reached for \d+ s .*Cannot connect"):
+        read_url(unreachable, NO_RETRY)  # type: ignore[operator]
+
+
+def test_corpus_on_unreachable_server_is_reported(unreachable: str, tmp_path: object) -> None:
+    with pytest.raises(UserError, match=r"manifest.json could not be reached"):
+        Corpus.open(unreachable, Cache(tmp_path, retry=NO_RETRY))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"cannot be listed .Cannot connect"):
+        list_url(unreachable)

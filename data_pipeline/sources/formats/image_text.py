@@ -13,7 +13,7 @@ from data_pipeline.sources.formats.json_lines import read_json_lines
 from data_pipeline.sources.formats.text import read_text
 from data_pipeline.sources.source import Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord
-from megaptm.storage import file_name, is_remote
+from megaptm.storage import is_remote, validate_file_name
 
 METADATA = "metadata.jsonl"
 
@@ -59,7 +59,7 @@ def _image_path(path: str, image: object) -> str:
         return image
     try:
         for name in PurePosixPath(image).parts:
-            file_name(name)
+            validate_file_name(name)
     except ValueError:
         raise UnreadableRecord(
             "no image",

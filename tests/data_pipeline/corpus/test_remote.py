@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.corpus.build import build_corpus
 from megaptm.errors import UserError
-from megaptm.storage import download, exists, join, listed, read, upload
+from megaptm.storage import download, exists, join_path, list_files, read_file, upload
 from tests.data_pipeline.corpus.test_build import files_of
 from tests.storage.server import BUCKET
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 
 
 def remote_files(url: str) -> dict[str, bytes]:
-    return {name: read(join(url, name)) for name in listed(url) if not name.startswith("report")}
+    return {name: read_file(join_path(url, name)) for name in list_files(url) if not name.startswith("report")}
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_corpus_at_url_equals_local_corpus(url, recipe, tmp_path):
     local = files_of(tmp_path / "corpus")
     assert remote_files(url).items() <= local.items()
     for name in ("tokenizer/tokenizer.json", "manifest.json", "train-000000.tar"):
-        download(join(url, name), tmp_path / "copy")
+        download(join_path(url, name), tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == local[name]
-    assert json.loads(read(join(url, "report.json")))["documents"] > 0
+    assert json.loads(read_file(join_path(url, "report.json")))["documents"] > 0
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -47,16 +47,16 @@ def test_corpus_at_url_is_replaced_with_overwrite(url, recipe, text, tmp_path):
         build_corpus(recipe, url, workers=0)
     build_corpus(replace(recipe, seed=1, shard_bytes=1 << 20), url, workers=0, overwrite=True)
     assert remote_files(url)["manifest.json"] != first["manifest.json"]
-    named = {name for name in listed(url) if name.endswith(".tar")}
+    named = {name for name in list_files(url) if name.endswith(".tar")}
     assert named == {"train-000000.tar", "validation-000000.tar"}
 
 
 def test_url_with_other_files_is_rejected(url, recipe, tmp_path):
     (tmp_path / "thesis").write_text("years of work")
-    upload(tmp_path / "thesis", join(url, "thesis.txt"))
+    upload(tmp_path / "thesis", join_path(url, "thesis.txt"))
     with pytest.raises(UserError, match=r"contains thesis\.txt but no corpus"):
         build_corpus(recipe, url, workers=0, overwrite=True)
-    assert listed(url) == {"thesis.txt": 13}
+    assert list_files(url) == {"thesis.txt": 13}
 
 
 def test_manifest_is_uploaded_last(url, recipe, monkeypatch):
@@ -71,7 +71,7 @@ def test_manifest_is_uploaded_last(url, recipe, monkeypatch):
     monkeypatch.setattr("data_pipeline.corpus.output.upload", invalid)
     with pytest.raises(UserError, match="server is gone"):
         build_corpus(recipe, url, workers=0)
-    assert not exists(join(url, "manifest.json"))
+    assert not exists(join_path(url, "manifest.json"))
     assert len(sent) == 4
 
 

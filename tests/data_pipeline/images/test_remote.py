@@ -24,7 +24,7 @@ from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.data.shards import Corpus
 from megaptm.data.table import table_name
 from megaptm.errors import UserError
-from megaptm.storage import Cache, join, listed, upload
+from megaptm.storage import Cache, join_path, list_files, upload
 from megaptm.tokenizers import load
 from tests import ROOT
 from tests.data_pipeline.images.pictures import BAD, build, picture, write_tar
@@ -54,7 +54,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(s3: object, shards: Path, tmp_path: Path) -> str:
     url = f"s3://{BUCKET}/{tmp_path.name}/laion"
     for path in shards.iterdir():
-        upload(path, join(url, path.name))
+        upload(path, join_path(url, path.name))
     return url
 
 
@@ -85,12 +85,12 @@ def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypa
     assert all(check.is_valid for check in verify_corpus(tmp_path / "there"))
     # The same for a corpus that is on the store itself, with the indexes and no shards.
     build(url, away := f"{url}-corpus", **options)
-    assert not [name for name in listed(away) if name.endswith(".tar")]
+    assert not [name for name in list_files(away) if name.endswith(".tar")]
     assert samples_of(Corpus.open(away, cache)) == expected
 
 
 def url_of(url: str) -> Callable[[int], str]:
-    return lambda number: join(url, f"{number:05}.tar")
+    return lambda number: join_path(url, f"{number:05}.tar")
 
 
 def test_changed_remote_shard_is_reported(url, tmp_path):
@@ -108,7 +108,7 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
     write_tar(changed, {"0.jpg": picture(), "0.txt": b"another"})
     for number in range(3):
         upload(changed, url_of(url)(number))
-    with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes where [\d,]+ are expected"):
+    with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes, expected [\d,]+"):
         samples_of(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
     findings = [*check_shards(case, corpus)]
     assert [finding.state for finding in findings] == ["fault"] * 3
@@ -131,7 +131,7 @@ def test_url_without_shards_is_rejected(s3, names, message, tmp_path):
     url = f"s3://{BUCKET}/{tmp_path.name}/photos"
     (tmp_path / "some").write_bytes(b"some")
     for name in names:
-        upload(tmp_path / "some", join(url, name))
+        upload(tmp_path / "some", join_path(url, name))
     with pytest.raises(UserError, match=message):
         build(url, tmp_path / "corpus", **OPTIONS)
     assert not (tmp_path / "corpus").exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.errors import UserError
 
 
-def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
+def safe_open(path: Path, flags: int, mode: int = 0o644) -> int:
     """Open the regular file at `path` with `flags` of `os.open`; return its descriptor.
 
     Raises `UserError` for a link, a pipe, a device, or a hard link to a file elsewhere.
@@ -31,7 +31,7 @@ def open_own(path: Path, flags: int, mode: int = 0o644) -> int:
     if not stat.S_ISREG(status.st_mode):
         problem = "is not a regular file"
     elif status.st_nlink > 1:
-        problem = "is a hard link to a file that has another name elsewhere"
+        problem = "has a hard link elsewhere"
     if problem is not None:
         os.close(descriptor)
         raise UserError(_refusal(path, problem))
@@ -48,4 +48,4 @@ def refuse_link(path: Path) -> None:
 
 
 def _refusal(path: Path, problem: str) -> str:
-    return f"{path} {problem}: a run writes only into its own folder; remove it, or put a copy in its place."
+    return f"{path} {problem}: a run writes only to its own folder. Remove it, or replace it by a copy."

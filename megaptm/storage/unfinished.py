@@ -13,13 +13,13 @@ LOCK = ".writing"
 """Lock file in a folder to which several processes write. Each holds it while it writes."""
 
 
-def is_rest(path: Path) -> bool:
+def is_unfinished(path: Path) -> bool:
     """Whether an entry of such a folder is the lock or an unfinished file."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(SUFFIX))
 
 
 @contextmanager
-def writing_in(folder: Path) -> Iterator[None]:
+def write_session(folder: Path) -> Iterator[None]:
     """Context of a process that writes files atomically to a shared folder.
 
     A process that starts while no other writes removes the files that killed ones have left. Without file locks, they
