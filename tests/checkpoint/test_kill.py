@@ -98,7 +98,7 @@ def die_in_second_save(run, stage):
     torch.set_num_threads(1)
     store = Store(run, keep=1, fence=always)
     save(store, 1)
-    write, rename = module.write_whole, Path.rename
+    write, rename = module.write_atomically, Path.rename
 
     def write_or_die(path, content):
         die() if stage == ("manifest" if path.name == "manifest.json" else "record") else write(path, content)
@@ -106,7 +106,7 @@ def die_in_second_save(run, stage):
     def rename_or_die(path, target):
         die() if stage == ("replaced" if path.suffix == "" else "rename") else rename(path, target)
 
-    module.write_whole, Path.rename = write_or_die, rename_or_die
+    module.write_atomically, Path.rename = write_or_die, rename_or_die
     if stage == "remove":
         module.remove_tree = die
     save(store, 1 if stage in ("replaced", "rename") else 2)

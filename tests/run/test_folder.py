@@ -233,7 +233,7 @@ def test_a_run_whose_disk_became_read_only_is_told_so(config, monkeypatch):
     def read_only(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("megaptm.run.folder.write_whole", read_only)
+    monkeypatch.setattr("megaptm.run.folder.write_atomically", read_only)
     said = r"/run\) cannot be written to \(Read-only file system\): mend that, or choose another"
     with pytest.raises(UserError, match=said):
         prepare(config("train.steps=400"))
