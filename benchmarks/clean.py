@@ -1,10 +1,10 @@
-"""How fast each cleaning step reads, on one core, and the usual chain of them.
+"""Speed of each cleaning step, and of the usual chain of them, on one core.
 
     python benchmarks/clean.py [--megabytes 32] [--rounds 3]
 
-The text is what Python and the installed packages say in docstrings: prose with lists, tables and examples. It is cut
-at blank lines into documents of up to 4,000 characters, about what web pages have. The best of the rounds counts, in
-seconds of the processor.
+The text is docstrings of Python and of the installed packages: prose with lists, tables and examples. It is split at
+blank lines into documents of up to 4,000 characters, about the length of web pages. The result is the best round, in
+seconds of processor time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GOALS = {
 
 
 def documents(size: int) -> list[Document]:
-    """About `size` characters of text, fewer when this machine has no more."""
+    """About `size` characters of text, fewer if this machine has no more."""
     found: list[Document] = []
     cut = CutLong(PAGE)
     for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
@@ -64,7 +64,7 @@ def steps(evaluation: Path) -> Iterator[tuple[str, CleaningStep]]:
 
 
 def rate(run, pages: list[Document], *, rounds: int) -> float:
-    """Megabytes a second of one core, the best of the rounds."""
+    """Megabytes per second of one core, the best of the rounds."""
     megabytes = sum(len(page.text.encode()) for page in pages) / 1e6
     best = float("inf")
     for _ in range(rounds):

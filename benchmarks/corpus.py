@@ -1,9 +1,9 @@
-"""Text to shards: ours beside datatrove, and beside a tokenizer called once a document.
+"""Text to shards: megaptm compared with datatrove, and with a tokenizer called once per document.
 
     python benchmarks/corpus.py [--mb 100] [--only tokenize|kinds|whole] [--peers FOLDER] [--work FOLDER]
 
 All read the same JSON lines files (`common/text.py`) with the same tokenizer in two processes on the same cores. The
-start of Ray, and of the others' interpreters, is not counted. `tokenize`: byte-level BPE. On a fifth of the text:
+start of Ray, and of the peers' interpreters, is not counted. `tokenize`: byte-level BPE. On a fifth of the text:
 `kinds`: WordPiece and Unigram; `whole`: the rules of Gopher and of C4, near-duplicates, tokens.
 """
 
@@ -30,7 +30,7 @@ WORKERS = 2
 TRAINING_TEXTS = {"byte-bpe": 8000, "wordpiece": 8000, "unigram": 1500}
 NO_STEPS: dict[str, Any] = {"steps": [], "deduplicate": {"documents": False, "near": None}}
 WHOLE: dict[str, Any] = {
-    # With the thresholds that datatrove has.
+    # With the thresholds of datatrove.
     "steps": ["gopher-repetition", "gopher-quality", {"c4-quality": {"min_sentences": 5, "min_words_per_line": 3}}],
     "deduplicate": {"documents": True, "near": {}},
 }
@@ -43,7 +43,7 @@ class Input:
     files: list[Path]
     tokenizer: Path
     scratch: Path
-    """For what comes out."""
+    """For the output."""
 
     @property
     def megabytes(self) -> float:
@@ -60,7 +60,7 @@ class Input:
 
 
 def ours(given: Input, recipe: dict[str, Any], rounds: int = 1) -> dict[str, Any]:
-    """The median of some builds; the workers are there before the first."""
+    """The median of several builds; the workers are started before the first."""
     from data_pipeline.corpus.workers import open_workers
 
     with open_workers(WORKERS, 0):
@@ -70,7 +70,7 @@ def ours(given: Input, recipe: dict[str, Any], rounds: int = 1) -> dict[str, Any
 
 
 def _beginning(given: Input) -> Path:
-    """Some parts of text, so that each worker has one."""
+    """Several parts of text, so that each worker has one."""
     beginning = Path(tempfile.mkdtemp(dir=given.scratch), "beginning.jsonl")
     with given.files[0].open() as lines:
         beginning.write_text("".join(itertools.islice(lines, 4000)))
@@ -84,7 +84,7 @@ def _build(given: Input, recipe: dict[str, Any]) -> dict[str, Any]:
 
     out = Path(tempfile.mkdtemp(dir=given.scratch))
     files = [str(file) for file in given.files]
-    plain = {"annotate": {"sentences": False}, "validation": 0}  # no peer looks for sentences
+    plain = {"annotate": {"sentences": False}, "validation": 0}  # no peer splits sentences
     content = {**recipe, **plain, "sources": files, "tokenizer": str(given.tokenizer)}
     (out / "recipe.yaml").write_text(json.dumps(content))  # JSON is YAML
     ready = read_recipe([str(out / "recipe.yaml")])
@@ -96,7 +96,7 @@ def _build(given: Input, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def tokenizer_of(kind: str, vocabulary: int, files: list[Path], folder: Path) -> Path:
-    """Trained once on the beginning of the text."""
+    """Trained once, on the first texts."""
     from megaptm.tokenizers import train
 
     place = folder / f"{kind}-{vocabulary}"
@@ -107,7 +107,7 @@ def tokenizer_of(kind: str, vocabulary: int, files: list[Path], folder: Path) ->
 
 
 def cat_seconds(files: list[Path]) -> float:
-    """The second time, when they are in memory as they are for everyone else."""
+    """The second read, from the page cache, as for all others."""
     for _ in range(2):
         begun = time.perf_counter()
         subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)

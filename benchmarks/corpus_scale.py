@@ -1,9 +1,9 @@
-"""Memory and time of a whole build, near deduplication included, as the input grows fourfold.
+"""Memory and time of a complete build, near deduplication included, for one amount of input and four times as much.
 
     python benchmarks/corpus_scale.py --mb 1000
 
-Every process of the build is watched: driver, workers, servers of Ray. Goals: under 1.5 GiB resident in any of
-them, and time that grows with the input, within 15%.
+All processes of the build are measured: driver, workers, servers of Ray. Goals: under 1.5 GiB resident in each of them,
+and time proportional to the input, within 15%.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = ["repair-encoding", "normalize-unicode", "drop-empty", "gopher-quality",
 
 
 class Watch(threading.Thread):
-    """The most memory that any process below another held."""
+    """Peak memory of the processes below another."""
 
     def __init__(self, root: int):
         super().__init__(daemon=True)
@@ -49,7 +49,7 @@ def _name(process: psutil.Process) -> str:
 
 
 def build(folder: Path, out: Path, options: argparse.Namespace) -> tuple[float, dict[str, int]]:
-    """Wall seconds, and the most resident bytes by kind of process."""
+    """Wall seconds, and peak resident bytes by kind of process."""
     words = [f"out={out}", f"workers={options.workers}", f"deduplicate.near={options.near}"]
     words += [f"steps=[{', '.join(STEPS)}]", f"tokenizer.vocabulary={options.vocabulary}"]
     begun = time.perf_counter()

@@ -1,10 +1,11 @@
-"""Sketching, and finding near duplicates from text to the list of what is dropped, beside datasketch and rensa.
+"""Sketching, and finding near duplicates from text to the list of dropped documents, compared with datasketch and
+rensa.
 
     python benchmarks/deduplicate.py [--megabytes 200] [--peers PYTHON]
 
-Documents of about 3 KB are made of paragraphs of the Python library and its reference, dealt anew; every tenth comes
-again somewhere with a word in a hundred changed. `--peers` is a Python with datasketch and rensa; without it only ours
-is measured. All run on one core.
+Documents of about 3 KB are made of paragraphs of the Python library and its reference, recombined; every tenth is
+repeated somewhere with one word in a hundred changed. `--peers` is a Python with datasketch and rensa; without it only
+megaptm is measured. All run on one core.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from data_pipeline.document import Document
 SIZE, PART = 3000, 16 << 20
 PEERS = Path(__file__).parent / "peers/deduplicate.py"
 PEER_DOCUMENTS = {"datasketch": 2_000, "rensa": 20_000}
-"""As many as take each of them some seconds."""
+"""Chosen so that each takes several seconds."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def real_paragraphs() -> list[str]:
 
 
 def documents(total: int) -> Iterator[Document]:
-    """About `total` bytes of them; copies have the name of what they are a copy of and `copy`."""
+    """Documents of about `total` bytes; a copy has the name of its original and `copy`."""
     rng, paragraphs, made, copies = random.Random(0), real_paragraphs(), 0, []
     number = 0
     while made < total:
@@ -110,7 +111,7 @@ def similar_copies(some: list[Document], near: Near) -> list[int]:
 
 
 def peers(python: str, some: list[Document], folder: Path) -> dict[str, dict[str, float]]:
-    """Name -> documents/s of signing and of signing and finding, by each in a process of its own."""
+    """Name -> documents/s of signing, and of signing and finding, each in its own process."""
     texts = folder / "texts.json"
     measured = {}
     for name, count in PEER_DOCUMENTS.items():

@@ -1,13 +1,13 @@
-"""Images delivered a second, with labels and with texts, beside plain webdataset on the same shards.
+"""Images delivered per second, with labels and with texts, compared with plain webdataset on the same shards.
 
     python benchmarks/images.py [--seconds 1.5] [--rounds 9] [--workers 2]
 
-Drawn photographs of 500 x 375 pixels, about 45 kB each as JPEG, are built into a corpus with labels and one with
-texts. Of labels some part of an image is shown, stretched and every second time mirrored (ViT's), of texts the largest
-square at some place (CLIP's), both of 224 pixels; the peer (`peers/images_webdataset.py`) decodes, crops and scales by
-the same calls to Pillow, and encodes texts by the same tokenizer. Both deliver bytes of pixels, which are normalized
-where the model is. In the consumer itself, then by worker processes, as many for both; rounds alternate. On a busy
-machine images a second of CPU can be trusted, and images a second cannot.
+Drawn photographs of 500 x 375 pixels, about 45 kB each as JPEG, are built into a corpus with labels and one with texts.
+For labels a random crop of each image is resized and flipped half of the time (ViT), for texts a random square crop of
+maximum size is resized (CLIP), both to 224 pixels; the peer (`peers/images_webdataset.py`) decodes, crops and resizes
+by the same calls to Pillow, and encodes texts by the same tokenizer. Both deliver pixels as bytes, which are normalized
+on the model's device. Measured in the consumer itself, then with the same number of worker processes for both; rounds
+alternate. On a loaded machine, images per second of CPU time are reliable, and images per second are not.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ LABELS = 8
 WORDS = """a an the photo picture of one two some red blue green dark bright small large old new house tree dog cat boat
 bird car street man woman child flower field river mountain on in at by with"""
 PREFETCH, WARM = 4, 6
-"""Batches that each worker is ahead; and those that pass before time is taken."""
+"""Batches that each worker prefetches; and batches that are skipped before timing starts."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How the images of a corpus are shown."""
+    """How the images of a corpus are transformed."""
 
     objective: Mapping[str, Any]
     crop: str
     texts: bool
 
     def corpus(self, photos: Path, folder: Path, shard_bytes: int) -> Path:
-        """Built of the same files each time."""
+        """Built from the same files each time."""
         tokenizer = TokenizerRecipe(kind="byte-bpe", vocabulary=512, specials="clip")
         how: dict[str, Any] = {"texts": True, "tokenizer": tokenizer} if self.texts else {}
         recipe = ImageRecipe(source=str(photos), validation=0.0, shard_bytes=shard_bytes, **how)
@@ -70,7 +70,7 @@ CORPORA = {
 
 
 def write_photos(folder: Path, number: int, width: int, height: int) -> None:
-    """Something of all sizes, as photographs have it, in folders of labels, each beside its text."""
+    """Shapes of all sizes, as in photographs, in one folder per label, each with a text file."""
     rng = np.random.default_rng(0)
     for one in range(number):
         place = folder / str(one % LABELS)
@@ -89,7 +89,7 @@ def ours(corpus: Path, shown: Shown, batch: int, workers: int) -> Iterator[dict[
     special = load(corpus / "tokenizer").special
     places = (SIZE // PATCH) ** 2 + 1
     mix = open_mix({str(corpus): 1.0}, objective=shown.objective, sequence=places, seed=0, special=special)
-    if not workers:  # as a consumer makes them that has no worker; ours would have a thread beside it
+    if not workers:  # as in a consumer without workers; megaptm would use a thread
         first = 0
         while True:
             yield as_tensors(stacked(mix, range(first, first + batch)))
@@ -118,14 +118,14 @@ def one_thread() -> Iterator[None]:
 
 
 def cpu_seconds() -> float:
-    """That this process and its workers have taken."""
+    """CPU time of this process and its workers."""
     here = psutil.Process()
     times = [one.cpu_times() for one in (here, *here.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def rates(batches: Iterator[Any], batch: int, seconds: float, workers: int) -> tuple[float, float]:
-    """Images a second, and a second of CPU, once workers are as far ahead as they go."""
+    """Images per second, and per second of CPU time, once workers have filled their queues."""
     with closing(batches):  # type: ignore[type-var]  # generators both
         for _ in range(WARM * max(1, workers)):
             next(batches)
@@ -137,7 +137,7 @@ def rates(batches: Iterator[Any], batch: int, seconds: float, workers: int) -> t
 
 
 def compare(name: str, corpus: Path, options: Any, workers: int) -> tuple[float, float]:
-    """How much faster ours is, and how much less of the CPU it takes; a row of the table."""
+    """Ratio of megaptm's speed to the peer's, and of their CPU speeds; prints a row of the table."""
     shown, seen = CORPORA[name], {"megaptm": [], "webdataset": []}  # type: ignore[var-annotated]
     for _ in range(options.rounds):
         for who, opened in {"megaptm": ours, "webdataset": theirs}.items():
@@ -150,7 +150,7 @@ def compare(name: str, corpus: Path, options: Any, workers: int) -> tuple[float,
         f"{1000 / statistics.median(cpu for _, cpu in some):.2f} ms of CPU ({who})"
         for who, some in seen.items()
     )
-    # Of rounds, and not of medians: what else the machine does is more alike within one.
+    # Ratios of rounds, not of medians: the load of the machine varies less within one round.
     faster, less = (
         statistics.median(own[which] / peer[which] for own, peer in zip(*seen.values(), strict=True))
         for which in (0, 1)

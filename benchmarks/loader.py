@@ -1,12 +1,12 @@
-"""Packed GPT rows delivered: beside what a training step consumes, and beside other loaders on the same documents.
+"""Packed GPT rows delivered, compared with the needs of a training step, and with other loaders on the same documents.
 
     python benchmarks/loader.py [--seconds 3] [--peers FOLDER] [--only step|peers|s3]
 
-A corpus of random documents (about 450 tokens each, as files of source text have) is written, then read through
-`Loader` with a thread and with a worker process, packed with per-document attention into rows of 512 tokens. The
-training step is that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own
-format, in the consumer itself and with one worker process, as we do beside them, and deliver tokens and labels alone,
-without positions and documents. At last the same corpus comes from an S3 server on this machine, with a full cache.
+A corpus of random documents (about 450 tokens each, as in files of source text) is written, then read through `Loader`
+with a thread and with a worker process, packed with per-document attention into rows of 512 tokens. The training step
+is that of `benchmarks/step.py`. Peers read the same tar files, or the same documents in their own format, in the
+consumer itself and with one worker process, as megaptm does for this comparison, and deliver only tokens and labels,
+without positions and documents. Finally the same corpus is read from an S3 server on this machine, with a full cache.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from megaptm.objectives import SpecialTokens
 LENGTH, BATCH = 512, 8
 VOCABULARY = 50257
 DOCUMENTS = 2500
-"""Of a shard."""
+"""Per shard."""
 MODES = {0: "thread", 1: "worker process"}
 PEER_MODES = {0: "consumer", 1: "worker process"}
 
-# Peer -> name of its environment (None: our own), goal of the ratio.
+# Peer -> name of its environment (None: megaptm's), minimum ratio.
 PEERS: dict[str, tuple[str | None, float]] = {
     "webdataset": (None, 2),
     "energon": ("energon", 2),
@@ -82,7 +82,7 @@ def rows_per_second(corpus: str, special: SpecialTokens, *, workers: int, second
 
 
 def rows_made_here(corpus: str, special: SpecialTokens, seconds: float) -> float:
-    """Without a thread: what a consumer gets that makes its batches itself, as peers without workers do."""
+    """Without a thread: the rows of a consumer that makes its own batches, as peers without workers do."""
     mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
     as_tensors(stacked(mix, range(BATCH)))
     begun, rows = time.perf_counter(), BATCH
@@ -127,7 +127,7 @@ def beside_step(delivered: list[float], *, short: bool) -> list[str]:
 def beside_peers(
     folder: Path, measure: Callable[[], list[float]], seconds: float, environments: Path | None
 ) -> list[str]:
-    """`environments` is the folder of those that peers need; None leaves out who needs one."""
+    """`environments` is the folder of the peers' environments; None skips peers that need one."""
     metrics = []
     for name, (environment, goal) in PEERS.items():
         if environment is not None and environments is None:
@@ -140,7 +140,7 @@ def beside_peers(
             given = {"shards": shards, "length": LENGTH, "batch": BATCH, "seconds": seconds, "vocabulary": VOCABULARY}
             theirs = run_peer(python, f"loader_{name}", folder=scratch, **given)
         table_row(name, theirs, PEER_MODES)
-        mine = measure()  # again beside each: machines are noisy
+        mine = measure()  # measured again for each peer: machines are noisy
         ratio = min(our / their for our, their in zip(mine, theirs, strict=True))
         metrics.append(f"METRIC loader_over_{name} {ratio:.2f} ratio goal >={goal}")
     return metrics

@@ -1,12 +1,12 @@
-"""Rows of each objective, its noise included, beside what a training step of its family consumes.
+"""Rows per second of each objective, its noise included, compared with the needs of a training step of its family.
 
     python benchmarks/noise.py [--families bert t5] [--objectives deshuffling] [--seconds 2] [--layers 4] [--width 768]
 
 Random documents of about 450 tokens, with sentences, words, capitals and parts, are read by each objective that a
-family was published with, in rows of 512 tokens, by one thread and without reading ahead: rows for each second of the
-processor. The step is that of `benchmarks/families.py`, our engine in fp32 on one thread, and counted alike; where a
-family draws for a second model, BERT's stands for it, which is quicker. Rows that go on where others ended
-(Transformer-XL, XLNet) are left out.
+family was published with, in rows of 512 tokens, by one thread and without prefetching: rows per second of processor
+time. The step is that of `benchmarks/families.py`, megaptm's engine in fp32 on one thread, measured in the same way;
+where a family has a second model that generates, BERT's step is used, which is faster. Rows that continue earlier ones
+(Transformer-XL, XLNet) are skipped.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SIMILAR = "masked-lm-ngrams-similar-words-sentence-order"
 
 
 def alike(word: tuple[int, ...]) -> np.ndarray:
-    """Words that are like another, MacBERT's: [words, tokens]."""
+    """Similar words, for MacBERT: [words, tokens]."""
     return (np.array([word]) + np.arange(1, 9)[:, None]) % (VOCABULARY - SPECIALS) + SPECIALS
 
 
 def objective(name: str) -> BaseObjective:
-    """That of a name; of MacBERT's with words that are alike."""
+    """The objective of a name; MacBERT's with similar words."""
     if name != SIMILAR:
         return OBJECTIVES[name]
     masks = {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": "noise:alike"}
@@ -100,7 +100,7 @@ def step_rows_per_second(family: str, *, layers: int, width: int, rounds: int) -
 
 
 def cases(families: list[str], names: list[str]) -> dict[str, list[str]]:
-    """Family -> what it was published with; each once, with the first family that has it."""
+    """Family -> its published objectives; each once, with the first family that has it."""
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
     for family, table in CATALOGUE.items():

@@ -98,12 +98,12 @@ IMPORTED: dict[str, dict[str, Any]] = {
 """Families whose published folders have a SentencePiece model, and how that numbers its special tokens."""
 
 Encode = Callable[[str], list[str]]
-"""Pieces of a text; an unknown one by the name that it has in our tokenizer."""
+"""Pieces of a text; an unknown one by its name in megaptm's tokenizer."""
 
 
 @dataclass
 class Case:
-    """A tokenizer, and who says what its pieces are."""
+    """A tokenizer, and the reference for its pieces."""
 
     name: str
     ours: Tokenizer
@@ -134,7 +134,7 @@ def pieces_of(model: sentencepiece.SentencePieceProcessor, unknown: str, fold: C
 
 
 def sentencepiece_of(tokenizer: Tokenizer) -> sentencepiece.SentencePieceProcessor:
-    """SentencePiece with the pieces of a tokenizer of ours, and with SentencePiece's own normalization."""
+    """SentencePiece with the pieces of a tokenizer of megaptm, and with SentencePiece's own normalization."""
     model, content = io.BytesIO(), tokenizer.content["model"]
     unigram = content["type"] == "Unigram"
     sentencepiece.SentencePieceTrainer.train(
@@ -225,7 +225,7 @@ def cases(folder: Path, names: list[str]) -> Iterator[Case]:
         )
         (source / "config.json").write_text(json.dumps({"model_type": family}))
         ours = read_tokenizer(source)
-        # The general class, as an export has it: the class of a family would make a normalizer of its own.
+        # The general class, as in an export: the class of a family would make its own normalizer.
         Tokenizer(ours.content, {**ours.config, "tokenizer_class": "PreTrainedTokenizerFast"}).save(place)
         model = sentencepiece.SentencePieceProcessor(model_file=str(file))
         unknown = ours.name(ours.unknown)
@@ -238,7 +238,7 @@ def normalized(tokenizer: Tokenizer, text: str) -> str:
 
 
 def cell(case: Case, general: Any, text: str) -> tuple[bool, str]:
-    """Whether the ids are equal, and what the table shows."""
+    """Whether the ids are equal, and the cell of the table."""
     ids = case.ours.encode(text).tolist()
     pieces = [case.ours.name(id_) for id_ in ids]
     equal = pieces == case.reference(text) and ids == general(text, add_special_tokens=False).input_ids

@@ -1,4 +1,4 @@
-"""Memory of published runs beside what the planner says of them: a table of docs/planner.md."""
+"""Memory of published runs compared with the planner's: a table of docs/planner.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shape:
 
 _ENCODER = Block(position="learned")
 _BERT = change(BERT, embedding_norm=False, stacks={"encoder": _ENCODER})
-# Its decoder takes its places from the encoder's table.
+# Its decoder shares the position table of the encoder.
 _T5 = change(
     T5, stacks={"encoder": _ENCODER, "decoder": change(_ENCODER, visibility="causal", position="none", cross="encoder")}
 )
@@ -60,7 +60,7 @@ class Row(Section):
     distributed_optimizer: bool = False
     recompute: Literal["none", "full"] = "none"
     peak: float
-    """Megabytes that torch had given out at most, on the last rank."""
+    """Megabytes that torch had allocated at most, on the last rank."""
 
     def work(self) -> Workload:
         """The step that the test ran."""
@@ -90,7 +90,7 @@ class Row(Section):
         )
 
     def planned(self) -> float:
-        """Megabytes of the last rank, as the planner says."""
+        """Megabytes of the last rank, as the planner computes them."""
         return estimate_memory(self.work())[-1].total / 1e6
 
 

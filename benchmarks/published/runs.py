@@ -34,7 +34,7 @@ MISSES = {
     (_BLOOM, "184B, 64 heads, 8 x 6, 2 rows"),
     (_BLOOM, "178B, 104 heads, 4 x 12, 2 rows"),
 }
-"""Rows that the planner misses by more than a fifth; docs/planner.md says what is known of each."""
+"""Rows for which the planner's error exceeds a fifth; docs/planner.md has the known causes."""
 RESULTS = ("seconds", "layer_milliseconds", "tflops", "hardware_tflops", "tokens_per_second", "mfu")
 
 
@@ -75,9 +75,9 @@ class Source(Section):
     source: str
     machine: str
     inter_node: dict[str, float] = Field(default_factory=dict)
-    """How the network between nodes differs from the machine's."""
+    """Differences of the network between nodes from the machine's."""
     confirmed: str
-    """What of the rows was compared with the page that is named, and what is from memory."""
+    """Which values of the rows were compared with the cited page, and which are from memory."""
     note: str = ""
     common: dict[str, Any] = Field(default_factory=dict)
     open: dict[str, list[int]] = Field(default_factory=dict)
@@ -86,12 +86,12 @@ class Source(Section):
     shapes: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Layers, width and heads by the name of a size, for long tables."""
     columns: list[str] = Field(default_factory=list)
-    """What rows that are lists hold."""
+    """The columns of rows that are lists."""
     rows: list[dict[str, Any] | list[Any]]
 
     @property
     def engine(self) -> Software:
-        """The software that ran it."""
+        """The software of the run."""
         return Software(**{name: value for name, value in self.software.items() if name != "sharding"})
 
     @property
@@ -108,7 +108,7 @@ class Source(Section):
         return sharded_step(machine, work) if self.is_sharded else estimate_step(machine, work)
 
     def printed(self) -> Iterator[dict[str, Any]]:
-        """Rows with what they have in common."""
+        """Rows, completed by what they have in common."""
         for row in self.rows:
             values = {**self.common, **(row if isinstance(row, dict) else dict(zip(self.columns, row, strict=True)))}
             if shape := values.pop("shape", None):
@@ -119,7 +119,7 @@ class Source(Section):
 
 @dataclass(frozen=True)
 class Compared:
-    """A row with the planner's answer, in the unit that was printed."""
+    """A row with the planner's answer, in the printed unit."""
 
     source: str
     name: str
@@ -127,7 +127,7 @@ class Compared:
     published: float
     planned: float
     error: float
-    """Planned time over published time, less one."""
+    """Planned time over published time, minus one."""
 
 
 def sources(path: Path = FILE) -> list[Source]:
@@ -164,7 +164,7 @@ def markdown(rows: list[Compared]) -> str:
 
 
 def summary(rows: list[Compared]) -> str:
-    """One line a source: how near the planner comes, and what was compared with the page."""
+    """One line per source: how accurate the planner is, and what was compared with the page."""
     lines = ["| source | runs | median | worst | compared with the page |", "|---|---:|---:|---:|---|"]
     for source in sources():
         errors = [row.error for row in rows if row.source == source.source]

@@ -36,7 +36,7 @@ class TextSteps:
         return cls(tuple(steps), hashes_of(path for step in steps for path in inputs_of(step)))
 
     def text(self, text: str, source: str) -> str:
-        """Return the cleaned text; raise `RefusedText` if it is dropped."""
+        """Return the cleaned text; raise `InvalidTextError` if it is dropped."""
         if not self.steps:
             return text
         dropped = Dropped()

@@ -62,7 +62,7 @@ def keep_splits(corpus, *names):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("found", [], "made_from.found: input should be a valid dictionary"),
+        ("annotation_counts", [], "made_from.annotation_counts: input should be a valid dictionary"),
         ("tables", {"labels": "ham"}, "made_from.tables.labels: input should be a valid list"),
         ("recipe", 3, "made_from.recipe: input should be a valid dictionary"),
     ],
@@ -294,7 +294,7 @@ def test_a_folder_without_text(text):
 
 def test_files_without_text(text):
     (text / "empty.txt").write_text(" \n\n")
-    assert "no document is left to build from (1 empty)" in told(*build(text))
+    assert "no document is left after reading and cleaning (1 empty)" in told(*build(text))
     assert nothing_built(text)
 
 
@@ -302,8 +302,8 @@ def test_bytes_that_are_not_utf8(text):
     (text / "good.txt").write_text("A sentence that anyone can read. " * 50)
     (text / "latin.txt").write_bytes("Der Müller mahlt.".encode("latin-1"))
     assert told(*build(text, "on_error=fail")) == (
-        f"{text}/latin.txt is not UTF-8: byte 0xfc at offset 5: convert it to UTF-8, or give its source "
-        "`encoding: auto`, or skip such text with `on_error: skip`."
+        f"{text}/latin.txt is not UTF-8: byte 0xfc at offset 5: convert it to UTF-8, or set "
+        "`encoding: auto` for its source, or skip such text with `on_error: skip`."
     )
     assert nothing_built(text)
     done = CliRunner().invoke(main, [str(word) for word in build(text)])

@@ -127,7 +127,7 @@ def dialogues(folder: Path, found: int = 45) -> str:
             writer.add(key, rng.integers(SPECIALS, 999, 40), {"turns": turns}, meta={}, text_bytes=99)
     splits = {"train": [writer.close()], "validation": []}
     tokenizer = {"kind": "byte-bpe", "vocabulary": 1000, "fingerprint": "tiny"}
-    made_from = {"found": {"turns": found}}
+    made_from = {"annotation_counts": {"turns": found}}
     write_manifest(folder, dtype="uint16", fields=fields, splits=splits, tokenizer=tokenizer, made_from=made_from)
     return str(folder)
 

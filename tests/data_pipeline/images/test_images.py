@@ -330,7 +330,7 @@ def test_non_utf8_paths_are_rejected(name, tmp_path):
 def test_non_utf8_output_is_rejected(tmp_path):
     (tmp_path / "given/cat").mkdir(parents=True)
     (tmp_path / "given/cat/1.jpg").write_bytes(picture())
-    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) has a name is not UTF-8: choose another\.$"):
+    with pytest.raises(UserError, match=r"^out \(.*udcff.*\) is not valid UTF-8: choose another name\.$"):
         build(tmp_path / "given", tmp_path / f"corpus{ODD}", validation=0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["given"]
 

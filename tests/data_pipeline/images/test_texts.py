@@ -23,7 +23,7 @@ from data_pipeline.commands import images, inspect, read_image_settings
 from data_pipeline.images.duplicates import appearance_sketch, find_repeated
 from data_pipeline.images.recipe import ImageRecipe
 from data_pipeline.images.text_steps import TextSteps
-from data_pipeline.images.texts import RefusedText, text_of
+from data_pipeline.images.texts import InvalidTextError, text_of
 from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.data import Loader, open_mix
@@ -51,7 +51,7 @@ IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
     ],
 )
 def test_invalid_caption_has_reason(content, field, message):
-    with pytest.raises(RefusedText, match=message):
+    with pytest.raises(InvalidTextError, match=message):
         text_of(content, field)
 
 
@@ -351,7 +351,7 @@ def test_duplicate_images_are_dropped(tmp_path, duplicates, retained, reason):
         ({"texts": True, "classes": "names.txt"}, "classes names labels"),
         ({"texts": True, "duplicates": "near", "check": "header"}, "needs pixels"),
         ({"steps": (DropShort(),)}, "steps applies to images with texts"),
-        ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove it"),
+        ({"texts": True, "steps": (CutLong(),)}, "step cut-long may make several texts of one.*: remove the step"),
         ({"texts": True, "steps": (PairByConnective(),)}, "step pair-by-connective may make several"),
         ({"texts": True}, "no image is left after the checks.*1 image without text"),
         (
