@@ -236,7 +236,7 @@ def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_p
     assert not (tmp_path / "it").exists()
     with pytest.raises(UserError, match=r"it.blocks was created with other corpora or options"):
         retrieve(corpus, tmp_path / "it", how)
-    with pytest.raises(UserError, match="say --detector FEATURES CLASSES"):
+    with pytest.raises(UserError, match="set --detector FEATURES CLASSES"):
         retrieve(corpus, tmp_path / "other", replace(how, detector=(2048, 1601)))
     assert not (tmp_path / "other.blocks").exists()
     assert str(RetrievalCounts(documents=3)) == "none of 3 documents has a match: lower --threshold"
@@ -322,10 +322,10 @@ def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) 
     tiny_corpus(tmp_path / "other")
     with pytest.raises(UserError, match="were made with different tokenizers"):
         retrieved(str(folder / "corpus"), str(tmp_path / "out"), how, texts=str(tmp_path / "other"))
-    with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*say --detector"):
+    with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*set --detector"):
         retrieved(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
     assert not (tmp_path / "out").exists()
-    for place, said in ((str(folder), "is a folder: name a file"), ("s3://bucket/out", "is a URL: name a file of")):
+    for place, said in ((str(folder), "is a folder: name a file"), ("s3://bucket/out", "is a URL: name a local file")):
         with pytest.raises(UserError, match=said):
             retrieved(str(folder / "corpus"), place, how)
 
