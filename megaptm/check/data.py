@@ -23,12 +23,11 @@ from megaptm.resilience.events import last_saved
 from megaptm.run.corpora import (
     RunCorpora,
     cache_of,
-    check_epochs,
-    check_kept_logits,
     check_vocabulary,
     open_corpus,
     tokenizer_of,
 )
+from megaptm.run.corpora_checks import check_cached_logits, check_epochs
 from megaptm.run.initial import check_initial, initial_run
 from megaptm.run.teacher import check_teacher
 from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, regular_file
@@ -135,7 +134,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     check_epochs(config, text)
     validation = corpora.mix("validation")
     held_out = validation.fresh_batches(train.batch)
-    check_kept_logits(config, {"train": text, "validation": validation})
+    check_cached_logits(config, {"train": text, "validation": validation})
     samples = config.batch_schedule.first(train.steps)
     yield Finding(
         "data",

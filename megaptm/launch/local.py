@@ -20,7 +20,7 @@ from megaptm.report.terminal import title
 from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
-from megaptm.run.corpora import check_corpora
+from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import (
     discard_unused,
     environment_of,

@@ -3,7 +3,7 @@ launcher uses it, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -148,52 +148,6 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
         if lacking and {*lacking} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
             refuse_lacking_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
-
-
-def check_corpora(config: Config) -> None:
-    """Raise errors early that would otherwise occur after all processes have started, or at the first validation."""
-    corpora = RunCorpora(config)
-    if config.distill is not None:
-        from megaptm.run.teacher import check_teacher
-
-        check_teacher(config, corpora.tokenizer)
-    if config.train.init_from is not None:
-        from megaptm.run.initial import check_initial
-
-        check_initial(config, corpora.tokenizer)
-    if config.built_objective.unit == "pairs":  # the number of pairs is only known after counting
-        corpora.check()
-        return
-    mixes = {split: corpora.mix(split) for split in ("train", "validation")}
-    check_epochs(config, mixes["train"])
-    mixes["validation"].fresh_batches(config.train.batch)
-    check_kept_logits(config, mixes)
-
-
-def check_kept_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
-    """Raise `UserError` if cached teacher logits are read and lack the first or last sample of a split."""
-    if config.distill is None or config.distill.cached_logits is None:
-        return
-    from megaptm.data.teacher_logits import TaughtMix
-    from megaptm.run.teacher import teacher_logits
-
-    kept, train = teacher_logits(config), config.train
-    held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
-    for split, samples in (("train", config.batch_schedule.first(train.steps)), ("validation", held_out)):
-        taught = TaughtMix(mixes[split], kept.of(split))
-        for number in (0, samples - 1):
-            taught.sample(number)
-
-
-def check_epochs(config: Config, mix: Mix) -> None:
-    """Raise `UserError` if the steps need more text than `data.epochs` allows."""
-    epochs, train = config.data.epochs, config.train
-    if epochs is not None and train.steps > (most := config.batch_schedule.steps_in(mix.samples_in(epochs))):
-        raise UserError(
-            f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
-            f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "
-            "data.epochs, or leave data.epochs out."
-        )
 
 
 def cache_of(config: Config) -> Cache:

@@ -272,7 +272,7 @@ def read_config(folder: Path) -> Any:
     from megaptm.config import dump, resolve_model
     from megaptm.plan.count import count_parameters
     from megaptm.run.changes import flat
-    from megaptm.run.corpora import check_corpora
+    from megaptm.run.corpora_checks import check_corpora
     from megaptm.run.folder import absolute_paths
     from megaptm.run.folder import read_config as read
 

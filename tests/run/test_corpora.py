@@ -13,7 +13,8 @@ from megaptm.data.loader import Loader, LostWorkerError
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import MAPPED
-from megaptm.run.corpora import RunCorpora, check_corpora
+from megaptm.run.corpora import RunCorpora
+from megaptm.run.corpora_checks import check_corpora
 from megaptm.train.lost_loader import explain_loss
 from tests.drills.program import resumed_at
 from tests.forked import megaptm

@@ -10,7 +10,7 @@ import click
 from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved
-from megaptm.run.corpora import check_corpora
+from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import check_phase, read_config
 from megaptm.run.rank import RankEnvironment, check_processes
 from megaptm.run.submission import check_submitted
