@@ -44,7 +44,7 @@ from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import BERT, CATALOGUE, VISION
-from megaptm.hub.counterparts import counterpart_of, models_of
+from megaptm.hub.counterparts import find_counterpart, hugging_face_models
 from megaptm.spec import BAND, Family, ModelSpec, Size, change
 
 KNOWN = CATALOGUE | VISION
@@ -219,12 +219,12 @@ def comparable(length: int) -> dict[str, str]:
     for name, table in KNOWN.items():
         if name in STANDS_FOR:
             found[name] = STANDS_FOR[name]
-        elif table.drawn and (models := models_of(table)):
+        elif table.drawn and (models := hugging_face_models(table)):
             found[name] = " and ".join(models)
         if name in found or any(block.ordered for block in table.stacks.values()):
             continue
         try:
-            found[name] = counterpart_of(spec_of(name, layers=2 * len(table.stacks), width=64, length=length)).model
+            found[name] = find_counterpart(spec_of(name, layers=2 * len(table.stacks), width=64, length=length)).model
         except UserError:
             continue
     return found

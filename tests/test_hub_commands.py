@@ -118,12 +118,12 @@ def test_failed_import_leaves_no_files(exported, tmp_path):
         assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match=r"is a model in Hugging Face's format, and no run: begin one with it"):
         read_config(folder)
-    with pytest.raises(UserError, match="is a run of megaptm, which goes on by `megaptm train`; for a new one"):
+    with pytest.raises(UserError, match="is a run of megaptm: continue it with `megaptm train`"):
         run_command(imports, "hf", run, tmp_path / "again")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    with pytest.raises(UserError, match="is already there and not empty"):
+    with pytest.raises(UserError, match="exists and is not empty"):
         run_command(imports, "hf", folder, tmp_path / "full")
 
 

@@ -98,7 +98,7 @@ def _show_words(family: WordFamily) -> None:
 def _family_json(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from megaptm.hub.counterparts import models_of
+    from megaptm.hub.counterparts import hugging_face_models
     from megaptm.objectives import objective_of
     from megaptm.plan.count import count_parameters
     from megaptm.spec import published
@@ -112,7 +112,7 @@ def _family_json(family: Any) -> dict[str, Any]:
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
         "supervised": [name for name in family.objectives if objective_of(name).supervised],
-        "hugging_face": models_of(family),
+        "hugging_face": hugging_face_models(family),
         "tokenizer": family.tokenizer,
         "specials": family.specials,
         "vocabulary": family.vocabulary,

@@ -12,9 +12,9 @@ from megaptm.hub.folder import CONFIG
 from megaptm.spec import Block, ModelSpec, Size, change
 
 # Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
-MOST = 1 << 20
-OF_STACKS = ("layers", "width", "heads", "ffn")
-OF_BLOCKS = (
+MAX_VALUE = 1 << 20
+STACK_VALUES = ("layers", "width", "heads", "ffn")
+BLOCK_VALUES = (
     "norm_eps",
     "groups",
     "cycle",
@@ -28,8 +28,8 @@ OF_BLOCKS = (
 )
 
 
-def numbers_of(spec: ModelSpec) -> dict[str, Any]:
-    """Return megaptm's values by the names that `Counterpart.numbers` uses."""
+def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
+    """Return megaptm's values by the names that `Counterpart.fields` uses."""
     size, block = spec.size_of(next(iter(spec.family.stacks))), spec.family.first_block
     return {
         "layers": size.layers,
@@ -61,7 +61,11 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
         "dropout": spec.dropout,
         "attention_dropout": block.attention_rate(spec.dropout),
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
-        **{f"{stack}.{name}": getattr(spec.size_of(stack), name) for stack in spec.family.stacks for name in OF_STACKS},
+        **{
+            f"{stack}.{name}": getattr(spec.size_of(stack), name)
+            for stack in spec.family.stacks
+            for name in STACK_VALUES
+        },
         **{f"{stack}.context": spec.context_of(stack) for stack in spec.family.stacks},
     }
 
@@ -69,71 +73,79 @@ def numbers_of(spec: ModelSpec) -> dict[str, Any]:
 def _chunks(block: Block, size: Size) -> dict[Any, Any]:
     """Return attention name -> chunk length; if no layer has this attention, the length of the other."""
     layers = [block.at(layer) for layer in range(size.layers)]
-    return dict.fromkeys(("local", "lsh"), layers[0].chunk) | {one.attention: one.chunk for one in layers}
+    return dict.fromkeys(("local", "lsh"), layers[0].chunk) | {layer.attention: layer.chunk for layer in layers}
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     """Return the fields of the Hugging Face config of this model."""
-    ours = numbers_of(spec)
-    said = {**counterpart.numbers, **counterpart.written}
-    values = {theirs: ours[name] for theirs, name in said.items()}
+    own_values = megaptm_values(spec)
+    fields = {**counterpart.fields, **counterpart.dropout_fields}
+    values = {field: own_values[name] for field, name in fields.items()}
     # The config class derives these itself.
     return values | {name: value for name, value in counterpart.fixed.items() if name not in counterpart.may_lack}
 
 
-def nested(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of sections, such as `text_config.hidden_size`, as nested dictionaries."""
-    found: dict[str, Any] = {}
+def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of sections, such as `text_config.hidden_size`, as nest_sections dictionaries."""
+    config: dict[str, Any] = {}
     for name, value in values.items():
         section, _, field = name.rpartition(".")
-        (found.setdefault(section, {}) if section in counterpart.sections else found)[field] = value
-    return found
+        (config.setdefault(section, {}) if section in counterpart.sections else config)[field] = value
+    return config
 
 
-def flat(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested sections as fields; the inverse of `nested`."""
-    found: dict[str, Any] = {}
+def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nest_sections sections as fields; the inverse of `nest_sections`."""
+    fields: dict[str, Any] = {}
     for name, value in config.items():
         if name in counterpart.sections:
             if not isinstance(value, Mapping):
-                raise UserError(f"{CONFIG}: {name} is no object; restore it.")
-            found |= {f"{name}.{field}": one for field, one in value.items()}
+                raise UserError(f"{CONFIG}: {name} must be an object; restore the file.")
+            fields |= {f"{name}.{field}": field_value for field, field_value in value.items()}
         else:
-            found[name] = value
-    return found
+            fields[name] = value
+    return fields
 
 
-def checked_number(counterpart: Counterpart, theirs: str, value: Any) -> Any:
-    """Return the value of a field of `numbers`. Raise UserError if no model can have it."""
-    if value is None and theirs == "n_inner":
+def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
+    """Return the value of a field of `Counterpart.fields`. Raise UserError if no model can have it."""
+    if value is None and field == "n_inner":
         return value
-    match counterpart.numbers[theirs]:
+    match counterpart.fields[field]:
         case "dropout" | "attention_dropout":
-            wanted, good = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
+            expected, is_valid = "a number from 0 to below 1", _is_number(value) and 0 <= value < 1
         case "logit_scale":
-            wanted, good = "a positive number", _is_number(value) and value > 0
+            expected, is_valid = "a positive number", _is_number(value) and value > 0
         case "norm_eps":
-            wanted, good = "a small positive number", _is_number(value) and 0 < value < 1
+            expected, is_valid = "a number between 0 and 1", _is_number(value) and 0 < value < 1
         case "window":
             # One for all layers, or a list with one per layer.
             windows = value if type(value) is list else [value]
-            wanted = f"an even number from 2 to {MOST:,}, or a list of such"
-            good = bool(windows) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in windows)
+            expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
+            is_valid = bool(windows) and all(map(_is_even, windows))
         case "attention":
-            wanted = "a list of `local` and `lsh`, one for each layer"
-            good = _is_list(value) and 0 < len(value) <= MOST and {*value} <= {"local", "lsh"}
+            expected = "a list of `local` and `lsh`, one for each layer"
+            is_valid = _is_list(value) and 0 < len(value) <= MAX_VALUE and {*value} <= {"local", "lsh"}
         case "axial" | "axial_widths":
-            wanted = f"two whole numbers from 1 to {MOST:,}"
-            good = _is_list(value) and len(value) == 2 and all(type(one) is int and 1 <= one <= MOST for one in value)
+            expected = f"two integers from 1 to {MAX_VALUE:,}"
+            is_valid = _is_list(value) and len(value) == 2 and all(map(_is_count, value))
         case "hash_buckets":
             factors = value if _is_list(value) else [value]
-            wanted = f"an even number from 2 to {MOST:,}, or a list of such"
-            good = bool(factors) and all(type(one) is int and 2 <= one <= MOST and one % 2 == 0 for one in factors)
+            expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
+            is_valid = bool(factors) and all(map(_is_even, factors))
         case _:
-            wanted, good = f"a whole number from 1 to {MOST:,}", type(value) is int and 1 <= value <= MOST
-    if not good:
-        raise UserError(f"{CONFIG}: {theirs} is {str(value)[:40]!r}; it must be {wanted}.")
+            expected, is_valid = f"an integer from 1 to {MAX_VALUE:,}", _is_count(value)
+    if not is_valid:
+        raise UserError(f"{CONFIG}: {field} is {str(value)[:40]!r}; it must be {expected}.")
     return value
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MAX_VALUE
+
+
+def _is_even(value: Any) -> bool:
+    return _is_count(value) and value % 2 == 0
 
 
 def _is_list(value: Any) -> bool:
@@ -144,42 +156,41 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def reasons(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
-    """Return config.json field -> reason why its value cannot be imported. `config`: with defaults; `given`:
-    config.json as it is."""
-    found = {}
+def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, str]:
+    """Return config.json field -> reason why its value cannot be imported. `config`: with defaults; `file`: the
+    fields in config.json."""
+    mismatches = {}
     for name, fixed in counterpart.all_fixed.items():
         if name not in config and (name in counterpart.may_lack or name in OF_EARLIER_RELEASES):
             continue
         value = counterpart.spellings[name](config) if name in counterpart.spellings else config.get(name)
-        wanted = fixed(config) if callable(fixed) else fixed
+        expected = fixed(config) if callable(fixed) else fixed
         # Absent counts as equal to 0 and false.
-        if (value or None) != (wanted or None):
+        if (value or None) != (expected or None):
             field, other = f"{name} is {_brief(config.get(name))}", counterpart.follows.get(name)
-            if name not in given and other is not None:
-                field = f"{other} is {_brief(given[other]) if other in given else 'absent'}, so that {field}"
-            found[name] = f"{field} ({counterpart.family} has {_brief(wanted)})"
-    for ours, fields in _siblings(counterpart, config).items():
+            if name not in file and other is not None:
+                field = f"{other} is {_brief(file[other]) if other in file else 'absent'}, so that {field}"
+            mismatches[name] = f"{field} ({counterpart.family} has {_brief(expected)})"
+    for own_name, fields in _values_by_name(counterpart, config).items():
         if len({*map(str, fields.values())}) > 1:
-            said = " and ".join(f"{name} is {_brief(value)}" for name, value in fields.items())
-            found |= dict.fromkeys(fields, f"{said} ({counterpart.family} has one number for these, model.{ours})")
-    for reason in counterpart.contradictions({**config, **given}):
-        found[reason] = reason
-    return found
+            values = " and ".join(f"{name} is {_brief(value)}" for name, value in fields.items())
+            reason = f"{values} ({counterpart.family} has one value for these, model.{own_name})"
+            mismatches |= dict.fromkeys(fields, reason)
+    for reason in counterpart.contradictions({**config, **file}):
+        mismatches[reason] = reason
+    return mismatches
 
 
-def _siblings(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return megaptm's number -> the config.json fields for it, with their values."""
-    found: dict[str, dict[str, Any]] = {}
-    for theirs, ours in counterpart.numbers.items():
-        if theirs in config:  # some classes use fields without declaring them
-            found.setdefault(ours, {})[theirs] = _number(counterpart, theirs, config)
-    return found
-
-
-def _number(counterpart: Counterpart, theirs: str, config: Mapping[str, Any]) -> Any:
-    value = checked_number(counterpart, theirs, config[theirs])
-    return FFN_OF_WIDTH * config["n_embd"] if theirs == "n_inner" and value is None else value
+def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return megaptm's name -> the config.json fields for it, with their values."""
+    values: dict[str, dict[str, Any]] = {}
+    for field, name in counterpart.fields.items():
+        if field in config:  # some classes use fields without declaring them
+            value = check_value(counterpart, field, config[field])
+            if field == "n_inner" and value is None:
+                value = FFN_OF_WIDTH * config["n_embd"]
+            values.setdefault(name, {})[field] = value
+    return values
 
 
 def _brief(value: Any) -> str:
@@ -187,83 +198,85 @@ def _brief(value: Any) -> str:
     return written if len(written) <= 60 else f"{written[:57]}..."
 
 
-def refuse(found: Iterable[str]) -> NoReturn:
+def refuse(reasons: Iterable[str]) -> NoReturn:
     """Raise one UserError with all reasons."""
-    raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(found))}; such a model cannot be imported.")
+    raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(reasons))}; such a model cannot be imported.")
 
 
-def spec_of(counterpart: Counterpart, config: Mapping[str, Any], given: Mapping[str, Any]) -> ModelSpec:
+def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mapping[str, Any]) -> ModelSpec:
     """Return the spec that a Hugging Face config describes. Raise UserError with all fields that cannot be imported."""
-    if found := reasons(counterpart, config, given):
-        refuse(found.values())
-    ours = {name: next(iter(fields.values())) for name, fields in _siblings(counterpart, config).items()}
-    if type(windows := ours.get("window")) is list:
-        layers = ours["layers"] if "layers" in ours else ours[f"{next(iter(counterpart.table.stacks))}.layers"]
+    if mismatches := find_mismatches(counterpart, config, file):
+        refuse(mismatches.values())
+    values = {name: next(iter(fields.values())) for name, fields in _values_by_name(counterpart, config).items()}
+    if type(windows := values.get("window")) is list:
+        layers = values["layers"] if "layers" in values else values[f"{next(iter(counterpart.table.stacks))}.layers"]
         if len(windows) != layers:
             raise UserError(
-                f"{CONFIG}: attention_window has {len(windows)} numbers for {layers} layers; give one, or one for each."
+                f"{CONFIG}: attention_window has {len(windows)} values for {layers} layers; give one, or one per layer."
             )
-        ours["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
-    if "attention" in ours:
-        ours |= _by_layer(ours)
-    if "rounds" in ours:
-        ours["layers"] = ours["rounds"] * ours["cycle"]
-    if "ffn" not in counterpart.numbers.values():
-        ours.setdefault("ffn", FFN_OF_WIDTH * ours["width"])
+        values["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
+    if "attention" in values:
+        values |= _layer_cycle(values)
+    if "rounds" in values:
+        values["layers"] = values["rounds"] * values["cycle"]
+    if "ffn" not in counterpart.fields.values():
+        values.setdefault("ffn", FFN_OF_WIDTH * values["width"])
     family = counterpart.table
-    size = _size(counterpart, [*family.stacks], ours)
-    dropout = ours.get("dropout", family.dropout)
-    said = {name: ours[name] for name in OF_BLOCKS if name in ours}
-    if "attention_dropout" in ours and ours["attention_dropout"] != dropout:
-        said["attention_dropout"] = ours["attention_dropout"]
-    stacks = {name: change(block, **said) for name, block in family.stacks.items()}
+    size = _size(counterpart, [*family.stacks], values)
+    dropout = values.get("dropout", family.dropout)
+    block_values = {name: values[name] for name in BLOCK_VALUES if name in values}
+    if "attention_dropout" in values and values["attention_dropout"] != dropout:
+        block_values["attention_dropout"] = values["attention_dropout"]
+    stacks = {name: change(block, **block_values) for name, block in family.stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
-    context = ours["positions"] - family.first_position if "positions" in ours else ours.get("context", family.context)
-    if "image" in ours:
-        if ours["image"] % ours["patch"]:
+    context = (
+        values["positions"] - family.first_position if "positions" in values else values.get("context", family.context)
+    )
+    if "image" in values:
+        if values["image"] % values["patch"]:
             raise UserError(
-                f"{CONFIG}: {field_of(counterpart, 'patch')} ({ours['patch']}) does not divide "
-                f"{field_of(counterpart, 'image')} ({ours['image']}); such a model cannot be imported."
+                f"{CONFIG}: {field_name(counterpart, 'patch')} ({values['patch']}) does not divide "
+                f"{field_name(counterpart, 'image')} ({values['image']}); such a model cannot be imported."
             )
-        context = (ours["image"] // ours["patch"]) ** 2 + 1
+        context = (values["image"] // values["patch"]) ** 2 + 1
     if context < 1:
         raise UserError(
-            f"{CONFIG}: {field_of(counterpart, 'positions')} is {ours['positions']}, but the first position of a text "
-            f"is number {family.first_position}; restore it."
+            f"{CONFIG}: {field_name(counterpart, 'positions')} is {values['positions']}, but texts start at position "
+            f"{family.first_position}; restore it."
         )
     spec = ModelSpec(
-        family=change(family, stacks=stacks, tasks=ours.get("tasks", family.tasks)),
+        family=change(family, stacks=stacks, tasks=values.get("tasks", family.tasks)),
         size=size,
-        vocabulary=ours["vocabulary"],
+        vocabulary=values["vocabulary"],
         context=context,
         dropout=dropout,
     )
-    if "axial" in ours and (widths := spec.axial_widths) != (pair := tuple(ours["axial_widths"])):
+    if "axial" in values and (widths := spec.axial_widths) != (pair := tuple(values["axial_widths"])):
         raise UserError(
             f"{CONFIG}: axial_pos_embds_dim is {[*pair]} ({family.name} has {[*widths]} for hidden_size {size.width}); "
             "such a model cannot be imported."
         )
-    if "axial" in ours and math.prod(ours["axial"]) != spec.context:
+    if "axial" in values and math.prod(values["axial"]) != spec.context:
         raise UserError(
-            f"{CONFIG}: the product of axial_pos_shape ({ours['axial']}) is not max_position_embeddings "
+            f"{CONFIG}: the product of axial_pos_shape ({values['axial']}) is not max_position_embeddings "
             f"({spec.context}); restore it."
         )
-    scale = numbers_of(spec)["logit_scale"]
-    if abs(ours.get("logit_scale", scale) / scale - 1) > 1e-6:
+    scale = megaptm_values(spec)["logit_scale"]
+    if abs(values.get("logit_scale", scale) / scale - 1) > 1e-6:
         raise UserError(
-            f"{CONFIG}: logit_scale is {ours['logit_scale']} ({family.name} has {scale:.6g} for hidden_size "
+            f"{CONFIG}: logit_scale is {values['logit_scale']} ({family.name} has {scale:.6g} for hidden_size "
             f"{size.width}); such a model cannot be imported."
         )
     check_sharing(counterpart, spec)
     return spec
 
 
-def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_cycle(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attention names as the shortest repeating cycle, and chunk lengths in the same cycle."""
-    words = [*ours["attention"]]
+    words = [*values["attention"]]
     turn = next(n for n in range(1, len(words) + 1) if words == [words[layer % n] for layer in range(len(words))])
-    chunks = {"local": ours["local_chunk"], "lsh": ours["lsh_chunk"]}
-    factors = ours["hash_buckets"]
+    chunks = {"local": values["local_chunk"], "lsh": values["lsh_chunk"]}
+    factors = values["hash_buckets"]
     return {
         "layers": len(words),
         "attention": tuple(words[:turn]) if turn > 1 else words[0],
@@ -274,35 +287,35 @@ def _by_layer(ours: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
     """Raise UserError if the pad token has another id, which would shift all positions."""
-    wanted = counterpart.table.first_position - 1
-    if counterpart.places_after_pad and pad is not None and pad != wanted:
+    expected = counterpart.table.first_position - 1
+    if counterpart.positions_after_pad and pad is not None and pad != expected:
         raise UserError(
-            f"{where}pad_token_id is {pad}, and {counterpart.model} numbers positions from it on ({counterpart.family} "
-            f"has {wanted}); use a model and a tokenizer with the special tokens of {counterpart.family}."
+            f"{where}pad_token_id is {pad}, but {counterpart.family} has {expected}, and {counterpart.model} counts "
+            f"positions from it: use a model and a tokenizer with the special tokens of {counterpart.family}."
         )
 
 
-def field_of(counterpart: Counterpart, *ours: str) -> str:
-    """Return the config.json field for the first of these numbers that has one."""
-    fields = {name: theirs for theirs, name in reversed(counterpart.numbers.items())}
-    return next(fields[name] for name in ours if name in fields)
+def field_name(counterpart: Counterpart, *names: str) -> str:
+    """Return the config.json field for the first of megaptm's names that has one."""
+    fields = {name: field for field, name in reversed(counterpart.fields.items())}
+    return next(fields[name] for name in names if name in fields)
 
 
-def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) -> Size:
-    def of(stack: str) -> Size:
-        def number(name: str) -> int:
-            found: int = ours[f"{stack}.{name}"] if f"{stack}.{name}" in ours else ours[name]
-            return found
+def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]) -> Size:
+    def stack_size(stack: str) -> Size:
+        def stack_value(name: str) -> int:
+            value: int = values[f"{stack}.{name}"] if f"{stack}.{name}" in values else values[name]
+            return value
 
         def name_of(name: str) -> str:
-            return field_of(counterpart, f"{stack}.{name}", name)
+            return field_name(counterpart, f"{stack}.{name}", name)
 
-        layers, width, heads, ffn = map(number, OF_STACKS)
-        if "head_width" not in ours and width % heads:
+        layers, width, heads, ffn = map(stack_value, STACK_VALUES)
+        if "head_width" not in values and width % heads:
             raise UserError(
                 f"{CONFIG}: {name_of('heads')} ({heads}) does not divide {name_of('width')} ({width}); restore it."
             )
-        embedding, kv_heads = ours.get("embedding"), ours.get("kv_heads")
+        embedding, kv_heads = values.get("embedding"), values.get("kv_heads")
         if kv_heads is not None and heads % kv_heads:
             raise UserError(
                 f"{CONFIG}: {name_of('kv_heads')} ({kv_heads}) does not divide {name_of('heads')} ({heads}); restore "
@@ -313,16 +326,18 @@ def _size(counterpart: Counterpart, stacks: list[str], ours: Mapping[str, Any]) 
             width=width,
             heads=heads,
             ffn=ffn,
-            head_width=ours.get("head_width"),
+            head_width=values.get("head_width"),
             kv_heads=None if kv_heads == heads else kv_heads,
-            axial=tuple(ours["axial"]) if "axial" in ours else None,
-            patch=ours.get("patch") if stack == stacks[0] else None,
-            context=None if (own := ours.get(f"{stack}.context")) == ours.get("context") else own,
+            axial=tuple(values["axial"]) if "axial" in values else None,
+            patch=values.get("patch") if stack == stacks[0] else None,
+            context=None if (own := values.get(f"{stack}.context")) == values.get("context") else own,
             embedding=None if embedding == width else embedding,
         )
 
-    first, *others = map(of, stacks)
+    first, *other_sizes = map(stack_size, stacks)
     # No Hugging Face config has a detector: use that of the paper unless another is given.
-    usual = next(iter(counterpart.table.sizes.values()), None)
-    first = first if usual is None else change(first, detector=usual.detector)
-    return change(first, stacks={name: size for name, size in zip(stacks[1:], others, strict=True) if size != first})
+    default = next(iter(counterpart.table.sizes.values()), None)
+    first = first if default is None else change(first, detector=default.detector)
+    return change(
+        first, stacks={name: size for name, size in zip(stacks[1:], other_sizes, strict=True) if size != first}
+    )

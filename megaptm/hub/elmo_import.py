@@ -108,60 +108,66 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
 def find_files(folder: Path) -> ElmoFiles:
     """Find the files by the ends of their names; published ones start with the model's name."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give one with options.json, weights.hdf5 and a list of words.")
-    options = _only(folder, "*options.json", "options.json, what the model is")
-    weights = _only(folder, "*weights.hdf5", "weights.hdf5, or weights.safetensors", "*weights.safetensors")
+        raise UserError(f"{folder} is not a folder: give one with options.json, weights.hdf5 and a list of words.")
+    options = _find_file(folder, "*options.json", "options.json, which describes the model")
+    weights = _find_file(folder, "*weights.hdf5", "weights.hdf5, or weights.safetensors", "*weights.safetensors")
     tokenizer, softmax = folder / "tokenizer.json", folder / SOFTMAX
-    words = folder if tokenizer.is_file() else _only(folder, "vocab*.txt", "vocabulary.txt, a line for each word")
+    words = folder if tokenizer.is_file() else _find_file(folder, "vocab*.txt", "vocabulary.txt with a word per line")
     return ElmoFiles(options, weights, words, softmax if softmax.is_file() else None)
 
 
-def _only(folder: Path, pattern: str, wanted: str, other: str | None = None) -> Path:
-    found = _files(folder, pattern) or (_files(folder, other) if other else [])
-    if len(found) == 1:
-        return found[0]
-    many = f"has {found[0].name} and {found[1].name}: leave one" if found else f"has no {pattern}: put {wanted}, there"
-    raise UserError(f"{folder} {many}.")
+def _find_file(folder: Path, pattern: str, description: str, other: str | None = None) -> Path:
+    matches = _list_files(folder, pattern) or (_list_files(folder, other) if other else [])
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise UserError(f"{folder} has {matches[0].name} and {matches[1].name}: remove one of them.")
+    raise UserError(f"{folder} has no {pattern}: add {description}.")
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
-    return [one for one in sorted(folder.glob(pattern)) if one.is_file()]
+def _list_files(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
 def read_model(spec: ModelSpec, files: ElmoFiles) -> ImportedModel:
     """Return the weights. The softmax is absent if it was not published, as for the released models."""
     with torch.device("meta"):
-        whole = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(whole, spec).items()}
+        parameters = {name: parameter.detach() for name, parameter in build_model(spec).named_parameters()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in to_bilm(parameters, spec).items()}
     if files.weights.suffix == ".hdf5":
-        theirs = _finite(read_hdf5(files.weights, shapes), files.weights)
+        tensors = _check_finite(read_hdf5(files.weights, shapes), files.weights)
     else:
-        theirs = _of_shapes(dict(read_tensors(files.weights)), shapes, files.weights)
-    weights = from_bilm(theirs, spec)
+        tensors = _check_shapes(dict(read_tensors(files.weights)), shapes, files.weights)
+    weights = from_bilm(tensors, spec)
     if files.softmax is not None:
-        asked = {"W": (spec.vocabulary, spec.size.width), "b": (spec.vocabulary,)}
-        softmax = _of_shapes(dict(read_tensors(files.softmax)), asked, files.softmax)
-        for name, given in ((f"{HEAD}.table.weight", softmax["W"]), (f"{HEAD}.vocabulary.bias", softmax["b"])):
-            weights[name] = torch.zeros(whole[name].shape)
-            weights[name][: spec.vocabulary] = given
-    return ImportedModel(spec, weights, {name: tuple(one.shape) for name, one in whole.items() if name not in weights})
+        softmax_shapes = {"W": (spec.vocabulary, spec.size.width), "b": (spec.vocabulary,)}
+        softmax = _check_shapes(dict(read_tensors(files.softmax)), softmax_shapes, files.softmax)
+        for name, tensor in ((f"{HEAD}.table.weight", softmax["W"]), (f"{HEAD}.vocabulary.bias", softmax["b"])):
+            weights[name] = torch.zeros(parameters[name].shape)
+            weights[name][: spec.vocabulary] = tensor
+    absent = {name: tuple(parameter.shape) for name, parameter in parameters.items() if name not in weights}
+    return ImportedModel(spec, weights, absent)
 
 
-def _finite(tensors: Mapping[str, Tensor], place: Path) -> dict[str, Tensor]:
+def _check_finite(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the tensors in float32. Raise UserError if a value is not finite."""
-    found = {name: tensor.float() for name, tensor in tensors.items()}
-    if name := next((name for name, tensor in found.items() if not tensor.isfinite().all()), None):
-        raise UserError(f"{place}: {name} has numbers that are infinite or none: fetch it again.")
-    return found
+    converted = {name: tensor.float() for name, tensor in tensors.items()}
+    if name := next((name for name, tensor in converted.items() if not tensor.isfinite().all()), None):
+        raise UserError(f"{path}: {name} has NaN or infinite values: download the file again.")
+    return converted
 
 
-def _of_shapes(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], place: Path) -> dict[str, Tensor]:
+def _check_shapes(
+    tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], path: Path
+) -> dict[str, Tensor]:
     for name, shape in shapes.items():
         if name not in tensors:
-            raise UserError(f"{place} has no {name}: it is of another model than its options say.")
-        if (found := tuple(tensors[name].shape)) != shape:
-            raise UserError(f"{place}: {name} is {found}, and by options and words {shape}: they are of two models.")
-    return _finite({name: tensors[name] for name in shapes}, place)
+            raise UserError(f"{path} has no {name}: the file and options.json are of different models.")
+        if (actual := tuple(tensors[name].shape)) != shape:
+            raise UserError(
+                f"{path}: {name} has shape {actual}, but options and words need {shape}: they are of different models."
+            )
+    return _check_finite({name: tensors[name] for name in shapes}, path)
 
 
 def _options(file: Path) -> ElmoOptions:
@@ -176,14 +182,14 @@ def _tokenizer(words: Path) -> Tokenizer:
             regular_file(words).read_text(encoding="utf-8").removesuffix("\n").split("\n"), str(words)
         )
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{words} cannot be read as text ({error}): give a line for each word.") from None
+        raise UserError(f"{words} cannot be read as text ({error}): give a file with a word per line.") from None
 
 
 def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
     """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
     lstm, cnn, block = options.lstm, options.char_cnn, ELMO.first_block
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
-    for what, said, ours in (
+    for option, value, supported in (
         skips,
         ("lstm.cell_clip", lstm.cell_clip, (block.cell_clip,)),
         ("lstm.proj_clip", lstm.proj_clip, (block.projection_clip,)),
@@ -192,8 +198,8 @@ def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> di
         ("char_cnn.n_characters", cnn.n_characters, (CHARACTERS, CHARACTERS - 1)),
         ("char_cnn.max_characters_per_token", cnn.max_characters_per_token, (LONGEST_WORD,)),
     ):
-        if said not in ours:
-            raise UserError(f"{file}: {what} is {said}, and of every ELMo here {ours[0]}: such a model cannot be read.")
+        if value not in supported:
+            raise UserError(f"{file}: {option} is {value}, but must be {supported[0]}: the model cannot be imported.")
     size = Size(
         layers=lstm.n_layers,
         width=lstm.projection_dim,
@@ -204,10 +210,10 @@ def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> di
         highway=cnn.n_highway,
         character_width=cnn.embedding.dim,
     )
-    named = next((name for name, one in ELMO.sizes.items() if one == size), "custom")
+    named = next((name for name, known in ELMO.sizes.items() if known == size), "custom")
     numbers = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
     model = {"family": ELMO.name, "size": named, **{name: getattr(size, name) for name in numbers}}
-    model |= {"filters": [[*one] for one in size.filters], "vocabulary": words}
+    model |= {"filters": [[*pair] for pair in size.filters], "vocabulary": words}
     if ELMO.negatives >= words:
         model["negatives"] = 0
     data = {"mix": {str(run / "corpus"): 1.0}, "sequence": ELMO.context}

@@ -12,12 +12,21 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.config_fields import check_pad, checked_number, config_values, flat, nested, reasons, refuse, spec_of
-from megaptm.hub.counterparts import Counterpart, counterpart_of, counterparts_named, is_first_of_its_type
+from megaptm.hub.config_fields import (
+    build_spec,
+    check_pad,
+    check_value,
+    config_values,
+    find_mismatches,
+    flatten_sections,
+    nest_sections,
+    refuse,
+)
+from megaptm.hub.counterparts import Counterpart, find_counterpart, find_counterparts, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
 from megaptm.hub.images import label_names
-from megaptm.hub.imported_weights import ImportedModel, heads_without_place, imported_model
+from megaptm.hub.imported_weights import ImportedModel, heads_not_in_hugging_face, imported_model
 from megaptm.hub.library import quiet, transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import export_weights
@@ -78,14 +87,14 @@ def to_hugging_face(
 
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is already there and not empty; export to a new folder.")
+        raise UserError(f"{folder} exists and is not empty: export to a new folder.")
     tokenizer = None
     if tokenizer_folder is not None:
         tokenizer = load_tokenizer(tokenizer_folder)
         if tokenizer.vocabulary > spec.vocabulary:
             raise UserError(
-                f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, the model {spec.vocabulary}; "
-                "give the tokenizer that the model was trained with."
+                f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, more than the {spec.vocabulary} of the model: "
+                "give the tokenizer with which the model was trained."
             )
     trained_on = objective or objective_of(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
@@ -94,14 +103,14 @@ def to_hugging_face(
     models = {".": (spec, weights)}
     if spec.family.drawn:
         # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
-        places = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
-        models = {place: alone(spec, weights, stack) for place, stack in places.items()}
+        stacks = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
+        models = {subfolder: alone(spec, weights, stack) for subfolder, stack in stacks.items()}
     start = trained_on.of_prompt(next(iter(trained_on.prompts), "text")).decoder_start
-    converted = {place: _converted(*model, tokenizer, dtype, start) for place, model in models.items()}
+    converted = {subfolder: _convert(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
-        for place, (config, generation, theirs) in converted.items():
-            part = unfinished / place
+        for subfolder, (config, generation, hf_weights) in converted.items():
+            part = unfinished / subfolder
             part.mkdir(parents=True, exist_ok=True)
             if spec.family.reads_images:
                 write_processor(spec, part, trained_on)
@@ -114,22 +123,22 @@ def to_hugging_face(
             if not spec.family.reads_images:
                 generation.save_pretrained(part)
             config.save_pretrained(part)
-            save_torch_state_dict({**_besides(unused or {}, place, dtype), **theirs}, part)
-    found = {place: counterpart_of(model) for place, (model, _) in models.items()}
+            save_torch_state_dict({**_unused_weights(unused or {}, subfolder, dtype), **hf_weights}, part)
+    exported = {subfolder: (find_counterpart(model), model) for subfolder, (model, _) in models.items()}
     left_out = [
         head
-        for place, (model, _) in models.items()
-        for head in (*_left_out(model, found[place]), *heads_without_place(model, found[place]))
+        for counterpart, model in exported.values()
+        for head in (*_left_out(model, counterpart), *heads_not_in_hugging_face(model, counterpart))
     ]
-    told = (found[place].warning(model) for place, (model, _) in models.items())
-    warnings = tuple(warning for warning in told if warning)
-    return ExportedModel({place: found[place].model for place in sorted(found)}, tuple(left_out), warnings)
+    warnings = tuple(warning for counterpart, model in exported.values() if (warning := counterpart.warning(model)))
+    classes = {subfolder: exported[subfolder][0].model for subfolder in sorted(exported)}
+    return ExportedModel(classes, tuple(left_out), warnings)
 
 
-def _besides(unused: Mapping[str, Tensor], place: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the parameters of `ImportedModel.unused` for a path in the folder."""
+def _unused_weights(unused: Mapping[str, Tensor], subfolder: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the parameters of `ImportedModel.unused` for a subfolder."""
     names = {name: name.rpartition("/") for name in unused}
-    return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == place}
+    return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == subfolder}
 
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
@@ -137,7 +146,7 @@ def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
 
 
-def _converted(
+def _convert(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
@@ -145,23 +154,23 @@ def _converted(
     start: tuple[str, ...],
 ) -> tuple[PretrainedConfig, Any, dict[str, Tensor]]:
     """Return config, generation config and weights in Hugging Face's format; `start`: `BaseObjective.decoder_start`."""
-    counterpart = counterpart_of(spec)
+    counterpart = find_counterpart(spec)
     # Projections to the width of a teacher are used only in pre-training, too.
     added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
-    theirs = export_weights(counterpart.rows, spec, known)
-    theirs |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
+    hf_weights = export_weights(counterpart.rows, spec, known)
+    hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
     if counterpart.sections and special["eos_token_id"] == LARGEST_ID_ENDS < spec.vocabulary - 1:
         raise UserError(
-            f"the tokenizer ends texts with id {LARGEST_ID_ENDS}, by which {counterpart.model} takes the largest id of "
-            "a text for its end: such a model cannot be exported; use it by `megaptm.load(RUN)` in Python."
+            f"the tokenizer's end id is {LARGEST_ID_ENDS}, so that {counterpart.model} takes the largest id of a text "
+            "as its end: the model cannot be exported. Use `megaptm.load(RUN)` in Python."
         )
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
-    generation = None if counterpart.sections else transformers().GenerationConfig(**special, **_room(spec))
-    return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in theirs.items()}
+    generation = None if counterpart.sections else transformers().GenerationConfig(**special, **_max_length(spec))
+    return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in hf_weights.items()}
 
 
 @quiet()
@@ -184,28 +193,28 @@ def from_hugging_face(
     if isinstance(source, Path):
         check_folder(source)
         config = read_json_object(source / CONFIG, remedy=REMEDY)
-        counterpart, spec = described(config, family=family)
+        counterpart, spec = describe_config(config, family=family)
         state, where = read_weights(source), str(source)
     else:
         config = {**vars(source.config), **source.config.to_dict()}
-        counterpart, spec = described(config, family=family)
+        counterpart, spec = describe_config(config, family=family)
         state, where = source.state_dict(), type(source).__name__
     if detector is not None:
         if not spec.family.reads_regions:
-            raise UserError(f"model.detector is of regions of images, and {spec.name} reads none: leave it out.")
+            raise UserError(f"model.detector is for image regions, which {spec.name} does not read: remove it.")
         spec = replace(spec, size=change(spec.size, detector=detector))
     if context is not None and counterpart.repeated:
         spec = replace(spec, context=context)
     model = replace(
         imported_model(counterpart, spec, state, where),
         text_end=_text_end(counterpart, config),
-        otherwise=_otherwise(counterpart, spec, config),
+        differing_rates=_differing_rates(counterpart, spec, config),
         open_keys=_open_keys(counterpart, spec),
     )
     if spec.family.reads_images and isinstance(source, Path):
         return _with_processor(model, source)
     if counterpart.stack and isinstance(source, Path):
-        model = _with_others(model, counterpart, source)
+        model = _join_stacks(model, counterpart, source)
     return _without_lacking_decoder(model)
 
 
@@ -233,71 +242,75 @@ def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
     """Return the parameters of the attention pattern for which config.json has no field."""
     words = {word for block in spec.family.stacks.values() for word in block.words}
     own = (name for name, of in PATTERN_NUMBERS.items() if words & {*of}) if counterpart.import_only else ()
-    return tuple(name for name in own if name not in counterpart.numbers.values())
+    return tuple(name for name in own if name not in counterpart.fields.values())
 
 
 def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:
     """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
-    if (found := read_processor(model.spec, folder, remedy=REMEDY)) is None:
+    if (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
-    return replace(model, spec=model.spec.with_pixels(found.pixels), shown=found.options)
+    return replace(model, spec=model.spec.with_pixels(processor.pixels), image_options=processor.options)
 
 
-def _with_others(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:
+def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -> ImportedModel:
     """Return the full model if the other stacks are in subfolders; else this stack."""
     family = CATALOGUE[counterpart.family]
-    others = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
-    if counterpart.stack not in family.drawn or not others:
+    other_stacks = [stack for stack in family.stacks if stack != counterpart.stack and (folder / stack).is_dir()]
+    if counterpart.stack not in family.drawn or not other_stacks:
         return model
-    parts = {**{stack: from_hugging_face(folder / stack) for stack in others}, counterpart.stack: model}
+    parts = {**{stack: from_hugging_face(folder / stack) for stack in other_stacks}, counterpart.stack: model}
     spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
     decoders = {stack: part.spec.family.last_block.last_layer for stack, part in parts.items()}
     stacks = {stack: change(block, last_layer=decoders[stack]) for stack, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
     weights = joined(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
     absent = renamed(family, {stack: part.absent for stack, part in parts.items()})
-    own = {f"{stack}/{name}": tensor for stack in others for name, tensor in parts[stack].unused.items()}
+    own = {f"{stack}/{name}": tensor for stack in other_stacks for name, tensor in parts[stack].unused.items()}
     return ImportedModel(spec, weights, absent, {**model.unused, **own})
 
 
-def _otherwise(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of `Counterpart.written` in which config.json differs from megaptm's model."""
-    usual, ours = _config_class(counterpart)(), config_values(counterpart, spec)
-    theirs = {name: config.get(name, getattr(usual, name)) for name in counterpart.written}
-    return tuple(f"{name} {str(value)[:20]}" for name, value in theirs.items() if value != ours[name])
+def _differing_rates(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of `Counterpart.dropout_fields` in which config.json differs from megaptm's model."""
+    defaults, own_values = _config_class(counterpart)(), config_values(counterpart, spec)
+    rates = {name: config.get(name, getattr(defaults, name)) for name in counterpart.dropout_fields}
+    return tuple(f"{name} {str(value)[:20]}" for name, value in rates.items() if value != own_values[name])
 
 
-def described(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
+def describe_config(config: Mapping[str, Any], *, family: str | None = None) -> tuple[Counterpart, ModelSpec]:
     """Return the counterpart and spec that a Hugging Face config describes."""
-    known = counterparts_named(config.get("model_type"), family or config.get(FAMILY))
-    complete = {one.family + one.stack: _with_defaults(one, config) for one in known}
-    given = flat(known[0], config)
-    refused = {one.family + one.stack: reasons(one, complete[one.family + one.stack], given) for one in known}
-    said = config.get("architectures")
-    named = said if isinstance(said, list) else []
+    known = find_counterparts(config.get("model_type"), family or config.get(FAMILY))
+    complete = [_with_defaults(counterpart, config) for counterpart in known]
+    file = flatten_sections(known[0], config)
+    mismatches = [find_mismatches(*pair, file) for pair in zip(known, complete, strict=True)]
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
     # If families cannot be distinguished, take the first one. Among stacks of a family, take that of `architectures`.
     best = min(
-        known,
-        key=lambda one: (len(refused[one.family + one.stack]), one.family != known[0].family, one.model not in named),
+        range(len(known)),
+        key=lambda index: (
+            len(mismatches[index]),
+            known[index].family != known[0].family,
+            known[index].model not in names,
+        ),
     )
-    if found := refused[best.family + best.stack]:
+    if reasons := mismatches[best]:
         # If another family is equally close, its reasons are included.
-        others = [other for other in refused.values() if len(other) == len(found) and other.keys() != found.keys()]
-        refuse([*found.values(), *(reason for other in others for reason in other.values())])
-    return best, spec_of(best, complete[best.family + best.stack], given)
+        ties = [other for other in mismatches if len(other) == len(reasons) and other.keys() != reasons.keys()]
+        refuse([*reasons.values(), *(reason for other in ties for reason in other.values())])
+    return known[best], build_spec(known[best], complete[best], file)
 
 
 def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedConfig:
     """Return the Hugging Face config of a model."""
-    counterpart = counterpart_of(spec)
-    said = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
+    counterpart = find_counterpart(spec)
+    family_field = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
     known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
     if counterpart.sections:
         # The end of a text is found by its id, or as the largest id if that is unknown.
         known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LARGEST_ID_ENDS}
         known = {f"{OF_TEXT}.{name}": id_ for name, id_ in known.items()}
-    values = nested(counterpart, {**config_values(counterpart, spec), **said, **known})
+    values = nest_sections(counterpart, {**config_values(counterpart, spec), **family_field, **known})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
         # Some classes have another default but follow the weights; other readers follow this field.
@@ -318,17 +331,17 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     derived = {name: read(config) for name, read in counterpart.derived.items()}
     config = {**config, **derived}
-    numbers = {name: checked_number(counterpart, name, config[name]) for name in counterpart.numbers if name in config}
+    numbers = {name: check_value(counterpart, name, config[name]) for name in counterpart.fields if name in config}
     # T5's class decides with the first whether its head scales the input, Marian's needs the ids, and older files have
     # the last two instead of `rope_parameters`.
-    said = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
-    said_so = {name: config[name] for name in said if name in config}
+    others = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
+    other_values = {name: config[name] for name in others if name in config}
     # Without the published special ids, which exceed a small vocabulary: transformers would warn.
     try:
-        complete = config_class(**numbers, **said_so, bos_token_id=None, eos_token_id=None)
+        complete = config_class(**numbers, **other_values, bos_token_id=None, eos_token_id=None)
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
-        raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
+        raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
     known = {
         name: value for name, value in (vars(complete) | complete.to_dict()).items() if name not in counterpart.may_lack
     }
@@ -338,17 +351,19 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
 
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `_with_defaults` of a config with a section for each of several models."""
-    said = flat(counterpart, config)
-    numbers = {name: checked_number(counterpart, name, said[name]) for name in counterpart.numbers if name in said}
+    file = flatten_sections(counterpart, config)
+    numbers = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
     try:
-        complete = _config_class(counterpart)(**nested(counterpart, numbers))
+        complete = _config_class(counterpart)(**nest_sections(counterpart, numbers))
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
-        raise UserError(f"{CONFIG}: transformers refuses it ({why}); restore it.") from None
-    return flat(counterpart, complete.to_dict()) | {name: said[name] for name in counterpart.all_fixed if name in said}
+        raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
+    return flatten_sections(counterpart, complete.to_dict()) | {
+        name: file[name] for name in counterpart.all_fixed if name in file
+    }
 
 
-def _room(spec: ModelSpec) -> dict[str, int]:
+def _max_length(spec: ModelSpec) -> dict[str, int]:
     """Return the maximum length of a decoder with learned positions. Otherwise `pipeline` would generate 256 tokens,
     beyond the table."""
     stacks = [*spec.family.stacks]
@@ -372,8 +387,8 @@ def _special_ids(
     own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
     # The published ids tell which role the others have: BART always ends text with the end token.
     names = {id_: name for name, id_ in counterpart.special.items() if name in ROLES}
-    others = {name: own[names[counterpart.special[name]]] for name in SPECIAL if name in counterpart.special}
-    if "decoder_start_token_id" in others:
-        heard = [getattr(tokenizer.special, role) for role in start]
-        others |= {"decoder_start_token_id": heard[0], "forced_bos_token_id": heard[1] if heard[1:] else None}
-    return {**own, **{name: others.get(name) for name in SPECIAL if name not in ROLES}}
+    derived = {name: own[names[counterpart.special[name]]] for name in SPECIAL if name in counterpart.special}
+    if "decoder_start_token_id" in derived:
+        first, *second = [getattr(tokenizer.special, role) for role in start]
+        derived |= {"decoder_start_token_id": first, "forced_bos_token_id": second[0] if second else None}
+    return {**own, **{name: derived.get(name) for name in SPECIAL if name not in ROLES}}

@@ -70,9 +70,9 @@ class ImageProcessor:
     @property
     def options(self) -> dict[str, Any]:
         """Options of an objective that differ from its defaults."""
-        usual = {"resample": ImageObjective.resample, "held_out_crop": "middle", "inner": ImageObjective.inner}
-        said = {"resample": self.resample, "held_out_crop": self.crop, "inner": self.inner}
-        return {name: value for name, value in said.items() if value != usual[name]}
+        defaults = {"resample": ImageObjective.resample, "held_out_crop": "middle", "inner": ImageObjective.inner}
+        values = {"resample": self.resample, "held_out_crop": self.crop, "inner": self.inner}
+        return {name: value for name, value in values.items() if value != defaults[name]}
 
 
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
@@ -81,7 +81,7 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
     side = spec.grid * spec.size.patch
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
-    task = next((one for one in tasks if isinstance(one, ImageObjective)), ImageLabels()).held_out()
+    task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).held_out()
     scaled = round(side / task.inner)
     cut = task.crop == "middle" or scaled != side
     content = {
@@ -109,26 +109,26 @@ def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProces
     for name in (OF_ALL, PROCESSOR):
         if (folder / name).is_file():
             content = read_json_object(folder / name, remedy=remedy)
-            said = content.get(SECTION) if name == OF_ALL else content
-            if isinstance(said, Mapping):
-                return _Said(folder / name, said, spec).processor()
+            fields = content.get(SECTION) if name == OF_ALL else content
+            if isinstance(fields, Mapping):
+                return ProcessorFields(folder / name, fields, spec).processor()
     return None
 
 
-class _Said:
+class ProcessorFields:
     """Fields of a file, validated one by one."""
 
-    def __init__(self, path: Path, said: Mapping[str, Any], spec: ModelSpec) -> None:
+    def __init__(self, path: Path, fields: Mapping[str, Any], spec: ModelSpec) -> None:
         self.path, self.spec = path, spec
-        kind = said.get("image_processor_type") or said.get("feature_extractor_type")
+        kind = fields.get("image_processor_type") or fields.get("feature_extractor_type")
         kind = kind or ("CLIPImageProcessor" if spec.family.has_tokens else "ViTImageProcessor")
-        found = KIND.fullmatch(kind) if isinstance(kind, str) else None
-        self.kind = found[1] if found else ""
+        match = KIND.fullmatch(kind) if isinstance(kind, str) else None
+        self.kind = match[1] if match else ""
         if self.kind not in DEFAULTS:
-            known = ", ".join(f"{one}ImageProcessor" for one in DEFAULTS)
+            known = ", ".join(f"{name}ImageProcessor" for name in DEFAULTS)
             raise UserError(f"{path}: image_processor_type is {shown(kind)}; only {known} can be imported.")
         self.values = ALWAYS | DEFAULTS[self.kind] | {"rescale_factor": 1 / LEVELS}
-        self.values |= {name: value for name, value in said.items() if value is not None}
+        self.values |= {name: value for name, value in fields.items() if value is not None}
 
     def processor(self) -> ImageProcessor:
         if not self.flag("do_resize"):
@@ -141,7 +141,7 @@ class _Said:
         crop, scaled = self.scaled()
         cut = self.square("crop_size", scaled) if self.flag("do_center_crop") else scaled
         if crop == "middle" and not self.flag("do_center_crop"):
-            self.refuse("do_center_crop", "true where size is that of the shorter side")
+            self.refuse("do_center_crop", "true if size is the shorter side")
         if cut > scaled:
             self.refuse("crop_size", f"at most the {scaled} of size")
         assert self.spec.size.patch is not None
@@ -156,55 +156,53 @@ class _Said:
             self.refuse("rescale_factor", f"a number from {1 / MOST_OF_PIXELS:g} to {MOST_OF_PIXELS:,.0f}")
         mean, std = (0.0,) * CHANNELS, (1.0,) * CHANNELS
         if self.flag("do_normalize"):
-            mean = self.of_channels("image_mean", -MOST_OF_PIXELS)
-            std = self.of_channels("image_std", 1 / MOST_OF_PIXELS)
+            mean = self.per_channel("image_mean", -MOST_OF_PIXELS)
+            std = self.per_channel("image_std", 1 / MOST_OF_PIXELS)
         if not math.isclose(factor, 1 / LEVELS):
-            mean, std = (tuple(one / (LEVELS * factor) for one in numbers) for numbers in (mean, std))
-            if any(not 1 / MOST_OF_PIXELS <= one <= MOST_OF_PIXELS for one in std):
-                self.refuse("rescale_factor", "one that leaves numbers of pixels some size")
-            if any(abs(one) > MOST_OF_PIXELS for one in mean):
-                self.refuse("rescale_factor", "one that leaves numbers of pixels some size")
+            mean, std = (tuple(value / (LEVELS * factor) for value in values) for values in (mean, std))
+            if any(not 1 / MOST_OF_PIXELS <= value <= MOST_OF_PIXELS for value in std):
+                self.refuse("rescale_factor", "a factor after which mean and std are in range")
+            if any(abs(value) > MOST_OF_PIXELS for value in mean):
+                self.refuse("rescale_factor", "a factor after which mean and std are in range")
         return PixelStatistics(mean, std)  # type: ignore[arg-type]
 
-    def of_channels(self, name: str, least: float) -> tuple[float, ...]:
+    def per_channel(self, name: str, minimum: float) -> tuple[float, ...]:
         """Return three numbers from a list, or from one number for all channels."""
-        said = self.values[name]
-        numbers = said if isinstance(said, list) else [said] * CHANNELS
-        good = len(numbers) == CHANNELS and all(
-            type(one) in (int, float) and least <= one <= MOST_OF_PIXELS for one in numbers
-        )
-        if not good:
-            self.refuse(name, f"{CHANNELS} numbers from {least:g} to {MOST_OF_PIXELS:,.0f}")
+        value = self.values[name]
+        numbers = value if isinstance(value, list) else [value] * CHANNELS
+        if len(numbers) != CHANNELS or not all(
+            type(number) in (int, float) and minimum <= number <= MOST_OF_PIXELS for number in numbers
+        ):
+            self.refuse(name, f"{CHANNELS} numbers from {minimum:g} to {MOST_OF_PIXELS:,.0f}")
         return tuple(map(float, numbers))
 
     def scaled(self) -> tuple[str, int]:
         """Return the crop mode and the scaled side in pixels."""
-        said = self.values["size"]
-        if type(said) is int and self.kind in KEEP_SHAPE:
-            said = {"shortest_edge": said}
-        if isinstance(said, Mapping) and {*said} == {"shortest_edge"}:
-            return "middle", self.pixels_of("size", said["shortest_edge"])
+        size = self.values["size"]
+        if type(size) is int and self.kind in KEEP_SHAPE:
+            size = {"shortest_edge": size}
+        if isinstance(size, Mapping) and {*size} == {"shortest_edge"}:
+            return "middle", self.check_side("size", size["shortest_edge"])
         return "whole", self.square("size", None)
 
-    def square(self, name: str, otherwise: int | None) -> int:
+    def square(self, name: str, default: int | None) -> int:
         """Return the side of a square, from one number or from height and width."""
-        said = self.values.get(name, otherwise)
-        if isinstance(said, Mapping) and {*said} == {"height", "width"} and said["height"] == said["width"]:
-            said = said["height"]
-        return self.pixels_of(name, said)
+        side = self.values.get(name, default)
+        if isinstance(side, Mapping) and {*side} == {"height", "width"} and side["height"] == side["width"]:
+            side = side["height"]
+        return self.check_side(name, side)
 
-    def pixels_of(self, name: str, said: Any) -> int:
-        if type(said) is not int or not 1 <= said <= LARGEST:
+    def check_side(self, name: str, side: Any) -> int:
+        if type(side) is not int or not 1 <= side <= LARGEST:
             self.refuse(name, f"a square, of 1 to {LARGEST:,} pixels")
-        return int(said)
+        return int(side)
 
     def flag(self, name: str) -> bool:
         if type(self.values[name]) is not bool:
             self.refuse(name, "true or false")
         return bool(self.values[name])
 
-    def refuse(self, name: str, wanted: str) -> NoReturn:
+    def refuse(self, name: str, expected: str) -> NoReturn:
         raise UserError(
-            f"{self.path}: {name} is {shown(self.values.get(name))}; of {self.spec.name} it must be {wanted} to be "
-            "imported."
+            f"{self.path}: {name} is {shown(self.values.get(name))}; to import {self.spec.name} it must be {expected}."
         )

@@ -18,7 +18,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, dump, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
-from megaptm.hub.config_fields import MOST, field_of
+from megaptm.hub.config_fields import MAX_VALUE, field_name
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.download import model_folder
 from megaptm.hub.folder import CONFIG as HF_CONFIG
@@ -66,7 +66,7 @@ KNOWN = CATALOGUE | VISION
 """Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""
-OF_BLOCKS = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
+BLOCK_VALUES = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Import:
     config: Config
     fresh: tuple[str, ...]
     """Heads that the model lacks, which are initialized."""
-    otherwise: tuple[str, ...] = ()
-    """Dropout rates in which its config differs: `ImportedModel.otherwise`."""
+    differing_rates: tuple[str, ...] = ()
+    """Dropout rates in which its config differs: `ImportedModel.differing_rates`."""
     unused: tuple[str, ...] = ()
     """Parameters that megaptm does not read: `ImportedModel.unused`."""
     decoders: tuple[str, ...] = ()
@@ -93,24 +93,24 @@ def import_run(
     """
     run = Path(run)
     refuse_taken(run)
-    said = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
+    options = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
     overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
     refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before any download
-    context = _number(said[CONTEXT]) if CONTEXT in said else None
-    model, found = read_model(
+    context = _parse_context(options[CONTEXT]) if CONTEXT in options else None
+    model, model_tokenizer = read_model(
         source,
         tokenizer=tokenizer,
-        family=said.get(FAMILY),
-        detector=_detector(said[DETECTOR]) if DETECTOR in said else None,
+        family=options.get(FAMILY),
+        detector=_parse_detector(options[DETECTOR]) if DETECTOR in options else None,
         context=context,
     )
     refuse_of_model(overrides, source, free=model.open_keys, besides=BESIDES)
-    _check(model.spec, source)
+    _check_trainable(model.spec, source)
     if context not in (None, model.spec.context):
         model = at_context(model, context)
     model, decoders = _with_mask_decoder(model)
-    config = write_run(run, source, _first_values(model, run), overrides, model, found)
-    return Import(config, model.fresh, model.otherwise, (*model.unused,), decoders)
+    config = write_run(run, source, _first_values(model, run), overrides, model, model_tokenizer)
+    return Import(config, model.fresh, model.differing_rates, (*model.unused,), decoders)
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
@@ -123,24 +123,24 @@ def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, 
     if spec == model.spec:
         return model, ()
     with torch.device("meta"):
-        whole = {name: tuple(parameter.shape) for name, parameter in build_model(spec).named_parameters()}
-    lacking = {name: shape for name, shape in whole.items() if name not in model.weights and name not in model.absent}
+        shapes = {name: tuple(parameter.shape) for name, parameter in build_model(spec).named_parameters()}
+    lacking = {name: shape for name, shape in shapes.items() if name not in model.weights and name not in model.absent}
     decoders = tuple(dict.fromkeys(name.rpartition(".")[0] for name in lacking))
     return replace(model, spec=spec, absent={**model.absent, **lacking}), decoders
 
 
-def _number(said: str) -> int:
-    if not said.isascii() or not said.isdecimal() or not said.strip("0"):
-        raise UserError(f"{CONTEXT}{said} is no whole number from 1 on: give how many places it shall have.")
-    return min(int(said), MOST)
+def _parse_context(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or not text.strip("0"):
+        raise UserError(f"{CONTEXT}{text} must be a positive integer: give the number of positions.")
+    return min(int(text), MAX_VALUE)
 
 
-def _detector(said: str) -> tuple[int, int]:
-    numbers = [word.strip() for word in said.strip("[] ").split(",")]
-    plain = all(word.isascii() and word.isdecimal() and len(word) < 8 and int(word) for word in numbers)
-    if len(numbers) != 2 or not plain:
+def _parse_detector(text: str) -> tuple[int, int]:
+    numbers = [word.strip() for word in text.strip("[] ").split(",")]
+    are_valid = all(word.isascii() and word.isdecimal() and len(word) < 8 and int(word) for word in numbers)
+    if len(numbers) != 2 or not are_valid:
         raise UserError(
-            f"{DETECTOR}{said} is no [FEATURES,CLASSES]: give two whole numbers from 1 on, as in {DETECTOR}[2048,1601]."
+            f"{DETECTOR}{text} must be [FEATURES,CLASSES], two positive integers, as in {DETECTOR}[2048,1601]."
         )
     features, classes = map(int, numbers)
     return features, classes
@@ -149,7 +149,7 @@ def _detector(said: str) -> tuple[int, int]:
 def refuse_taken(run: Path) -> None:
     """Raise UserError if the run folder is not empty."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise UserError(f"{run} is already there and not empty; import to a new folder.")
+        raise UserError(f"{run} exists and is not empty: import to a new folder.")
 
 
 def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str] = (), besides: str = "") -> None:
@@ -157,8 +157,8 @@ def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str
     free = tuple(f"model.{name}=" for name in ("dropout", "attention_dropout", *free))
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
-            f"{fixed[0]}: the model is as it is in {source}; of its keys only model.dropout and "
-            f"model.attention_dropout can be set{besides}."
+            f"{fixed[0]}: the model is that of {source}; only model.dropout and model.attention_dropout can be "
+            f"set{besides}."
         )
 
 
@@ -200,8 +200,8 @@ def read_model(
     is none. Raise UserError if they do not match. `family`, `detector`, `context`: as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
-            f"{source} is a run of megaptm, which goes on by `megaptm train`; for a new one that begins with its "
-            f"weights alone, give that train.init_from={source}."
+            f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
+            f"train.init_from={source}."
         )
     transformers()  # raises UserError before any download
     folder = model_folder(source)
@@ -211,27 +211,30 @@ def read_model(
     own = folder if tokenizer is None else Path(tokenizer)
     if tokenizer is None and not has_tokenizer(folder):
         return model, None
-    found = read_tokenizer(own)
-    if found.vocabulary > model.spec.vocabulary:
-        raise UserError(f"{own}: its tokenizer has {found.vocabulary:,} ids, the model {model.spec.vocabulary:,}.")
-    check_text_end(model, found, own)
-    return model, found
+    own_tokenizer = read_tokenizer(own)
+    if own_tokenizer.vocabulary > model.spec.vocabulary:
+        raise UserError(
+            f"{own}: the tokenizer has {own_tokenizer.vocabulary:,} ids, more than the {model.spec.vocabulary:,} of "
+            "the model; use the model's tokenizer."
+        )
+    check_text_end(model, own_tokenizer, own)
+    return model, own_tokenizer
 
 
 def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Raise UserError if the class of `transformers` would read another position than the end of a text."""
-    end, theirs = tokenizer.special.end, model.text_end
-    if theirs in (None, end) and theirs != LARGEST_ID_ENDS:
+    end, model_end = tokenizer.special.end, model.text_end
+    if model_end in (None, end) and model_end != LARGEST_ID_ENDS:
         return
-    if theirs != LARGEST_ID_ENDS:
+    if model_end != LARGEST_ID_ENDS:
         raise UserError(
-            f"{HF_CONFIG}: text_config.eos_token_id is {theirs}, but the tokenizer in {folder} ends texts with id "
-            f"{end}, so that transformers would read another position; restore the one that is wrong."
+            f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, but the tokenizer in {folder} ends texts with id "
+            f"{end}, so that transformers would read another position; restore the wrong file."
         )
     if end != tokenizer.vocabulary - 1:
         raise UserError(
-            f"{HF_CONFIG}: text_config.eos_token_id is {theirs}, by which transformers takes the largest id of a text "
-            f"for its end; the tokenizer in {folder} ends texts with id {end} and has ids up to "
+            f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, by which transformers takes the largest id of a "
+            f"text for its end; the tokenizer in {folder} ends texts with id {end} and has ids up to "
             f"{tokenizer.vocabulary - 1}, so such a model cannot be imported."
         )
 
@@ -242,22 +245,21 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
 
 
-def _check(spec: ModelSpec, source: str) -> None:
+def _check_trainable(spec: ModelSpec, source: str) -> None:
     """Raise UserError if a model can be read but not trained."""
     if (family := KNOWN.get(spec.name)) is None:
-        whole = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
-        rest = [stack for stack in CATALOGUE[whole].stacks if stack not in spec.family.stacks]
+        full_family = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
+        missing = [stack for stack in CATALOGUE[full_family].stacks if stack not in spec.family.stacks]
         raise UserError(
-            f"{source} is a part of {whole}, which is trained whole: put its {' and '.join(rest)} into a folder of "
-            "that name inside it."
+            f"{source} is only a part of {full_family}: put its {' and '.join(missing)} into a subfolder of that name."
         )
     for stack, block in family.stacks.items():
-        ours, theirs = block.norm_eps, spec.family.stacks[stack].norm_eps
-        if ours != theirs:
+        expected, imported = block.norm_eps, spec.family.stacks[stack].norm_eps
+        if imported != expected:
             # BART's config has no such field, so its eps never differs.
-            field = next(field_of(one, "norm_eps") for one in COUNTERPARTS if one.family == spec.name)
+            field = next(field_name(known, "norm_eps") for known in COUNTERPARTS if known.family == spec.name)
             raise UserError(
-                f"{source}: {field} is {theirs} ({spec.name} has {ours}); such a model cannot be trained here."
+                f"{source}: {field} is {imported} ({spec.name} has {expected}); the model cannot be trained."
             )
 
 
@@ -276,9 +278,8 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
-    ours, theirs = KNOWN[spec.name].first_block, spec.family.first_block
-    differing = [name for name in OF_BLOCKS if getattr(theirs, name) != getattr(ours, name)]
-    numbers |= {name: getattr(theirs, name) for name in differing}
+    usual, block = KNOWN[spec.name].first_block, spec.family.first_block
+    numbers |= {name: getattr(block, name) for name in BLOCK_VALUES if getattr(block, name) != getattr(usual, name)}
     objective: dict[str, Any] = {}
     if (name := _objective(imported)) != KNOWN[spec.name].objectives[0]:
         objective = {"objective": name}
@@ -287,11 +288,11 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     if spec.family.reads_images:
         assert spec.size.patch is not None
         data |= {"sequence": spec.context}
-        seen: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.shown}
+        image_options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.image_options}
         if spec.own_pixels is not None:
             numbers |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
         name = KNOWN[spec.name].objectives[0]
-        objective = {"objective": {name: seen | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
+        objective = {"objective": {name: image_options | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     if spec.family.reads_regions:
         # Regions follow the text. A text of a text-only task may span several documents.
@@ -309,21 +310,21 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
 def _objective(imported: ImportedModel) -> str:
     """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
     model lacks."""
-    lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.without_place
+    lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.missing_heads
     return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*objective_of(name).losses}))
 
 
 def _shape(size: Size) -> dict[str, Any]:
     shape: dict[str, Any] = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
     # The default width is left out, as in megaptm's configs, with one of which the run may continue.
-    usual = size.key_width * size.heads == size.width
-    others: dict[str, Any] = {
-        "head_width": None if usual else size.key_width,
+    is_default = size.key_width * size.heads == size.width
+    optional: dict[str, Any] = {
+        "head_width": None if is_default else size.key_width,
         "embedding": size.embedding,
         "kv_heads": size.kv_heads,
     }
-    others |= {"patch": size.patch, "detector": None if size.detector is None else [*size.detector]}
-    return shape | {name: number for name, number in others.items() if number is not None}
+    optional |= {"patch": size.patch, "detector": None if size.detector is None else [*size.detector]}
+    return shape | {name: number for name, number in optional.items() if number is not None}
 
 
 def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
@@ -332,11 +333,11 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
     with RunLock(run) as lock:
         store = Store(run, fence=lock.still_mine, token=lock.token)
         store.prepare(0)
-        whole = (
+        pieces = (
             TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)
             for name, value in weights.items()
         )
-        store.write(0, 0, whole)
+        store.write(0, 0, pieces)
         store.commit(
             0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **begin}, ranks=1
         )

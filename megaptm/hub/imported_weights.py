@@ -42,13 +42,13 @@ class ImportedModel:
     separate models. An export writes them again."""
     text_end: int | None = None
     """Id by which the class of `transformers` finds the end of a text, or `LARGEST_ID_ENDS`; None if it needs none."""
-    otherwise: tuple[str, ...] = ()
+    differing_rates: tuple[str, ...] = ()
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
     open_keys: tuple[str, ...] = ()
     """Numbers of attention patterns that config.json has no field for (families that are only imported)."""
-    shown: Mapping[str, Any] = field(default_factory=dict)
+    image_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of an objective that prepare images as the model's processor does, if they differ from the defaults."""
-    without_place: frozenset[str] = frozenset()
+    missing_heads: frozenset[str] = frozenset()
     """Heads of the family that the class of `transformers` does not have."""
 
     @property
@@ -61,43 +61,47 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
     """Check the tensors of a model and rename them; `where` is the folder or the class, for errors."""
     # A config may claim any number of layers; build only as many as the files can have tensors for.
     if spec.layers > len(state):
-        raise UserError(f"{where}: its {CONFIG} says {spec.layers:,} layers, for {len(state):,} tensors.")
+        raise UserError(f"{where}: {CONFIG} has {spec.layers:,} layers, but there are only {len(state):,} tensors.")
     with torch.device("meta"):
-        whole = dict(build_model(spec).named_parameters())
-    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, whole).items()}
+        parameters = dict(build_model(spec).named_parameters())
+    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, parameters).items()}
     state = _without_zeros(counterpart, spec, state, where)
-    theirs, unused = _canonical(counterpart, state, shapes, where)
-    if (table := theirs.get(counterpart.repeated)) is not None:
-        theirs[counterpart.repeated] = _repeated(counterpart, spec, table, where)
-    for name, tensor in theirs.items():
+    hf_weights, unused = _rename_parameters(counterpart, state, shapes, where)
+    if (table := hf_weights.get(counterpart.repeated)) is not None:
+        hf_weights[counterpart.repeated] = _repeat_positions(counterpart, spec, table, where)
+    for name, tensor in hf_weights.items():
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise UserError(f"{where}: {name} is {kind}; a quantized model cannot be trained, give the one it was.")
+            raise UserError(
+                f"{where}: {name} is {kind}; a quantized model cannot be trained. Use the model before quantization."
+            )
         if tensor.shape != shapes[name]:
             raise UserError(
-                f"{where}: {name} is {list(tensor.shape)}, but by its {CONFIG} it is {list(shapes[name])}; give the "
+                f"{where}: {name} is {list(tensor.shape)}, but {CONFIG} needs {list(shapes[name])}; give the "
                 "config and the weights of one model."
             )
         # After conversion: a float64 value may overflow in float32.
         if not tensor.float().isfinite().all():
             raise UserError(
-                f"{where}: {name} has numbers that are infinite or none; fetch it again, or take a model that was "
-                "saved before its training failed."
+                f"{where}: {name} has NaN or infinite values; download it again, or use a checkpoint saved before "
+                "training diverged."
             )
         if name in counterpart.largest and (value := float(tensor.max())) > counterpart.largest[name] + 1e-4:
             raise UserError(
                 f"{where}: {name} is {value:.6g}; megaptm's {counterpart.family} limits it to "
                 f"{counterpart.largest[name]:.6g}, so such a model cannot be imported."
             )
-    weights, missing = import_weights(counterpart.rows, spec, theirs)
+    weights, missing = import_weights(counterpart.rows, spec, hf_weights)
     if missing:
-        names = _some([*dict.fromkeys(missing)])  # a tensor that becomes several parameters is missing only once
+        names = _shorten_list(
+            [*dict.fromkeys(missing)]
+        )  # a tensor that becomes several parameters is missing only once
         raise UserError(f"{where} lacks weights of {counterpart.model}: {names}; give a complete checkpoint.")
-    absent = {name: tuple(parameter.shape) for name, parameter in whole.items() if name not in weights}
+    absent = {name: tuple(parameter.shape) for name, parameter in parameters.items() if name not in weights}
     # A model that is only an initialization for another family has another class, with other names.
-    kept = {} if counterpart.import_only else unused
-    without = spec.family.heads if counterpart.import_only else heads_without_place(spec, counterpart)
-    return ImportedModel(spec, weights, absent, kept, without_place=frozenset(without))
+    exported_unused = {} if counterpart.import_only else unused
+    without = spec.family.heads if counterpart.import_only else heads_not_in_hugging_face(spec, counterpart)
+    return ImportedModel(spec, weights, absent, exported_unused, missing_heads=frozenset(without))
 
 
 def _without_zeros(
@@ -116,59 +120,64 @@ def _without_zeros(
     return {name: tensor for name, tensor in state.items() if name not in zeros}
 
 
-def _canonical(
+def _rename_parameters(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the parameters by the names of `Counterpart.rows`, each once, and the unused ones by their own names."""
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     alias: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
     unknown = []
-    for written, tensor in state.items():
-        if written.endswith(BUFFERS):
+    for file_name, tensor in state.items():
+        if file_name.endswith(BUFFERS):
             continue
-        today = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], written)
-        for pattern, ours in counterpart.renamed.items():
-            today = re.sub(pattern, ours, today)
-        names = (counterpart.tied.get(name, name) for name in (today, counterpart.prefix + today))
+        new_name = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], file_name)
+        for pattern, replacement in counterpart.renamed.items():
+            new_name = re.sub(pattern, replacement, new_name)
+        names = (counterpart.tied.get(name, name) for name in (new_name, counterpart.prefix + new_name))
         name = next((name for name in names if name in known), None)
         if name is None:
-            names = (name for name in (today, counterpart.prefix + today) if name.startswith(counterpart.unused))
+            names = (name for name in (new_name, counterpart.prefix + new_name) if name.startswith(counterpart.unused))
             if (name := next(names, None)) is None:
-                unknown.append(written)
+                unknown.append(file_name)
             else:
                 unused[name] = tensor
             continue
-        if name in found and not torch.equal(found[name], tensor):
-            other = alias[name] if written == name else written
-            raise UserError(f"{where}: {other} differs from {name}, with which it is one in a {counterpart.model}.")
-        found[name], alias[name] = tensor, written
+        if name in renamed and not torch.equal(renamed[name], tensor):
+            other = alias[name] if file_name == name else file_name
+            raise UserError(
+                f"{where}: {other} differs from {name}, but {counterpart.model} has one parameter for both."
+            )
+        renamed[name], alias[name] = tensor, file_name
     if unknown:
         raise UserError(
-            f"{where} has parameters that a {counterpart.model} has not: {_some(unknown)}; give the model without "
-            "what was put on top of it (`model.base_model.save_pretrained`)."
+            f"{where} has parameters that {counterpart.model} does not have: {_shorten_list(unknown)}; save the model "
+            "without its own heads (`model.base_model.save_pretrained`)."
         )
-    found = {name: found[source] for name, source in counterpart.tied_if_absent.items() if source in found} | found
-    return {name: found[name] for name in known if name in found}, unused
+    tied = {name: renamed[source] for name, source in counterpart.tied_if_absent.items() if source in renamed}
+    renamed = tied | renamed
+    return {name: renamed[name] for name in known if name in renamed}, unused
 
 
-def _repeated(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:
+def _repeat_positions(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:
     """Repeat the rows of a table of positions until there is one for each position of the model."""
-    begin = counterpart.repeated_from
-    if table.dim() != 2 or len(table) <= begin:
-        raise UserError(f"{where}: {counterpart.repeated} is {list(table.shape)}, no table of positions; restore it.")
-    turns = torch.arange(spec.context) % (len(table) - begin)
-    return torch.cat([table[begin - spec.family.first_position : begin], table[begin + turns]])
+    start = counterpart.repeated_from
+    if table.dim() != 2 or len(table) <= start:
+        raise UserError(
+            f"{where}: {counterpart.repeated} has shape {list(table.shape)}, not that of a position table; restore it."
+        )
+    rows = start + torch.arange(spec.context) % (len(table) - start)
+    return torch.cat([table[start - spec.family.first_position : start], table[rows]])
 
 
-def _some(names: list[str]) -> str:
+def _shorten_list(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def heads_without_place(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
+def heads_not_in_hugging_face(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Return the heads of the family for which the class of `transformers` has no parameters."""
     rules = {
-        head: [rule for rule in counterpart.rows if rule.ours.startswith(f"{HEADS}{head}.")]
+        head: [rule for rule in counterpart.rows if rule.name.startswith(f"{HEADS}{head}.")]
         for head in spec.family.heads
     }
-    return tuple(head for head, own in rules.items() if own and not any(rule.theirs for rule in own))
+    return tuple(head for head, own in rules.items() if own and not any(rule.hf_names for rule in own))

@@ -41,25 +41,25 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors, 1)
 
 
-def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
-    """Pad rows [V, ...] with zeros to the padded vocabulary."""
-    return _cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
+def _pad(rules: Tensor, spec: ModelSpec) -> Tensor:
+    """Pad rules [V, ...] with zeros to the padded vocabulary."""
+    return _cat([rules, rules.new_zeros(spec.padded_vocabulary - len(rules), *rules.shape[1:])])
 
 
-def _apart(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
-    """Split rows (head, stream, K) into one matrix (or bias) of rows (head, K) per stream."""
+def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
+    """Split rules (head, stream, K) into one matrix (or bias) of rules (head, K) per stream."""
     by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
     # Copies, even of a single head: safetensors rejects views of a larger tensor.
     return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]
 
 
-def _together(streams: list[Tensor], spec: ModelSpec) -> Tensor:
+def _fuse_streams(streams: list[Tensor], spec: ModelSpec) -> Tensor:
     by_head = [stream.unflatten(0, (-1, spec.size.key_width)) for stream in streams]
     return _stack(by_head).flatten(0, 2)
 
 
 def _pairs(streams: list[Tensor]) -> Tensor:
-    """Join to rows (feature, stream)."""
+    """Join to rules (feature, stream)."""
     return _stack(streams).flatten(0, 1)
 
 
@@ -67,17 +67,17 @@ SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
 # A copy, for the same reason.
 VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
-QKV = Form(lambda w, spec: _apart(w, spec, streams=3), _together)
-KV = Form(lambda w, spec: _apart(w, spec, streams=2), _together)
+QKV = Form(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
+KV = Form(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
 GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _pairs(ws))
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
 CONV_QKV = Form(
-    lambda w, spec: [_cat(_apart(w, spec, streams=3)).t()],
-    lambda ws, spec: _together(list(ws[0].t().chunk(3)), spec),
+    lambda w, spec: [_cat(_split_streams(w, spec, streams=3)).t()],
+    lambda ws, spec: _fuse_streams(list(ws[0].t().chunk(3)), spec),
 )
 CONV_QKV_BIAS = Form(
-    lambda w, spec: [_cat(_apart(w, spec, streams=3))],
-    lambda ws, spec: _together(list(ws[0].chunk(3)), spec),
+    lambda w, spec: [_cat(_split_streams(w, spec, streams=3))],
+    lambda ws, spec: _fuse_streams(list(ws[0].chunk(3)), spec),
 )
 
 
@@ -99,8 +99,9 @@ class TensorRule:
     parameters, which `{group}` and `{turn}` count differently: by group, and by index within it.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    """Name of megaptm's parameter."""
+    hf_names: tuple[str, ...]
     """Empty if Hugging Face's model has no such tensor: it is not exported, and initialized by an import."""
     form: Form = SAME
     when: Callable[[ModelSpec], bool] = always
@@ -112,81 +113,81 @@ class TensorRule:
 
 
 def pair(
-    ours: str,
-    *theirs: str,
+    name: str,
+    *hf_names: str,
     weight: Form = SAME,
     bias: Form = SAME,
     when: Callable[[ModelSpec], bool] = always,
 ) -> tuple[TensorRule, TensorRule]:
     """Return two rules, for the `.weight` and `.bias` of a linear layer or norm."""
     return (
-        TensorRule(f"{ours}.weight", tuple(f"{name}.weight" for name in theirs), weight, when),
-        TensorRule(f"{ours}.bias", tuple(f"{name}.bias" for name in theirs), bias, when),
+        TensorRule(f"{name}.weight", tuple(f"{hf_name}.weight" for hf_name in hf_names), weight, when),
+        TensorRule(f"{name}.bias", tuple(f"{hf_name}.bias" for hf_name in hf_names), bias, when),
     )
 
 
-def of_stack(rows: Iterable[TensorRule], stack: str) -> tuple[TensorRule, ...]:
+def rules_for_stack(rules: Iterable[TensorRule], stack: str) -> tuple[TensorRule, ...]:
     """Return the rules of an encoder for a stack of another name."""
-    return tuple(replace(row, ours=re.sub(r"^encoder\.", f"{stack}.", row.ours)) for row in rows)
+    return tuple(replace(rule, name=re.sub(r"^encoder\.", f"{stack}.", rule.name)) for rule in rules)
 
 
-def export_weights(rows: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def export_weights(rules: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the parameters by Hugging Face's names, without vocabulary padding. Raise UserError if any are missing or
     unknown."""
-    theirs: dict[str, Tensor] = {}
+    exported: dict[str, Tensor] = {}
     used = set()
-    for row, stack in _each_layer(rows, spec):
-        if row.ours not in weights:
-            raise UserError(f"The weights lack {row.ours}, which a {spec.name} of {spec.size.layers} layers has.")
-        used.add(row.ours)
-        if not row.theirs:
+    for rule, stack in _each_layer(rules, spec):
+        if rule.name not in weights:
+            raise UserError(f"the weights lack {rule.name}, which {spec.name} with {spec.size.layers} layers has.")
+        used.add(rule.name)
+        if not rule.hf_names:
             continue
-        given = row.form.give(weights[row.ours], stack)
-        theirs.update({name: tensor.contiguous() for name, tensor in zip(row.theirs, given, strict=True)})
+        tensors = rule.form.give(weights[rule.name], stack)
+        exported.update({name: tensor.contiguous() for name, tensor in zip(rule.hf_names, tensors, strict=True)})
     if unknown := sorted(set(weights) - used):
-        raise UserError(f"The weights have parameters with no counterpart at Hugging Face: {', '.join(unknown[:5])}.")
-    return theirs
+        raise UserError(f"the weights have parameters that Hugging Face's model does not: {', '.join(unknown[:5])}.")
+    return exported
 
 
 def import_weights(
-    rows: tuple[TensorRule, ...], spec: ModelSpec, theirs: Mapping[str, Tensor]
+    rules: tuple[TensorRule, ...], spec: ModelSpec, hf_weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return Hugging Face's parameters by megaptm's names in float32, with padded rows of zeros; and the missing names.
 
     A head without any parameters does not count as missing: models may be saved without heads.
     """
-    ours, missing = {}, []
-    present = {_part(row.ours) for row in rows if set(row.theirs) & set(theirs)}
-    for row, stack in _each_layer(rows, spec):
-        lacking = [name for name in row.theirs if name not in theirs]
-        if not row.theirs:
+    weights, missing = {}, []
+    present = {_module_name(rule.name) for rule in rules if set(rule.hf_names) & set(hf_weights)}
+    for rule, stack in _each_layer(rules, spec):
+        lacking = [name for name in rule.hf_names if name not in hf_weights]
+        if not rule.hf_names:
             continue
         if not lacking:
-            ours[row.ours] = row.form.take([theirs[name].float() for name in row.theirs], stack).contiguous()
-        elif not row.optional and (not row.ours.startswith(HEADS) or _part(row.ours) in present):
+            tensors = [hf_weights[name].float() for name in rule.hf_names]
+            weights[rule.name] = rule.form.take(tensors, stack).contiguous()
+        elif not rule.optional and (not rule.name.startswith(HEADS) or _module_name(rule.name) in present):
             missing += lacking
-    return ours, missing
+    return weights, missing
 
 
-def _part(ours: str) -> str:
-    """Return the module name of a parameter."""
-    return ours.rpartition(".")[0]
+def _module_name(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
-def _each_layer(rows: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple[TensorRule, ModelSpec]]:
+def _each_layer(rules: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tuple[TensorRule, ModelSpec]]:
     """Yield each rule with the spec of its stack, because stacks may differ in size."""
-    for row in rows:
-        if not row.when(spec):
+    for rule in rules:
+        if not rule.when(spec):
             continue
-        stack = replace(spec, size=spec.size_of(row.ours.partition(".")[0]))
-        if "{n}" not in row.ours:
-            yield row, stack
+        stack = replace(spec, size=spec.size_of(rule.name.partition(".")[0]))
+        if "{n}" not in rule.name:
+            yield rule, stack
             continue
-        name, layers = row.ours.partition(".")[0], stack.size.layers
+        name, layers = rule.name.partition(".")[0], stack.size.layers
         block = spec.family.stacks[name]
-        for place, n in enumerate(block.owners(layers) if row.ours.startswith(f"{name}.shared.") else range(layers)):
-            if row.of not in (None, block.at(n).attention):
+        for index, n in enumerate(block.owners(layers) if rule.name.startswith(f"{name}.shared.") else range(layers)):
+            if rule.of not in (None, block.at(n).attention):
                 continue
-            group, turn = divmod(place, block.cycle)
-            theirs = tuple(their.format(n=n, group=group, turn=turn) for their in row.theirs)
-            yield replace(row, ours=row.ours.format(n=n), theirs=theirs), stack
+            group, turn = divmod(index, block.cycle)
+            hf_names = tuple(hf_name.format(n=n, group=group, turn=turn) for hf_name in rule.hf_names)
+            yield replace(rule, name=rule.name.format(n=n), hf_names=hf_names), stack

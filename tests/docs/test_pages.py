@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.families import CATALOGUE, RECURRENT, VISION
-from megaptm.hub.counterparts import models_of
+from megaptm.hub.counterparts import hugging_face_models
 from tests import ROOT
 from tests.docs.commands import PAGES
 from tests.drills.test_tiny_lives import FAMILIES as LIVES
@@ -42,7 +42,7 @@ def test_readme_names_every_family() -> None:
 
 def test_readme_names_families_without_a_hugging_face_model() -> None:
     [names] = re.findall(r"which has no\s+model of (.*?) \(", README, re.DOTALL)
-    assert set(quoted(names)) == {name for name, family in CATALOGUE.items() if not models_of(family)}
+    assert set(quoted(names)) == {name for name, family in CATALOGUE.items() if not hugging_face_models(family)}
 
 
 def test_guarantees_give_the_number_of_tested_layouts() -> None:

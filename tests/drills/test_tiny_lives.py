@@ -24,7 +24,7 @@ from megaptm.data.loader import as_tensors, stacked
 from megaptm.data.statistics import unigram_loss
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, RECURRENT
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.inference.evaluate import MICROBATCHES
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.spec import ModelSpec
@@ -152,7 +152,7 @@ def is_known_there(spec: ModelSpec) -> bool:
     if spec.family.drawn:  # two models
         return True
     try:
-        return bool(counterpart_of(spec))
+        return bool(find_counterpart(spec))
     except UserError:
         return False
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.bricks.pattern import SparseBlocks
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import change
@@ -48,7 +48,7 @@ def test_logits_and_every_gradient_with_the_same_blocks() -> None:
     assert (model.logits(batch)["mlm"][real] - logits[real]).abs().max() < 1e-5
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     their_parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(counterpart_of(model.spec).rows, model.spec, ours).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, ours).items():
         assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
 
 

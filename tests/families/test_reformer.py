@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.common.memory import peak_bytes
 from megaptm.config import Layout
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers import layer as layers_of_stacks
 from megaptm.layers.draws import Again
@@ -68,7 +68,7 @@ def test_logits_and_every_gradient_with_the_same_rotations() -> None:
     real = mask > 0
     assert (model.logits(batch)["lm"][real] - logits[real]).abs().max() < 1e-5
     their_parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(counterpart_of(model.spec).rows, model.spec, ours).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, ours).items():
         assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
 
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import COUNTERPARTS
-from megaptm.hub.huggingface import FAMILY, described, from_hugging_face, hugging_face_config
+from megaptm.hub.huggingface import FAMILY, describe_config, from_hugging_face, hugging_face_config
 from megaptm.hub.import_run import complete
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, change
@@ -116,7 +116,7 @@ def base_config(name: str) -> dict[str, Any]:
     special = {key: id_ for key, id_ in ARCHITECTURES[name].special.items() if id_ is not None and id_ < 10}
     config = json.loads(hugging_face_config(spec_of(name), **special).to_json_string(use_diff=False))
     own = {key: value for key, value in config.items() if key != FAMILY}
-    return own if described(own)[0].family == ARCHITECTURES[name].family else config
+    return own if describe_config(own)[0].family == ARCHITECTURES[name].family else config
 
 
 def cases_of(name: str) -> Iterator[Case]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.hub.huggingface import described
+from megaptm.hub.huggingface import describe_config
 from tests.hub.differential import (
     ARCHITECTURES,
     UNDECLARED,
@@ -46,11 +46,16 @@ def test_every_field_is_equal_or_refused_by_name(name: str, tmp_path: Path) -> N
         ("albert", "id2label", {"0": "a"}, "id2label is {'0': 'a'} (albert has 2)"),
         ("albert", "embedding_size", 32, "embedding_size and hidden_size are both 32"),
         ("bert", "position_embedding_type", "relative_key", "position_embedding_type is 'relative_key' (bert has"),
-        ("gpt2", "resid_pdrop", 0.25, "resid_pdrop is 0.25 and embd_pdrop is 0.0 (gpt2 has one number for these"),
+        ("gpt2", "resid_pdrop", 0.25, "resid_pdrop is 0.25 and embd_pdrop is 0.0 (gpt2 has one value for these"),
         ("reformer", "num_hidden_layers", 3, "num_hidden_layers is 3 and attn_layers has 2 words"),
         ("vit", "head_dim", 4, "head_dim is 4 (vit has 8)"),
         ("vit", "patch_size", 4, "patch_size (4) does not divide image_size (6)"),
-        ("roberta", "pad_token_id", 3, "pad_token_id is 3, and RobertaForMaskedLM numbers positions from it on"),
+        (
+            "roberta",
+            "pad_token_id",
+            3,
+            "pad_token_id is 3, but roberta has 1, and RobertaForMaskedLM counts positions from it",
+        ),
     ],
     ids=str,
 )
@@ -79,7 +84,7 @@ def test_every_field_that_transformers_reads_is_tried(name: str) -> None:
 
 def test_a_tied_t5_with_gates_is_refused_for_what_each_version_lacks() -> None:
     with pytest.raises(UserError) as error:
-        described({"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True})
+        describe_config({"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True})
     assert str(error.value) == (
         "config.json: feed_forward_proj is 'gated-gelu' (t5 has 'relu'); tie_word_embeddings is True, so that "
         "scale_decoder_outputs is True (t5-v1.1 has False); such a model cannot be imported."
@@ -88,4 +93,4 @@ def test_a_tied_t5_with_gates_is_refused_for_what_each_version_lacks() -> None:
 
 def test_all_fields_that_cannot_be_imported_are_in_one_message() -> None:
     with pytest.raises(UserError, match=r"conv_groups is 4 .*; position_buckets is 16 |position_buckets .*conv_groups"):
-        described({**base_config("deberta-v2"), "conv_groups": 4, "position_buckets": 16})
+        describe_config({**base_config("deberta-v2"), "conv_groups": 4, "position_buckets": 16})

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import BERT, CATALOGUE, GPT2
-from megaptm.hub.counterparts import counterpart_of
-from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
+from megaptm.hub.counterparts import find_counterpart
+from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import Distillation, ModelSpec, Size, change, published
 from megaptm.tokenizers import train
@@ -30,9 +30,9 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 
 def load(folder: Path, spec: ModelSpec) -> transformers.PreTrainedModel:
     """With transformers' own loader, which must find every key that pre-training has, and no other."""
-    model_class = getattr(transformers, counterpart_of(spec).model)
+    model_class = getattr(transformers, find_counterpart(spec).model)
     model, info = model_class.from_pretrained(folder, output_loading_info=True)
-    assert all(key.startswith(counterpart_of(spec).unused) for key in info["missing_keys"])
+    assert all(key.startswith(find_counterpart(spec).unused) for key in info["missing_keys"])
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     # A Reformer of transformers 5 has a bias that it does not add.
@@ -53,7 +53,7 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
 
     found = from_hugging_face(tmp_path / "out")
     spec, weights = found.spec, found.weights
-    own = {rule.ours for rule in counterpart_of(model.spec).rows if not rule.theirs}
+    own = {rule.name for rule in find_counterpart(model.spec).rows if not rule.hf_names}
     assert set(found.absent) == own
     assert (spec.size, spec.vocabulary, 24 if spec.longest is None else spec.context) == (
         # Said, where ours was left to follow from the context.
@@ -186,7 +186,7 @@ def test_a_tokenizer_too_big_for_the_model_is_refused(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     train("byte-bpe", [text], vocabulary=400).save(tmp_path / "tokenizer")
     model = tiny_model("gpt2")
-    with pytest.raises(UserError, match="400 tokens, the model 101"):
+    with pytest.raises(UserError, match="400 tokens, more than the 101 of the model"):
         to_hugging_face(model.spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
 
 
@@ -198,24 +198,24 @@ def test_a_pattern_that_theirs_has_not_is_refused(family: str, words: dict[str, 
     table = CATALOGUE[family]
     other = change(table, stacks={"encoder": change(table.last_block, **words)})
     [name] = words
-    with pytest.raises(UserError, match=rf"has no model\.{name} .* but .* cannot be exported"):
-        counterpart_of(published(other, "base"))
-    assert counterpart_of(published(table, "base"))
+    with pytest.raises(UserError, match=rf"model\.{name} is .* but .* cannot be exported"):
+        find_counterpart(published(other, "base"))
+    assert find_counterpart(published(table, "base"))
 
 
 def test_a_model_that_computes_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="no counterpart"):
-        counterpart_of(published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn="swiglu")}), "small"))
-    with pytest.raises(UserError, match="24 heads of 128 are not 2048 wide"):
-        counterpart_of(published(CATALOGUE["gpt3"], "xl-literal"))
+        find_counterpart(published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn="swiglu")}), "small"))
+    with pytest.raises(UserError, match="24 x 128 is not 2048"):
+        find_counterpart(published(CATALOGUE["gpt3"], "xl-literal"))
     spec = tiny_spec("gpt1")
-    with pytest.raises(UserError, match="64 is not 4 x 32"):
-        counterpart_of(replace(spec, size=change(spec.size, ffn=64)))
+    with pytest.raises(UserError, match="needs ffn = 4 x width, but ffn is 64 and width 32"):
+        find_counterpart(replace(spec, size=change(spec.size, ffn=64)))
 
 
 def test_a_family_that_differs_in_its_tokenizer_alone_has_the_same_counterpart() -> None:
     own = change(BERT, name="own", tokenizer="byte-bpe", specials="roberta")
-    assert counterpart_of(published(own, "base")).model == "BertForPreTraining"
+    assert find_counterpart(published(own, "base")).model == "BertForPreTraining"
 
 
 @pytest.mark.parametrize(
@@ -237,26 +237,26 @@ def test_what_we_could_not_honor_is_named(config: transformers.GPT2Config, said:
 def test_what_turns_queries_is_read_where_older_files_have_it() -> None:
     config = hugging_face_config(tiny_spec("palm")).to_dict()
     del config["rope_parameters"]
-    assert described(config | {"rope_theta": 10_000, "rope_scaling": None})[1].size == tiny_spec("palm").size
+    assert describe_config(config | {"rope_theta": 10_000, "rope_scaling": None})[1].size == tiny_spec("palm").size
     for more, said in (
         ({"rope_theta": 500.0}, "'rope_theta': 500.0"),
         ({"rope_theta": 10_000, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'factor': 2.0"),
-        ({"rope_scaling": "twice"}, "transformers refuses it"),
+        ({"rope_scaling": "twice"}, "transformers rejects it"),
     ):
         with pytest.raises(UserError, match=said):
-            described(config | more)
+            describe_config(config | more)
 
 
 def test_dropouts_that_are_others_here_are_told() -> None:
     config = hugging_face_config(replace(tiny_spec("bart"), dropout=0.1))
-    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).otherwise
+    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).differing_rates
     config.attention_dropout = config.activation_dropout = 0.0  # as in bart-large-cnn
     found = from_hugging_face(transformers.BartForConditionalGeneration(config))
-    assert (found.spec.dropout, found.otherwise) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
+    assert (found.spec.dropout, found.differing_rates) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
     config = hugging_face_config(tiny_spec("palm"))
     config.attention_dropout = 0.1
     found = from_hugging_face(transformers.CohereForCausalLM(config))
-    assert (found.spec.dropout, found.otherwise) == (0.0, ("attention_dropout 0.1",))
+    assert (found.spec.dropout, found.differing_rates) == (0.0, ("attention_dropout 0.1",))
 
 
 OF_ITS_OWN = ("gpt1", "gpt2", "bert", "roberta", "albert", "deberta", "ernie-2", "electra-discriminator")
@@ -270,10 +270,10 @@ def test_attention_may_have_a_dropout_of_its_own(family: str) -> None:
     config = hugging_face_config(spec).to_dict()
     theirs = "attn_pdrop" if family.startswith("gpt") else "attention_probs_dropout_prob"
     assert config[theirs] == 0.1
-    again = described(config)[1]
+    again = describe_config(config)[1]
     assert again.family.first_block.attention_dropout is True
     for rate in (0.0, 0.25):
-        found = described(config | {theirs: rate})[1]
+        found = describe_config(config | {theirs: rate})[1]
         assert (found.dropout, found.family.first_block.attention_dropout) == (0.1, rate)
         assert hugging_face_config(found).to_dict() == config | {theirs: rate}
 
@@ -281,7 +281,7 @@ def test_attention_may_have_a_dropout_of_its_own(family: str) -> None:
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     config = transformers.OPTConfig(num_hidden_layers=1, hidden_size=8, num_attention_heads=2, ffn_dim=8, vocab_size=9)
     config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"type 'opt' cannot be imported; these can: .*gpt2, .*bert, .*t5"):
+    with pytest.raises(UserError, match=r"model_type 'opt' cannot be imported: it must be one of .*gpt2, .*bert, .*t5"):
         from_hugging_face(tmp_path)
 
 
@@ -293,7 +293,7 @@ def test_published_configs_are_our_tables() -> None:
         (transformers.BertConfig(), "bert", "base"),
         (transformers.T5Config(), "t5", "small"),
     ):
-        spec = described({**vars(config), **config.to_dict()})[1]
+        spec = describe_config({**vars(config), **config.to_dict()})[1]
         expected = published(CATALOGUE[family], size)
         assert spec.family == expected.family
         assert spec.size == Size(
@@ -319,5 +319,5 @@ def test_configs_that_say_they_are_not_tied_are_the_later_t5s(family: str) -> No
     expected = published(CATALOGUE[family], "small")
     config = {"model_type": expected.name.partition("-")[0], "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
     numbers = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": expected.vocabulary}
-    spec = described({**config, **numbers, "tie_word_embeddings": False})[1]
+    spec = describe_config({**config, **numbers, "tie_word_embeddings": False})[1]
     assert replace(spec, context=expected.context) == expected

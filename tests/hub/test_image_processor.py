@@ -106,8 +106,8 @@ def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: st
     to_hugging_face(begun.spec, weights_of(begun), None, tmp_path / "theirs")
     (tmp_path / "theirs" / PROCESSOR).write_text(json.dumps(said))
     found = from_hugging_face(tmp_path / "theirs")
-    assert found.shown == options
-    objective = {task: {"size": PIXELS, **found.shown}}
+    assert found.image_options == options
+    objective = {task: {"size": PIXELS, **found.image_options}}
     if family == "vit":  # whose names of labels are in the config: CLIP's tokenizer is not here
         import_run(str(tmp_path / "theirs"), tmp_path / "run")
         run = load_model(tmp_path / "run")
@@ -124,7 +124,7 @@ def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: st
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", objective=objective_of(objective))
     assert (read_there(tmp_path / "out", kind) - expected).abs().max() <= 1e-5
     again = from_hugging_face(tmp_path / "out")
-    assert (again.spec.own_pixels, again.shown) == (found.spec.own_pixels, found.shown)
+    assert (again.spec.own_pixels, again.image_options) == (found.spec.own_pixels, found.image_options)
 
 
 def test_what_a_file_leaves_out_is_what_transformers_does() -> None:
@@ -141,20 +141,23 @@ def test_what_a_file_leaves_out_is_what_transformers_does() -> None:
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [
-        ({"image_std": [0.2, 0.2]}, r"image_std is \[0.2, 0.2\]; of vit it must be 3 numbers from 1e-06 to 1,000,000"),
+        (
+            {"image_std": [0.2, 0.2]},
+            r"image_std is \[0.2, 0.2\]; to import vit it must be 3 numbers from 1e-06 to 1,000,000",
+        ),
         ({"image_std": 0}, "image_std is 0"),
         ({"image_mean": ["0.5"] * 3}, "image_mean is"),
-        ({"resample": 6}, "resample is 6; of vit it must be Pillow's 0 to 5"),
+        ({"resample": 6}, "resample is 6; to import vit it must be Pillow's 0 to 5"),
         ({"resample": True}, "resample is True"),
         ({"rescale_factor": 0}, "rescale_factor is 0"),
-        ({"rescale_factor": 1e-6, "image_std": 1e6}, "rescale_factor is 1e-06.* one that leaves"),
-        ({"do_resize": False}, "do_resize is False; of vit it must be true"),
-        ({"do_resize": "no"}, "do_resize is 'no'; of vit it must be true or false"),
+        ({"rescale_factor": 1e-6, "image_std": 1e6}, "rescale_factor is 1e-06.* a factor after which"),
+        ({"do_resize": False}, "do_resize is False; to import vit it must be true"),
+        ({"do_resize": "no"}, "do_resize is 'no'; to import vit it must be true or false"),
         ({"do_pad": True}, "do_pad is True"),
-        ({"size": 8}, f"size is 8; of vit it must be the {PIXELS} pixels of the model"),
+        ({"size": 8}, f"size is 8; to import vit it must be the {PIXELS} pixels of the model"),
         ({"size": {"height": 6, "width": 8}}, "size is .* a square, of 1 to 16,384 pixels"),
-        ({"size": {"shortest_edge": 6}}, "do_center_crop is False; of vit it must be true where size is"),
-        ({"do_center_crop": True, "crop_size": 8}, "crop_size is 8; of vit it must be at most the 6 of size"),
+        ({"size": {"shortest_edge": 6}}, "do_center_crop is False; to import vit it must be true if size is"),
+        ({"do_center_crop": True, "crop_size": 8}, "crop_size is 8; to import vit it must be at most the 6 of size"),
         ({"image_processor_type": "ConvNextImageProcessor"}, "image_processor_type is 'ConvNext.*; only ViTImage"),
         ({"image_processor_type": ["ViTImageProcessor"]}, "image_processor_type is "),
     ],

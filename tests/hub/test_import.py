@@ -63,7 +63,7 @@ def test_dropouts_that_are_others_here_are_told(
     if told is None:
         assert first.startswith(f"{bart} is step 0 of {tmp_path}/run")
     else:
-        here = "here one rate is for all, model.dropout="
+        here = "here one rate applies to all, model.dropout="
         assert first == f"{bart} was trained with {told.format(here=here)}"
 
 
@@ -108,7 +108,7 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
         "classes": 17,
     }
     for said in ("24", "[0, 17]"):
-        with pytest.raises(UserError, match=r"is no \[FEATURES,CLASSES\]: give two whole numbers from 1 on"):
+        with pytest.raises(UserError, match=r"must be \[FEATURES,CLASSES\], two positive integers"):
             import_run(str(roberta.folder), tmp_path / "other", ["model.family=unimo", f"model.detector={said}"])
 
 
@@ -127,9 +127,12 @@ def test_a_small_encoder_of_long_texts_begins_with_a_small_bart(bart: Path, tmp_
     ("words", "told"),
     [
         (["model.family=led", "model.window=7"], r"model.window \(7\) must be even"),
-        (["model.family=led", "model.context=0"], "model.context=0 is no whole number from 1 on: give how many places"),
-        (["model.family=led", "model.block=4"], "model.block=4: the model is as it is in"),
-        (["model.window=8"], "model.window=8: the model is as it is in"),
+        (
+            ["model.family=led", "model.context=0"],
+            "model.context=0 must be a positive integer: give the number of positions",
+        ),
+        (["model.family=led", "model.block=4"], "model.block=4: the model is that of"),
+        (["model.window=8"], "model.window=8: the model is that of"),
         (
             ["model.context=60"],
             r"model.context \(60\): a bart has the places of its files; only those of images, and of",
@@ -186,7 +189,7 @@ def test_a_model_without_a_tokenizer_takes_that_of_its_corpus(tmp_path: Path) ->
     assert "warning: the run has no tokenizer yet, so the export has none" in message
     run_command(imports, "hf", source, tmp_path / "other", "--tokenizer", made.folder)
     assert megaptm.load(tmp_path / "other").tokenizer.fingerprint == made.tokenizer.fingerprint
-    with pytest.raises(UserError, match=r"has no tokenizer.json: put the model's tokenizer beside it"):
+    with pytest.raises(UserError, match=r"has no tokenizer.json: copy the model's tokenizer into the folder"):
         megaptm.load(source)
 
 
@@ -273,5 +276,5 @@ def test_a_folder_without_a_mask_decoder_is_read_without_one(tmp_path: Path) -> 
 def test_another_eps_of_norms_is_refused_by_name(tmp_path: Path) -> None:
     made = export_tiny("gpt2", tmp_path, vocabulary=300)
     trained_with(made.folder, layer_norm_epsilon=1e-3)
-    with pytest.raises(UserError, match=r"layer_norm_epsilon is 0.001 \(gpt2 has 1e-05\); such a model cannot be tr"):
+    with pytest.raises(UserError, match=r"layer_norm_epsilon is 0.001 \(gpt2 has 1e-05\); the model cannot be tr"):
         import_run(str(made.folder), tmp_path / "run")

@@ -66,7 +66,7 @@ def test_a_run_begins_from_a_model_of_smaller_images(tmp_path):
     begun = load_model(tmp_path / "run").model.embed.position.weight
     rows = model.embed.position.weight.detach()
     assert torch.allclose(begun, interpolated(rows, before=GRID, after=LARGER))
-    for said, wrong in (("many", "is no whole number"), ("27", "must be one more than a square.*26 or 37")):
+    for said, wrong in (("many", "must be a positive integer"), ("27", "must be one more than a square.*26 or 37")):
         with pytest.raises(UserError, match=wrong):
             import_run(str(tmp_path / "out"), tmp_path / "other", [f"model.context={said}"])
     assert not (tmp_path / "other").exists()

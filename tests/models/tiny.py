@@ -10,7 +10,7 @@ from torch import Tensor
 from benchmarks.common.batches import Draw, head_fields, numbers_of, read_fields, small_patterns
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.models import Model, build_model, fill
 from megaptm.models.loss import Loss
 from megaptm.spec import Family, ModelSpec, Size
@@ -34,7 +34,7 @@ def has_counterpart(family: str, *, with_decoder: bool = True) -> bool:
     if with_decoder and any(block.last_layer == "mask-decoder" for block in CATALOGUE[family].stacks.values()):
         return False
     try:
-        counterpart_of(tiny_spec(family))
+        find_counterpart(tiny_spec(family))
     except UserError:
         return False
     return True

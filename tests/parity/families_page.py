@@ -16,7 +16,7 @@ import yaml
 
 from megaptm.families import CATALOGUE, FAMILIES, WORDS
 from megaptm.families.words import WordFamily, WordSpec
-from megaptm.hub.counterparts import models_of
+from megaptm.hub.counterparts import hugging_face_models
 from megaptm.plan.count import count_parameters
 from megaptm.spec import Family, published
 from tests import ROOT
@@ -92,7 +92,7 @@ def _row(family: Family, seen: dict[str, str], spent: dict[str, object] | None) 
         difference += f", from {seen['from']}"
     cells = (
         *(f"{family.name} ({family.paper})", sizes, ", ".join(family.objectives), str(layouts)),
-        *(" and ".join(models_of(family)) or "none", difference),
+        *(" and ".join(hugging_face_models(family)) or "none", difference),
         f"{spent['cpu']} s ({spent['date']}, {spent['commit']})" if spent else "not recorded yet",
     )
     return f"| {' | '.join(cells)} |\n"

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from megaptm.families import CATALOGUE
-from megaptm.hub.counterparts import Counterpart, counterpart_of
+from megaptm.hub.counterparts import Counterpart, find_counterpart
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model, fill
@@ -22,7 +22,7 @@ from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 
 def reference_of(model: Model) -> PreTrainedModel:
     """Theirs in eval mode and fp32, with plain (eager) attention, holding copies of our weights."""
-    counterpart = counterpart_of(model.spec)
+    counterpart = find_counterpart(model.spec)
     config = hugging_face_config(model.spec, **{k: v for k, v in counterpart.special.items() if v == 0})
     config._attn_implementation = "eager"
     theirs = getattr(transformers, counterpart.model)(config)
@@ -47,7 +47,7 @@ def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTraine
 
 def zeros_of(spec: ModelSpec) -> dict[str, Tensor]:
     """Their parameters that ours has not."""
-    return {name: torch.zeros(shape) for name, shape in counterpart_of(spec).zeros(spec).items()}
+    return {name: torch.zeros(shape) for name, shape in find_counterpart(spec).zeros(spec).items()}
 
 
 def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
@@ -131,7 +131,7 @@ def differences(family: str) -> tuple[float, float]:
     ours = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
     assert ours["embed.token.weight"][model.spec.vocabulary :].abs().max() == 0
     their_parameters = dict(theirs.named_parameters())
-    converted = export_weights(counterpart_of(model.spec).rows, model.spec, ours)
+    converted = export_weights(find_counterpart(model.spec).rows, model.spec, ours)
     said = torch.stack([(model.logits(batch)[head][real] - logits[real]).abs().max(), (loss / count - expected).abs()])
     return said.max().item(), max(
         (gradient - _gradient(their_parameters[name])).abs().max().item() for name, gradient in converted.items()
@@ -156,7 +156,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 def random_reference(spec: ModelSpec) -> PreTrainedModel:
     """Theirs with a random initialization of their own, moved so that no bias is 0 and no norm 1."""
     torch.manual_seed(5)
-    counterpart = counterpart_of(spec)
+    counterpart = find_counterpart(spec)
     config = hugging_face_config(spec, **{k: v for k, v in counterpart.special.items() if v == 0})
     config._attn_implementation = "eager"
     theirs = tied_as_said(getattr(transformers, counterpart.model)(config), counterpart)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model, fill
 from megaptm.spec import ModelSpec, change
@@ -57,7 +57,7 @@ def test_both_heads_and_every_gradient(groups: int, cycle: int) -> None:
     out.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(counterpart_of(model.spec).rows, model.spec, gradients).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, gradients).items():
         assert_close(gradient, parameters[name].grad)
 
 
@@ -93,6 +93,6 @@ def test_the_gradient_of_what_layers_share_is_the_sum_of_what_each_would_have() 
 
 def test_groups_that_they_could_not_say_are_refused() -> None:
     with pytest.raises(UserError, match="4 layers are no 3 groups of rounds of 1"):
-        counterpart_of(grouped(3, 1))
+        find_counterpart(grouped(3, 1))
     with pytest.raises(UserError, match="albert has no counterpart"):
-        counterpart_of(grouped(1, 1, share=("attention",)))
+        find_counterpart(grouped(1, 1, share=("attention",)))

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import counterpart_of
-from megaptm.hub.huggingface import described, from_hugging_face, to_hugging_face
+from megaptm.hub.counterparts import find_counterpart
+from megaptm.hub.huggingface import describe_config, from_hugging_face, to_hugging_face
 from megaptm.inference.generate import Sampler, Sampling, output_ids
 from megaptm.inference.loaded_model import load_model
 from megaptm.spec import ModelSpec, Size, change
@@ -38,7 +38,7 @@ def test_stacks_of_unequal_size_come_in_and_go_out(family: str, numbers: dict[st
     assert_close(ours.logits(batch)["lm"], theirs(**inputs_of(family, batch))[0])
 
     to_hugging_face(found.spec, found.weights, None, tmp_path / "ours")
-    again = getattr(transformers, counterpart_of(spec).model).from_pretrained(tmp_path / "ours")
+    again = getattr(transformers, find_counterpart(spec).model).from_pretrained(tmp_path / "ours")
     assert again.state_dict().keys() == theirs.state_dict().keys()
     assert all(again.state_dict()[name].equal(tensor) for name, tensor in theirs.state_dict().items())
 
@@ -54,7 +54,7 @@ def test_stacks_of_unequal_size_come_in_and_go_out(family: str, numbers: dict[st
 )
 def test_what_theirs_has_one_number_for_is_told(family: str, numbers: dict[str, int], told: str) -> None:
     with pytest.raises(UserError, match=told):
-        counterpart_of(unequal(family, **numbers))
+        find_counterpart(unequal(family, **numbers))
 
 
 def test_a_bias_on_the_logits_is_refused_unless_it_is_zero() -> None:
@@ -67,10 +67,10 @@ def test_a_bias_on_the_logits_is_refused_unless_it_is_zero() -> None:
 
 def test_the_released_large_model_is_the_table() -> None:
     """Whose config is their default but for two rates of dropout; a smaller decoder is a size of it."""
-    spec = described(transformers.BartConfig().to_dict())[1]
+    spec = describe_config(transformers.BartConfig().to_dict())[1]
     assert spec.size == Size(layers=12, width=1024, heads=16, ffn=4096)
     assert (spec.vocabulary, spec.context, spec.dropout) == (50265, 1024, 0.1)
-    small = described({**transformers.BartConfig().to_dict(), "decoder_layers": 6})[1]
+    small = describe_config({**transformers.BartConfig().to_dict(), "decoder_layers": 6})[1]
     assert small.size == change(spec.size, stacks={"decoder": change(spec.size, layers=6)})
 
 

@@ -14,9 +14,9 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from megaptm.errors import UserError
 from megaptm.families import DEBERTA, DEBERTA_V2
-from megaptm.hub.counterparts import counterpart_of
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.counterparts.deberta import DEBERTA_V2 as COUNTERPART
-from megaptm.hub.huggingface import described, from_hugging_face, hugging_face_config, to_hugging_face
+from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
 from megaptm.layers.disentangled import distance_rows
 from megaptm.models import build_model
@@ -36,7 +36,7 @@ def test_an_exported_folder_encodes_the_same_and_comes_back(family: str, tmp_pat
     model, batch = tiny_model(family), tiny_batch(family, rows=1)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, None, tmp_path / "out")
-    theirs, info = getattr(transformers, counterpart_of(model.spec).model).from_pretrained(
+    theirs, info = getattr(transformers, find_counterpart(model.spec).model).from_pretrained(
         tmp_path / "out", output_loading_info=True
     )
     assert not info["missing_keys"]
@@ -59,19 +59,19 @@ def test_a_config_as_it_was_released_is_understood(family: str) -> None:
     """As the file has it: a config that was made of it has a list in the place of the words."""
     spec = replace(tiny_spec(family), context=512)
     config = hugging_face_config(spec).to_dict() | {"max_relative_positions": -1, "pos_att_type": "p2c|c2p"}
-    assert described(config)[1].size == spec.size
+    assert describe_config(config)[1].size == spec.size
     with pytest.raises(UserError, match="pos_att_type is 'p2p'"):
-        described(config | {"pos_att_type": "p2p"})
+        describe_config(config | {"pos_att_type": "p2p"})
     with pytest.raises(UserError, match="position_biased_input is True"):
-        described(config | {"position_biased_input": True})
+        describe_config(config | {"position_biased_input": True})
 
 
 def golden_rows(case: str) -> tuple[TensorRule, ...]:
     """Both versions are of one class there, which names projections as the second."""
     attention = "deberta.encoder.layer.{n}.attention.self"
-    rows = [row for row in COUNTERPART.rows if not row.ours.startswith("head")]
+    rows = [row for row in COUNTERPART.rows if not row.name.startswith("head")]
     if case != "v2":
-        rows = [row for row in rows if not row.ours.startswith(("encoder.distance_norm", "encoder.convolution"))]
+        rows = [row for row in rows if not row.name.startswith(("encoder.distance_norm", "encoder.convolution"))]
         rows += pair("encoder.{n}.attention.position_key", f"{attention}.pos_key_proj")
         rows += pair("encoder.{n}.attention.position_query", f"{attention}.pos_query_proj")
     if case == "v1_short_span":

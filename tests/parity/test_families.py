@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from megaptm.families import CATALOGUE, RECURRENT, VISION
-from megaptm.hub.counterparts import models_of
+from megaptm.hub.counterparts import hugging_face_models
 from tests.models.tiny import has_counterpart, tiny_batch, tiny_spec
 from tests.parity.families_page import PAGE, RECORD, page
 from tests.parity.reference import assert_close, differences, inputs_of, random_reference, through_a_saved_folder
@@ -34,5 +34,5 @@ def test_the_page_of_families_is_what_tables_and_records_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == page()
     recorded = yaml.safe_load(RECORD.read_text(encoding="utf-8"))
     assert {*recorded} == {*CATALOGUE, *RECURRENT, *VISION}
-    of_images = {name for name, family in VISION.items() if models_of(family)}
+    of_images = {name for name, family in VISION.items() if hugging_face_models(family)}
     assert {name for name, seen in recorded.items() if "from" not in seen} == {*COMPARED, *of_images}

@@ -92,21 +92,25 @@ def test_elmo_run_is_exported_encoded_and_evaluated(run, tmp_path):
     assert one[0, :, :12].equal(one[0, :, 12:])
     torch.testing.assert_close(loaded.layers("bar")[0], other)
     torch.testing.assert_close(loaded.encode(["bar"], pool="none")[0], other.mean(0))
-    assert loaded.evaluate(rows=4).losses["bidirectional-lm"].asked == 24
+    assert loaded.evaluate(rows=4).losses["bidirectional-lm"].num_labels == 24
 
 
 @pytest.mark.parametrize(
     ("file", "content", "sentence"),
     [
         ("options.json", "{}", r"options\.json: lstm: field required: give the options\.json"),
-        ("options.json", "relu -> tanh", "char_cnn.activation is tanh, and of every ELMo here relu"),
+        ("options.json", "relu -> tanh", "char_cnn.activation is tanh, but must be relu"),
         (
             "options.json",
             '"n_layers": 2 -> "n_layers": 1000000',
             "lstm.n_layers: input should be less than or equal to",
         ),
-        ("options.json", '"dim": 16, -> "dim": 18,', r"LSTMCell/B is \(64,\), and by options and words \(72,\)"),
-        ("weights.safetensors", None, r"has no \*weights\.hdf5: put weights\.hdf5, or weights\.safetensors, there"),
+        (
+            "options.json",
+            '"dim": 16, -> "dim": 18,',
+            r"LSTMCell/B has shape \(64,\), but options and words need \(72,\)",
+        ),
+        ("weights.safetensors", None, r"has no \*weights\.hdf5: add weights\.hdf5, or weights\.safetensors"),
         ("weights.safetensors", "cut off", "is damaged or cut off"),
     ],
 )
@@ -134,6 +138,6 @@ def test_import_of_nan_weights_is_refused(run, tmp_path):
     save_file(weights, folder / "weights.safetensors")
     output = megaptm("import", "elmo", folder, again, code=2)
     assert re.search(
-        r"weights\.safetensors: char_embed has numbers that are infinite or none: fetch it again", output
+        r"weights\.safetensors: char_embed has NaN or infinite values: download the file again", output
     ), output
     assert not again.exists()

@@ -76,7 +76,7 @@ FREE = (
 # The same for blocks.
 LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
 LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
-DRAWN_BY = {"blocks_seed"}
+RANDOM_SEEDS = {"blocks_seed"}
 """Seeds of random choices. The class of `transformers` makes these choices in its own way, so any value can be
 exported."""
 BY_LAYER = {"local", "lsh"}
@@ -88,21 +88,21 @@ __all__ = [
     "OF_EARLIER_RELEASES",
     "Counterpart",
     "check_sharing",
-    "counterpart_of",
-    "counterparts_named",
+    "find_counterpart",
+    "find_counterparts",
+    "hugging_face_models",
     "is_first_of_its_type",
-    "models_of",
 ]
 
 
-def counterpart_of(spec: ModelSpec) -> Counterpart:
+def find_counterpart(spec: ModelSpec) -> Counterpart:
     """Return the Hugging Face architecture that computes the same as this model. Raise UserError if there is none."""
-    counterpart = _of_shape(spec.family)
+    counterpart = _match_shape(spec.family)
     if counterpart is None:
-        known = _known("family", exported=True)
+        known = _list_known("family", exported=True)
         raise UserError(
-            f"{spec.name} has no counterpart at Hugging Face; those that have: {known}. Use "
-            "it by `megaptm.load(RUN)` in Python, or say which of their models it is (docs/add-a-family.md, section 5)."
+            f"{spec.name} has no counterpart at Hugging Face, unlike {known}. Use `megaptm.load(RUN)` in Python, or "
+            "register a counterpart (docs/add-a-family.md, section 5)."
         )
     check_sharing(counterpart, spec)
     _check_patterns(counterpart, spec)
@@ -113,18 +113,18 @@ def counterpart_of(spec: ModelSpec) -> Counterpart:
     return counterpart
 
 
-def models_of(family: Family) -> tuple[str, ...]:
+def hugging_face_models(family: Family) -> tuple[str, ...]:
     """Return the class in `transformers` that computes the same; one per stack if stacks are separate models there;
     empty if there is none."""
     parts = [family.alone(stack) for stack in reversed(family.stacks)] if family.drawn else [family]
-    found = [_of_shape(part) for part in parts]
-    return tuple(one.model for one in found if one) if all(found) else ()
+    counterparts = [_match_shape(part) for part in parts]
+    return tuple(counterpart.model for counterpart in counterparts if counterpart) if all(counterparts) else ()
 
 
-def _of_shape(family: Family) -> Counterpart | None:
+def _match_shape(family: Family) -> Counterpart | None:
     # Families of equal shape have separate models there: prefer the family's own.
-    same = (one for one in COUNTERPARTS if not one.import_only)
-    for counterpart in sorted(same, key=lambda one: one.family != family.name):
+    exported = (counterpart for counterpart in COUNTERPARTS if not counterpart.import_only)
+    for counterpart in sorted(exported, key=lambda counterpart: counterpart.family != family.name):
         if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.table, counterpart):
             return counterpart
     return None
@@ -132,48 +132,49 @@ def _of_shape(family: Family) -> Counterpart | None:
 
 def _check_size(counterpart: Counterpart, size: Size) -> None:
     """Raise UserError if config.json derives a number of a stack from another one, and the model has another value."""
-    said = {name.rpartition(".")[2] for name in counterpart.numbers.values()}
-    if "head_width" not in said and size.heads * size.key_width != size.width:
+    configurable = {name.rpartition(".")[2] for name in counterpart.fields.values()}
+    if "head_width" not in configurable and size.heads * size.key_width != size.width:
         raise UserError(
-            f"{counterpart.model} has attention as wide as the model; {size.heads} heads of {size.key_width} are not "
-            f"{size.width} wide, so this size cannot be exported."
+            f"{counterpart.model} needs heads x head_width = width, but {size.heads} x {size.key_width} is not "
+            f"{size.width}: this size cannot be exported."
         )
-    if "ffn" not in said and size.ffn != FFN_OF_WIDTH * size.width:
+    if "ffn" not in configurable and size.ffn != FFN_OF_WIDTH * size.width:
         raise UserError(
-            f"{counterpart.model} has a feed-forward {FFN_OF_WIDTH} times as wide as the model; {size.ffn} is not "
-            f"{FFN_OF_WIDTH} x {size.width}, so this size cannot be exported."
+            f"{counterpart.model} needs ffn = {FFN_OF_WIDTH} x width, but ffn is {size.ffn} and width {size.width}: "
+            "this size cannot be exported."
         )
-    if "kv_heads" not in said and size.key_heads != size.heads:
+    if "kv_heads" not in configurable and size.key_heads != size.heads:
         raise UserError(
-            f"{counterpart.model} has as many heads of keys and values as of queries; {size.key_heads} are not "
-            f"{size.heads}, so this size cannot be exported."
+            f"{counterpart.model} needs as many key-value heads as query heads, but has {size.key_heads} and "
+            f"{size.heads}: this size cannot be exported."
         )
 
 
 def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
     """Raise UserError if config.json has no field for a number of the attention pattern, and the model has another
     value than the counterpart."""
-    said = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.numbers.values()} | DRAWN_BY
-    for name in (one for one in PATTERN_NUMBERS if one not in said):
+    names = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.fields.values()}
+    for name in PATTERN_NUMBERS.keys() - names - RANDOM_SEEDS:
         for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
-            if {*PATTERN_NUMBERS[name]} & {*block.words} and (found := getattr(block, name)) != getattr(own, name):
+            if {*PATTERN_NUMBERS[name]} & {*block.words} and (value := getattr(block, name)) != getattr(own, name):
                 raise UserError(
-                    f"{counterpart.model} has no model.{name} ({found}) but {getattr(own, name)}, so this model cannot "
-                    "be exported: use it by `megaptm.load(RUN)` in Python."
+                    f"model.{name} is {value}, but {counterpart.model} always has {getattr(own, name)}: this model "
+                    "cannot be exported. Use `megaptm.load(RUN)` in Python."
                 )
 
 
 def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
     """Raise UserError if stacks differ in a number for which config.json has only one field."""
-    (first, size), *others = sizes.items()
-    said = {*counterpart.numbers.values()}
-    for stack, other in others:
-        for name in ("layers", "width", "heads", "ffn", *({"head_width"} & said)):
-            one, two = ((getattr(found, "key_width" if name == "head_width" else name)) for found in (size, other))
-            if one != two and f"{stack}.{name}" not in said:
+    (first, first_size), *other_stacks = sizes.items()
+    configurable = {*counterpart.fields.values()}
+    for stack, size in other_stacks:
+        for name in ("layers", "width", "heads", "ffn", *({"head_width"} & configurable)):
+            attribute = "key_width" if name == "head_width" else name
+            expected, value = getattr(first_size, attribute), getattr(size, attribute)
+            if expected != value and f"{stack}.{name}" not in configurable:
                 raise UserError(
-                    f"model.stacks.{stack}.{name} ({two}): {counterpart.model} has one {name} for all stacks, and that "
-                    f"of the {first} is {one}; make them equal, or this size cannot be exported."
+                    f"model.stacks.{stack}.{name} ({value}): {counterpart.model} has one {name} for all stacks, and "
+                    f"that of the {first} is {expected}. Sizes with different values cannot be exported."
                 )
 
 
@@ -181,27 +182,27 @@ def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
     """Raise UserError if config.json cannot express which layers share parameters: it needs equal groups of whole
     cycles."""
     block = spec.family.first_block
-    if "groups" in counterpart.numbers.values() and spec.size.layers % (block.groups * block.cycle):
+    if "groups" in counterpart.fields.values() and spec.size.layers % (block.groups * block.cycle):
         raise UserError(
-            f"{counterpart.model} cuts its layers into equal groups of whole rounds; {spec.size.layers} layers are no "
-            f"{block.groups} groups of rounds of {block.cycle}, so this model is neither exported nor imported."
+            f"{counterpart.model} needs equal groups of whole cycles, but {spec.size.layers} layers are not a multiple "
+            f"of {block.groups} groups x {block.cycle} layers: this model can be neither exported nor imported."
         )
 
 
-def counterparts_named(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
+def find_counterparts(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
     """Return the counterparts of a `model_type`, optionally only those of one family."""
-    found = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.name == model_type)
-    if not found:
-        raise UserError(f"A model of type {model_type!r} cannot be imported; these can: {_known('name')}.")
-    if chosen := tuple(counterpart for counterpart in found if family in (None, counterpart.family)):
-        return chosen
-    families = ", ".join(dict.fromkeys(counterpart.family for counterpart in found))
+    same_type = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.name == model_type)
+    if not same_type:
+        raise UserError(f"model_type {model_type!r} cannot be imported: it must be one of {_list_known('name')}.")
+    if selected := tuple(counterpart for counterpart in same_type if family in (None, counterpart.family)):
+        return selected
+    families = ", ".join(dict.fromkeys(counterpart.family for counterpart in same_type))
     raise UserError(f"model.family ({family}): a model of type {model_type!r} can be imported as {families}.")
 
 
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether a config without a family is read as this counterpart's family."""
-    return counterparts_named(counterpart.name)[0].family == counterpart.family
+    return find_counterparts(counterpart.name)[0].family == counterpart.family
 
 
 def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
@@ -209,15 +210,15 @@ def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
     return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
 
 
-def _known(what: str, *, exported: bool = False) -> str:
-    those = (counterpart for counterpart in COUNTERPARTS if not (exported and counterpart.import_only))
-    return ", ".join(dict.fromkeys(getattr(counterpart, what) for counterpart in those))
+def _list_known(attribute: str, *, exported: bool = False) -> str:
+    counterparts = (counterpart for counterpart in COUNTERPARTS if not (exported and counterpart.import_only))
+    return ", ".join(dict.fromkeys(getattr(counterpart, attribute) for counterpart in counterparts))
 
 
 def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
     """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
     only in pre-training."""
-    left_out = LEFT_OUT | ({"attention_dropout": True} if "attention_dropout" in counterpart.numbers.values() else {})
+    left_out = LEFT_OUT | ({"attention_dropout": True} if "attention_dropout" in counterpart.fields.values() else {})
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
     stacks = {name: change(block, **left_out) for name, block in family.stacks.items()}
     mixed = {name: change(block, attention="mixed") for name, block in stacks.items() if {*block.words} <= BY_LAYER}

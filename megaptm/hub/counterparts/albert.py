@@ -32,8 +32,8 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
 ALBERT = Counterpart(
     family="albert",
     model="AlbertForPreTraining",
-    numbers={
-        **{theirs: ours for theirs, ours in BERT.numbers.items() if ours != "layers"},
+    fields={
+        **{field: name for field, name in BERT.fields.items() if name != "layers"},
         "num_hidden_layers": "rounds",
         "num_hidden_groups": "groups",
         "inner_group_num": "cycle",

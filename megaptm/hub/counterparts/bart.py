@@ -4,14 +4,14 @@ from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair
 
 
-def _stack(stack: str, ours: str) -> tuple[TensorRule, ...]:
-    """Return the rules of one stack; `ours`: prefix of megaptm's names at its input."""
-    theirs = f"model.{stack}"
-    layer = f"{theirs}.layers.{{n}}"
+def _stack(stack: str, prefix: str) -> tuple[TensorRule, ...]:
+    """Return the rules of one stack; `prefix`: prefix of megaptm's names at its input."""
+    hf_stack = f"model.{stack}"
+    layer = f"{hf_stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
     return (
-        TensorRule(f"embed.{ours}position.weight", (f"{theirs}.embed_positions.weight",)),
-        *pair(f"embed.{ours}norm", f"{theirs}.layernorm_embedding"),
+        TensorRule(f"embed.{prefix}position.weight", (f"{hf_stack}.embed_positions.weight",)),
+        *pair(f"embed.{prefix}norm", f"{hf_stack}.layernorm_embedding"),
         *pair(f"{stack}.{{n}}.attention.qkv", *attention, weight=QKV, bias=QKV),
         *pair(f"{stack}.{{n}}.attention.output", f"{layer}.self_attn.out_proj"),
         *pair(f"{stack}.{{n}}.attention_norm", f"{layer}.self_attn_layer_norm"),
@@ -27,7 +27,7 @@ CROSS = "model.decoder.layers.{n}.encoder_attn"
 BART = Counterpart(
     family="bart",
     model="BartForConditionalGeneration",
-    numbers={
+    fields={
         "encoder_layers": "encoder.layers",
         "decoder_layers": "decoder.layers",
         "d_model": "width",
@@ -40,7 +40,7 @@ BART = Counterpart(
         "dropout": "dropout",
     },
     # One rate here, as in the released models; models fine-tuned for summarization have two of them at 0.
-    written={"attention_dropout": "dropout", "activation_dropout": "dropout"},
+    dropout_fields={"attention_dropout": "dropout", "activation_dropout": "dropout"},
     fixed={
         "activation_function": "gelu",
         "scale_embedding": False,

@@ -43,7 +43,7 @@ def pretraining(prefix: str, question: str) -> tuple[TensorRule, ...]:
 BERT = Counterpart(
     family="bert",
     model="BertForPreTraining",
-    numbers={
+    fields={
         "num_hidden_layers": "layers",
         "hidden_size": "width",
         "num_attention_heads": "heads",

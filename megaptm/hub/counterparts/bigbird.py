@@ -12,7 +12,7 @@ BIGBIRD = Counterpart(
     family="bigbird",
     model="BigBirdForMaskedLM",
     model_type="big_bird",
-    numbers={**BERT.numbers, "block_size": "block", "num_random_blocks": "random_blocks"},
+    fields={**BERT.fields, "block_size": "block", "num_random_blocks": "random_blocks"},
     fixed={
         **BERT.fixed,
         "hidden_act": "gelu_new",
@@ -36,9 +36,9 @@ FROM_ROBERTA = replace(
     family="bigbird",
     model_type="roberta",
     import_only=True,
-    numbers={theirs: ours for theirs, ours in ROBERTA.numbers.items() if ours not in ("positions", "norm_eps")},
-    rows=tuple(replace(row, form=ONE_FOR_BOTH) if row.ours == "embed.segment.weight" else row for row in ROBERTA.rows),
+    fields={field: name for field, name in ROBERTA.fields.items() if name not in ("positions", "norm_eps")},
+    rows=tuple(replace(row, form=ONE_FOR_BOTH) if row.name == "embed.segment.weight" else row for row in ROBERTA.rows),
     repeated="roberta.embeddings.position_embeddings.weight",
     repeated_from=2,
-    places_after_pad=False,
+    positions_after_pad=False,
 )

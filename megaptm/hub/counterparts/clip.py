@@ -7,7 +7,7 @@ import math
 from megaptm.batch import CHANNELS
 from megaptm.hub.counterparts.counterpart import Counterpart
 from megaptm.hub.counterparts.vit import CONVOLUTION
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, of_stack, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
 
 SECTIONS = {"image": "vision", "text": "text"}
 """megaptm's stack -> name prefix of its model and config section."""
@@ -26,7 +26,7 @@ def _layers(stack: str) -> tuple[TensorRule, ...]:
         *pair("encoder.{n}.ffn.up", f"{layer}.mlp.fc1"),
         *pair("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
     )
-    return of_stack(rows, stack)
+    return rules_for_stack(rows, stack)
 
 
 ROWS = (
@@ -49,7 +49,7 @@ CLIP = Counterpart(
     family="clip",
     model="CLIPModel",
     sections=("vision_config", "text_config"),
-    numbers={
+    fields={
         "vision_config.num_hidden_layers": "layers",
         "vision_config.hidden_size": "width",
         "vision_config.num_attention_heads": "heads",

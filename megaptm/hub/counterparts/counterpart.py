@@ -35,12 +35,12 @@ class Counterpart:
     import_only: bool = False
     """Whether megaptm's model is only initialized from the Hugging Face model and computes more: it can be imported but
     not exported."""
-    numbers: dict[str, str]
-    """config.json field -> megaptm's number: see `config_fields.numbers_of`. Several fields may map to one number
+    fields: dict[str, str]
+    """config.json field -> megaptm's value: see `config_fields.megaptm_values`. Several fields may map to one number
     (dropouts); they must then agree."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
-    """Fields of `numbers` that no config has under that name -> function of the config that returns the value."""
-    written: dict[str, str] = field(default_factory=dict)
+    """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
+    dropout_fields: dict[str, str] = field(default_factory=dict)
     """Dropout fields -> megaptm's number, where values may differ: an export writes them, and an import reports
     differences."""
     fixed: dict[str, Any]
@@ -76,7 +76,7 @@ class Counterpart:
     `import_only`."""
     repeated_from: int = 0
     """Row of the first position in that table."""
-    places_after_pad: bool = False
+    positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
     warning: Callable[[ModelSpec], str] = lambda spec: ""
     """Function that returns a warning for exports if the class computes something else with the same weights, or ""."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, of_stack, pair
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
 from megaptm.spec import ModelSpec
 
 
@@ -99,7 +99,7 @@ RELEASED_HEAD = "lm_predictions.lm_head"
 DEBERTA = Counterpart(
     family="deberta",
     model="DebertaForMaskedLM",
-    numbers=BERT.numbers,
+    fields=BERT.fields,
     fixed={
         "hidden_act": "gelu",
         "type_vocab_size": 0,
@@ -152,7 +152,7 @@ GENERATOR: Counterpart = replace(
     stack="generator",
     fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name not in ("conv_act", "conv_groups")}
     | {"conv_kernel_size": 0},
-    rows=of_stack((*COMMON, *V3, PLACES), "generator"),
+    rows=rules_for_stack((*COMMON, *V3, PLACES), "generator"),
 )
 # `DebertaV2Model` has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of
 # released checkpoints differs: it adds the output at the first position to all others.
@@ -164,7 +164,7 @@ DISCRIMINATOR: Counterpart = replace(
         "DebertaV2Model has no head for replaced tokens: it passes over what is called discriminator_predictions."
     ),
     rows=(
-        *of_stack((row for row in (*COMMON, *V3) if not row.ours.startswith("head.")), "discriminator"),
+        *rules_for_stack((row for row in (*COMMON, *V3) if not row.name.startswith("head.")), "discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
         *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
     ),

@@ -11,7 +11,7 @@ LAYER = "distilbert.transformer.layer.{n}"
 DISTILBERT = Counterpart(
     family="distilbert",
     model="DistilBertForMaskedLM",
-    numbers={
+    fields={
         "n_layers": "layers",
         "dim": "width",
         "n_heads": "heads",

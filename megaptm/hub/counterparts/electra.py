@@ -4,15 +4,17 @@ from dataclasses import replace
 
 from megaptm.hub.counterparts.bert import BERT
 from megaptm.hub.counterparts.counterpart import Counterpart
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, of_stack, pair
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, pair, rules_for_stack
 
 
 def _encoder(stack: str) -> tuple[TensorRule, ...]:
     """Return the rules of both: BERT's, and the projection from the width of the tables."""
-    rows = (row for row in BERT.rows if not row.ours.startswith("head."))
-    renamed = (replace(row, theirs=tuple(name.replace("bert.", "electra.", 1) for name in row.theirs)) for row in rows)
+    rows = (row for row in BERT.rows if not row.name.startswith("head."))
+    renamed = (
+        replace(row, hf_names=tuple(name.replace("bert.", "electra.", 1) for name in row.hf_names)) for row in rows
+    )
     return (
-        *of_stack(renamed, stack),
+        *rules_for_stack(renamed, stack),
         *pair("embed.widen", "electra.embeddings_project", when=narrow_tables),
     )
 
@@ -22,7 +24,7 @@ DISCRIMINATOR: Counterpart = replace(
     family="electra",
     stack="discriminator",
     model="ElectraForPreTraining",
-    numbers={**BERT.numbers, "embedding_size": "embedding"},
+    fields={**BERT.fields, "embedding_size": "embedding"},
     rows=(
         *_encoder("discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),

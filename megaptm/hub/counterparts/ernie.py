@@ -26,7 +26,7 @@ ERNIE_2 = replace(
     family="ernie-2",
     model="ErnieForMaskedLM",
     model_type="ernie",
-    numbers={**ERNIE.numbers, "task_type_vocab_size": "tasks"},
+    fields={**ERNIE.fields, "task_type_vocab_size": "tasks"},
     fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True},
     rows=(
         *encoder("ernie"),

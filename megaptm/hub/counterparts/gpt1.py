@@ -8,7 +8,7 @@ GPT1 = Counterpart(
     family="gpt1",
     model="OpenAIGPTLMHeadModel",
     model_type="openai-gpt",
-    numbers={
+    fields={
         "n_layer": "layers",
         "n_embd": "width",
         "n_head": "heads",

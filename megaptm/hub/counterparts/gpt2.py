@@ -22,7 +22,7 @@ ROWS = (
 GPT2 = Counterpart(
     family="gpt2",
     model="GPT2LMHeadModel",
-    numbers={
+    fields={
         "n_layer": "layers",
         "n_embd": "width",
         "n_head": "heads",

@@ -28,16 +28,16 @@ def _renamed(barts: str) -> str:
 LED = Counterpart(
     family="led",
     model="LEDForConditionalGeneration",
-    numbers={
-        **{theirs: ours for theirs, ours in BART.numbers.items() if ours != "context"},
+    fields={
+        **{field: name for field, name in BART.fields.items() if name != "context"},
         "max_encoder_position_embeddings": "context",
         "max_decoder_position_embeddings": "decoder.context",
         "attention_window": "window",
     },
-    written=BART.written,
+    dropout_fields=BART.dropout_fields,
     fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
     rows=(
-        *(replace(row, theirs=tuple(map(_renamed, row.theirs))) for row in BART.rows),
+        *(replace(row, hf_names=tuple(map(_renamed, row.hf_names))) for row in BART.rows),
         *pair(
             "encoder.{n}.attention.global_qkv",
             *(f"{ENCODER}.{name}_global" for name in ("query", "key", "value")),
@@ -60,9 +60,9 @@ FROM_BART = replace(
     family="led",
     model_type="bart",
     import_only=True,
-    numbers=BART.numbers | {"max_position_embeddings": "decoder.context"},
+    fields=BART.fields | {"max_position_embeddings": "decoder.context"},
     rows=(
-        *(row for row in BART.rows if row.ours != "embed.decoder_position.weight"),
+        *(row for row in BART.rows if row.name != "embed.decoder_position.weight"),
         TensorRule("embed.decoder_position.weight", ("model.decoder.embed_positions.weight",), WITHOUT_UNUSED),
         *pair("encoder.{n}.attention.global_qkv", *(f"{OF_ALL}.{name}_proj" for name in "qkv"), weight=QKV, bias=QKV),
     ),

@@ -11,7 +11,7 @@ ATTENTION = "longformer.encoder.layer.{n}.attention.self"
 LONGFORMER = Counterpart(
     family="longformer",
     model="LongformerForMaskedLM",
-    numbers={**ROBERTA.numbers, "attention_window": "window"},
+    fields={**ROBERTA.fields, "attention_window": "window"},
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
     rows=(
         *encoder("longformer"),
@@ -31,7 +31,7 @@ LONGFORMER = Counterpart(
     },
     prefix="longformer.",
     special=ROBERTA.special,
-    places_after_pad=True,
+    positions_after_pad=True,
     unused=("longformer.pooler.",),
 )
 
@@ -42,7 +42,7 @@ FROM_ROBERTA = replace(
     family="longformer",
     model_type="roberta",
     import_only=True,
-    numbers={theirs: ours for theirs, ours in ROBERTA.numbers.items() if ours != "positions"},
+    fields={field: name for field, name in ROBERTA.fields.items() if name != "positions"},
     rows=(
         *ROBERTA.rows,
         *pair(

@@ -72,7 +72,7 @@ PALM = Counterpart(
     family="palm",
     model="CohereForCausalLM",
     model_type="cohere",
-    numbers={
+    fields={
         "num_hidden_layers": "layers",
         "hidden_size": "width",
         "num_attention_heads": "heads",
@@ -85,7 +85,7 @@ PALM = Counterpart(
         "logit_scale": "logit_scale",
     },
     # The only one that it has.
-    written={"attention_dropout": "dropout"},
+    dropout_fields={"attention_dropout": "dropout"},
     fixed={
         "hidden_act": "silu",
         "attention_bias": False,

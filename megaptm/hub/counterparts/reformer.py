@@ -25,7 +25,7 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
 REFORMER = Counterpart(
     family="reformer",
     model="ReformerModelWithLMHead",
-    numbers={
+    fields={
         "attn_layers": "attention",
         "hidden_size": "width",
         "num_attention_heads": "heads",
@@ -42,7 +42,7 @@ REFORMER = Counterpart(
         "layer_norm_eps": "norm_eps",
         "hidden_dropout_prob": "dropout",
     },
-    written={"local_attention_probs_dropout_prob": "dropout", "lsh_attention_probs_dropout_prob": "dropout"},
+    dropout_fields={"local_attention_probs_dropout_prob": "dropout", "lsh_attention_probs_dropout_prob": "dropout"},
     fixed={
         "hidden_act": "relu",
         "is_decoder": True,

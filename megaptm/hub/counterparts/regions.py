@@ -52,9 +52,9 @@ UNIMO = replace(
     import_only=True,
     rows=(
         *(
-            replace(row, theirs=(PLACES, SEGMENT), form=WITH_SEGMENT) if row.ours == "embed.position.weight" else row
+            replace(row, hf_names=(PLACES, SEGMENT), form=WITH_SEGMENT) if row.name == "embed.position.weight" else row
             for row in ROBERTA.rows
-            if row.ours != "embed.segment.weight"
+            if row.name != "embed.segment.weight"
         ),
         *(rule for name in ("project", "box", "norm") for rule in pair(f"embed.region.{name}")),
         *ASK_OF_REGIONS,

@@ -7,8 +7,8 @@ from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, pair
 ROBERTA = Counterpart(
     family="roberta",
     model="RobertaForMaskedLM",
-    numbers={
-        **{theirs: ours for theirs, ours in BERT.numbers.items() if ours != "context"},
+    fields={
+        **{field: name for field, name in BERT.fields.items() if name != "context"},
         "max_position_embeddings": "positions",
     },
     fixed={**BERT.fixed, "type_vocab_size": 1},
@@ -24,6 +24,6 @@ ROBERTA = Counterpart(
     },
     prefix="roberta.",
     special={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
-    places_after_pad=True,
+    positions_after_pad=True,
     unused=("roberta.pooler.",),
 )

@@ -51,7 +51,7 @@ GATED = {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gate
 T5 = Counterpart(
     family="t5",
     model="T5ForConditionalGeneration",
-    numbers={
+    fields={
         "num_layers": "encoder.layers",
         "num_decoder_layers": "decoder.layers",
         "d_model": "width",

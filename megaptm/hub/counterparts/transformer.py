@@ -37,23 +37,23 @@ def _ordered(form: Form, axis: int) -> Form:
 ALONG, ACROSS = _ordered(SAME, 0), _ordered(SAME, 1)
 
 
-def _norm(ours: str, theirs: str) -> tuple[TensorRule, ...]:
-    return tuple(TensorRule(f"{ours}.{name}", (f"{theirs}.{name}",), ALONG) for name in ("weight", "bias"))
+def _norm(name: str, hf_name: str) -> tuple[TensorRule, ...]:
+    return tuple(TensorRule(f"{name}.{kind}", (f"{hf_name}.{kind}",), ALONG) for kind in ("weight", "bias"))
 
 
 def _stack(stack: str) -> tuple[TensorRule, ...]:
     """Return the rules of one stack."""
-    ours, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
+    name, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
     return (
-        TensorRule(f"{ours}.attention.qkv.weight", attention, _ordered(QKV, 1)),
-        TensorRule(f"{ours}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), ALONG),
-        *_norm(f"{ours}.attention_norm", f"{layer}.self_attn_layer_norm"),
-        TensorRule(f"{ours}.ffn.up.weight", (f"{layer}.fc1.weight",), ACROSS),
-        TensorRule(f"{ours}.ffn.up.bias", (f"{layer}.fc1.bias",)),
-        TensorRule(f"{ours}.ffn.down.weight", (f"{layer}.fc2.weight",), ALONG),
-        TensorRule(f"{ours}.ffn.down.bias", (f"{layer}.fc2.bias",), ALONG),
-        *_norm(f"{ours}.ffn_norm", f"{layer}.final_layer_norm"),
+        TensorRule(f"{name}.attention.qkv.weight", attention, _ordered(QKV, 1)),
+        TensorRule(f"{name}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), ALONG),
+        *_norm(f"{name}.attention_norm", f"{layer}.self_attn_layer_norm"),
+        TensorRule(f"{name}.ffn.up.weight", (f"{layer}.fc1.weight",), ACROSS),
+        TensorRule(f"{name}.ffn.up.bias", (f"{layer}.fc1.bias",)),
+        TensorRule(f"{name}.ffn.down.weight", (f"{layer}.fc2.weight",), ALONG),
+        TensorRule(f"{name}.ffn.down.bias", (f"{layer}.fc2.bias",), ALONG),
+        *_norm(f"{name}.ffn_norm", f"{layer}.final_layer_norm"),
     )
 
 
@@ -86,7 +86,7 @@ TRANSFORMER = Counterpart(
     family="transformer",
     model="MarianMTModel",
     model_type="marian",
-    numbers={
+    fields={
         "encoder_layers": "encoder.layers",
         "decoder_layers": "decoder.layers",
         "d_model": "width",

@@ -16,5 +16,5 @@ UNILM = replace(
     family="unilm",
     model_type="bert",
     import_only=True,
-    rows=tuple(replace(row, form=SEGMENTS) if row.ours == "embed.segment.weight" else row for row in BERT.rows),
+    rows=tuple(replace(row, form=SEGMENTS) if row.name == "embed.segment.weight" else row for row in BERT.rows),
 )

@@ -48,7 +48,7 @@ ROWS = (
 VIT = Counterpart(
     family="vit",
     model="ViTForImageClassification",
-    numbers={
+    fields={
         "num_hidden_layers": "layers",
         "hidden_size": "width",
         "num_attention_heads": "heads",

@@ -22,12 +22,12 @@ def _heads_apart(matrix: Tensor, spec: ModelSpec) -> Tensor:
     return matrix.t().unflatten(1, (spec.size.heads, -1)).contiguous()
 
 
-def _heads_together(theirs: Tensor) -> Tensor:
-    return theirs.flatten(1).t()
+def _join_heads(weight: Tensor) -> Tensor:
+    return weight.flatten(1).t()
 
 
-MAPS = Form(_by_head, lambda ws, spec: QKV.take([_heads_together(one) for one in ws], spec))
-MAP = Form(lambda w, spec: [_heads_apart(w, spec)], lambda ws, spec: _heads_together(ws[0]))
+MAPS = Form(_by_head, lambda ws, spec: QKV.take([_join_heads(one) for one in ws], spec))
+MAP = Form(lambda w, spec: [_heads_apart(w, spec)], lambda ws, spec: _join_heads(ws[0]))
 OUTPUT = Form(lambda w, spec: [w.unflatten(1, (spec.size.heads, -1)).contiguous()], lambda ws, spec: ws[0].flatten(1))
 BIAS = Form(lambda w, spec: [w.t().contiguous()], lambda ws, spec: ws[0].t())
 # megaptm's is [2 * K, H].
@@ -42,7 +42,7 @@ ATTENTION = f"{LAYER}.rel_attn"
 XLNET = Counterpart(
     family="xlnet",
     model="XLNetLMHeadModel",
-    numbers={
+    fields={
         "n_layer": "layers",
         "d_model": "width",
         "n_head": "heads",
