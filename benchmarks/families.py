@@ -45,7 +45,7 @@ from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
 from megaptm.families import BERT, CATALOGUE, VISION
 from megaptm.hub.counterparts import find_counterpart, hugging_face_models
-from megaptm.spec import BAND, Family, ModelSpec, Size, change
+from megaptm.spec import BAND, Family, ModelSpec, Size, change, with_attention_options
 
 KNOWN = CATALOGUE | VISION
 ASKED = 0.15
@@ -68,7 +68,9 @@ def spec_of(name: str, *, layers: int, width: int, length: int) -> ModelSpec:
     once = {stack: change(block, last_layer="once") for stack, block in table.stacks.items()}
     # Theirs fill rows up to whole windows, beyond the places that they have.
     once = {
-        stack: change(one, window=length) if isinstance(one.window, int) and one.window > length else one
+        stack: with_attention_options(one, {"window": min(length, window)})
+        if isinstance(window := getattr(one.attention, "window", None), int)
+        else one
         for stack, one in once.items()
     }
     depth = layers // len(table.stacks)

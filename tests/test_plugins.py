@@ -66,7 +66,7 @@ WREN = change(
     BERT,
     name="wren",
     paper="none",
-    stacks={"encoder": change(BERT.last_block, norm_place="pre", share=("attention", "ffn"))},
+    stacks={"encoder": change(BERT.last_block, norm={"position": "pre"}, sharing={"sublayers": ("attention", "ffn")})},
     heads=("mlm", "low"),
     objectives=("wren_of_mine:REWRITTEN",),
     sizes={"small": Size(layers=2, width=32, heads=2, ffn=64, embedding=16)},

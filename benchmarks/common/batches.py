@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import SpanBoundaryHeadBrick, TokenClassHeadBrick
-from megaptm.spec import Block, Family, Reading, change
+from megaptm.spec import Block, Family, LSHSpec, Reading, change, with_attention_options
 
 Fields = dict[str, Tensor]
 
@@ -27,7 +27,7 @@ def numbers_of(family: Family, *, embedding: int, band: int, memory: int = 0) ->
     sizes, values = family.sizes.values(), {}
     if all(size.embedding is not None for size in sizes):
         values["embedding"] = embedding
-    if any("banded" in block.words for block in family.stacks.values()):
+    if any("banded" in block.kinds for block in family.stacks.values()):
         values["band"] = band
     if all(size.cutoffs for size in sizes):
         values |= {"cutoffs": (20, 45, 80), "division": 2}
@@ -42,22 +42,19 @@ def small_patterns(
     family: Family, *, window: int | tuple[int, ...], block: int, chunk: int, hashed_chunk: int
 ) -> Family:
     """Return the family with windows, blocks and chunks that are small enough for short samples."""
-    words = {word for pattern in family.stacks.values() for word in pattern.words}
-    numbers: dict[str, Any] = (
-        {"window": window, "block": block, "random_blocks": 1} if words & {"window", "blocks"} else {}
-    )
+    options: dict[str, Any] = {"window": window, "block_size": block, "num_random_blocks": 1, "num_hashes": 2}
     stacks = {
-        name: change(pattern, **numbers, **_chunks(pattern, chunk, hashed_chunk))
+        name: with_attention_options(pattern, options | _chunk_options(pattern, chunk, hashed_chunk))
         for name, pattern in family.stacks.items()
     }
     return change(family, stacks=stacks) if stacks != family.stacks else family
 
 
-def _chunks(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any]:
-    if "lsh" not in block.words:
+def _chunk_options(block: Block, chunk: int, hashed_chunk: int) -> dict[str, Any]:
+    if not (hashed := [record for record in block.attentions if isinstance(record, LSHSpec)]):
         return {}
-    chunks = tuple(hashed_chunk if word == "lsh" else chunk for word in block.attention)
-    return {"chunk": chunks, "hashes": 2, "hash_buckets": 4 if isinstance(block.hash_buckets, int) else (2, 4)}
+    lengths = tuple(hashed_chunk if isinstance(record, LSHSpec) else chunk for record in block.attentions)
+    return {"chunk_length": lengths, "num_buckets": 4 if isinstance(hashed[0].num_buckets, int) else (2, 4)}
 
 
 @dataclass(frozen=True)
@@ -89,11 +86,12 @@ def read_fields(family: Family, documents: Mapping[str, Tensor], draw: Draw) -> 
             if any(block.query_stream for block in family.stacks.values()):
                 order = torch.arange(length).flip(0)
             fields[f"{prefix}order"] = order.expand(rows, -1).clone()
-        if any(block.relative_segments for block in family.stacks.values()):
+        if any(block.segment_scores for block in family.stacks.values()):
             fields[f"{prefix}segments"] = (
                 (torch.arange(numbers.shape[1]) * 3 // numbers.shape[1]).expand_as(numbers).clone()
             )
-        if any("window" in block.words or not block.edge_blocks for block in family.stacks.values()):
+        records = [record for block in family.stacks.values() for record in block.attentions]
+        if any(record.kind == "window" or not getattr(record, "edge_blocks", True) for record in records):
             marks = torch.zeros_like(numbers)
             marks[:, 0] = marks[1::2, numbers.shape[1] // 2] = 1
             fields[f"{prefix}global_tokens"] = marks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megaptm.bricks.brick import CUSTOM, Brick, Map, MemoryTraffic, SavedBytes, register
+from megaptm.bricks.brick import Brick, Map, MemoryTraffic, SavedBytes, register
 from megaptm.bricks.custom_pattern import load_pattern
 from megaptm.bricks.pattern import ChunkPairs, SlidingWindow, SparseBlocks
 from megaptm.spec import Block, Size
@@ -22,7 +22,7 @@ class SelfAttentionBrick(Brick):
         super().__init__(block, size, memory)
         self.features = size.heads * size.key_width
         self.key_features = size.key_heads * size.key_width
-        bias, no_keys = bool(block.attention_bias), block.attention_bias == "no-keys"
+        bias, no_keys = bool(self.attention.bias), self.attention.bias == "no-keys"
         self.biases = 2 * self.features if no_keys else 0
         turn = size.key_width
         projections = {
@@ -66,11 +66,9 @@ class WindowAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        window, dilation, causal = block.window, block.dilation, block.causal
-        assert isinstance(window, int), "ask for the block `at` a layer"
-        assert isinstance(dilation, int), "ask for the block `at` a layer"
+        window, dilation, causal = self.attention.window, self.attention.dilation, block.causal
         self.pattern = SlidingWindow(window if causal else window // 2, 0 if causal else window // 2, dilation)
-        of_tokens = Map(size.width, 3 * self.features, bool(block.attention_bias), "columns", matrices=3)
+        of_tokens = Map(size.width, 3 * self.features, bool(self.attention.bias), "columns", matrices=3)
         self.maps = {**self.maps, "global_qkv": replace(of_tokens, turn=size.key_width, of_marked=True)}
 
 
@@ -80,19 +78,19 @@ class BlockAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
+        record = self.attention
         self.pattern = SparseBlocks(
-            block.block, block.random_blocks, block.edge_blocks, heads=range(size.heads), seed=block.blocks_seed
+            record.block_size, record.num_random_blocks, record.edge_blocks, heads=range(size.heads), seed=record.seed
         )
 
 
-@register("attention", CUSTOM)
+@register("attention", "pattern")
 class CustomPatternBrick(SelfAttentionBrick):
     """Self-attention with a user-defined pattern."""
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        assert isinstance(block.attention, str), "ask for the block `at` a layer"
-        self.pattern = load_pattern(block.attention)
+        self.pattern = load_pattern(self.attention.pattern)
 
 
 @register("attention", "local")
@@ -101,8 +99,7 @@ class LocalAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        assert isinstance(block.chunk, int), "ask for the block `at` a layer"
-        self.pattern = ChunkPairs(block.chunk)
+        self.pattern = ChunkPairs(self.attention.chunk_length)
 
 
 @register("attention", "lsh")
@@ -114,10 +111,9 @@ class HashedAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        assert isinstance(block.chunk, int), "ask for the block `at` a layer"
-        self.chunk, self.hashes = block.chunk, block.hashes
-        self.factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
-        qv = Map(size.width, 2 * self.features, bool(block.attention_bias), "columns", matrices=2, turn=size.key_width)
+        self.chunk, self.hashes = self.attention.chunk_length, self.attention.num_hashes
+        self.factors = self.attention.bucket_factors
+        qv = Map(size.width, 2 * self.features, bool(self.attention.bias), "columns", matrices=2, turn=size.key_width)
         self.maps, self.biases = {"qv": qv, "output": self.maps["output"]}, 0
 
     def chunks(self, queries: int) -> int:
@@ -161,19 +157,17 @@ class DisentangledAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        if block.distance_maps == "own":
-            key_bias = block.attention_bias is True
+        if self.attention.projections == "own":
+            bias = self.attention.bias
             self.maps = {
                 **self.maps,
-                "position_key": Map(size.width, self.features, key_bias, "columns", of_distances=True),
-                "position_query": Map(
-                    size.width, self.features, bool(block.attention_bias), "columns", of_distances=True
-                ),
+                "position_key": Map(size.width, self.features, bias is True, "columns", of_distances=True),
+                "position_query": Map(size.width, self.features, bool(bias), "columns", of_distances=True),
             }
 
     def pairs(self, queries: int, keys: int) -> int:
         """Return the pairs of queries and keys, and of each query or key with every possible distance."""
-        return queries * keys + queries * min(2 * keys, self.block.distance_rows)
+        return queries * keys + queries * min(2 * keys, self.attention.table_rows)
 
 
 @register("attention", "relative")
@@ -207,7 +201,7 @@ class CrossAttentionBrick(SelfAttentionBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        bias = bool(block.attention_bias)
+        bias = bool(self.attention.bias)
         self.key_features, self.biases = self.features, 0
         self.maps = {
             "query": Map(size.width, self.features, bias, "columns"),

@@ -7,15 +7,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from megaptm.bricks.pattern import Pattern
 from megaptm.errors import UserError
 from megaptm.plugins import is_plugin
-from megaptm.spec import Block, Size
+from megaptm.spec import AttentionSpec, Block, Size
 
-CUSTOM = "package.module:NAME"
-"""Key of the brick of all user-defined patterns."""
 WHOLE = ("none", "shared")
 """Values of `Map.split` with which every tensor rank holds all parameters."""
 
@@ -102,6 +100,12 @@ class Brick(ABC):
         """`memory`: width of the stack that is attended to."""
         self.block, self.size = block, size
 
+    @property
+    def attention(self) -> Any:
+        """Record of the layer's kind of attention, a subclass of `spec.AttentionSpec`."""
+        assert isinstance(self.block.attention, AttentionSpec), "call `Block.at` for one layer first"
+        return self.block.attention
+
     @abstractmethod
     def saved_bytes(self, element: int, *, dropout: bool) -> SavedBytes:
         """Return the saved activations; `element`: bytes of an activation."""
@@ -166,8 +170,8 @@ def register(slot: str, *words: str) -> Callable[[B], B]:
 def brick_of(slot: str, word: str, block: Block, size: Size, memory: int | None = None) -> Brick:
     """Return the brick of a name. Raise UserError with the known names if it is unknown."""
     known = BRICKS[slot]
-    if is_plugin(word):  # a user-defined function is assumed to cost as much as gelu; a pattern defines its pairs
-        word = {"ffn": "gelu", "attention": CUSTOM}.get(slot, word)
+    if slot == "ffn" and is_plugin(word):  # a user-defined function is assumed to cost as much as gelu
+        word = "gelu"
     if word not in known:
         raise UserError(f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(known)}.")
     return known[word](block, size, size.width if memory is None else memory)

@@ -14,8 +14,8 @@ import numpy as np
 
 from megaptm.bricks.pattern import Pattern, Tile
 from megaptm.errors import UserError
-from megaptm.plugins import is_plugin, load_plugin, plugin_error
-from megaptm.spec import Block
+from megaptm.plugins import load_plugin, plugin_error
+from megaptm.spec import Block, PatternSpec
 
 COMPARED_ROWS = 8
 """Largest number of block rows of which all pairs are compared: half a second for 16,384 positions if all attend."""
@@ -64,14 +64,9 @@ class CustomPattern(Pattern):
             yield Tile(slice(row * self.block, min(length, (row + 1) * self.block)), np.flatnonzero(seen)[None])
 
 
-def has_custom_pattern(block: Block) -> bool:
-    """Whether some layers have a user-defined pattern."""
-    return bool(pattern_words(block))
-
-
 def pattern_words(block: Block) -> list[str]:
-    """Return the values of a block's attention that name user-defined patterns."""
-    return [word for word in block.words if is_plugin(word)]
+    """Return the names of the user-defined patterns of a block."""
+    return list(dict.fromkeys(record.pattern for record in block.attentions if isinstance(record, PatternSpec)))
 
 
 def load_pattern(word: str) -> CustomPattern:

@@ -23,7 +23,7 @@ class FeedForwardBrick(Brick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        bias = block.ffn_bias
+        bias = block.ffn.bias
         self.maps = {
             "up": Map(size.width, self.streams * size.ffn, bias, "columns", matrices=self.streams),
             "down": Map(size.ffn, size.width, bias, "rows"),
@@ -37,7 +37,7 @@ class FeedForwardBrick(Brick):
         return MemoryTraffic(forward=2 * features, backward=4 * features)
 
     def _drops(self, dropout: bool) -> bool:
-        return dropout and self.block.ffn_dropout
+        return dropout and self.block.ffn.dropout
 
 
 @register("ffn", "relu")

@@ -121,7 +121,7 @@ def _flex(work: AttentionWork, device: ComputeDevice) -> str:
         return f"heads must be {NARROWEST_HEAD} wide or wider, not {work.key_width}"
     if device.any_length:
         return "it is compiled for each length of rows"
-    return "it has no dropout (model.attention_dropout=false leaves it out)" if work.dropout else ""
+    return "it has no dropout (model.attention.dropout=false removes it)" if work.dropout else ""
 
 
 def _windows(kernel: str, work: AttentionWork, device: ComputeDevice) -> str:
@@ -219,7 +219,7 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
             for sub in sublayers(kind, size):
                 if sub.name == "ffn":
                     continue
-                word = "cross" if sub.name == "cross" else kind.attention
+                word = "cross" if sub.name == "cross" else sub.word
                 own, brick = sub.name == "attention", sub.brick
                 yield AttentionWork(
                     name=f"{word} attention of {number} layer{'s' if number > 1 else ''} of the {stack}",
@@ -234,5 +234,5 @@ def works_of(spec: ModelSpec, batch: BatchSpec, precision: str) -> Iterator[Atte
                     scored=own and (brick.scored or kind.score_bias),
                     of_memory=not own,
                     hashed=brick.own_mask and brick.pattern is None,
-                    dropout=kind.attention_rate(spec.dropout),
+                    dropout=kind.attentions[0].dropout_rate(spec.dropout),
                 )

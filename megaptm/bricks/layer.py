@@ -11,10 +11,10 @@ from megaptm.bricks.brick import Brick, Map, brick_of
 from megaptm.bricks.characters import character_maps
 from megaptm.bricks.patches import patch_maps
 from megaptm.bricks.regions import region_maps, region_norms
-from megaptm.spec import BIAS_BUCKETS, Block, Family, ModelSpec, Size
+from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, Family, ModelSpec, RelativeSpec, Size
 
 NORMS = {"layer": 2, "layer-no-shift": 1, "layer-fixed": 0, "rms": 1}
-"""Value of `Block.norm` -> parameters per feature."""
+"""Value of `NormSpec.kind` -> parameters per feature."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,20 @@ class SubLayer:
 def sublayers(block: Block, size: Size, memory: int | None = None) -> tuple[SubLayer, ...]:
     """Return the sub-layers of one layer. `block` must have one value per slot; `memory`: width of the stack that is
     attended to."""
-    if block.is_recurrent:
-        brick = brick_of("recurrent", block.recurrent, block, size, memory)
-        return (SubLayer("recurrent", block.recurrent, brick, 0, False),)
-    slots = {"attention": block.attention, **({"cross": "dot"} if block.cross else {}), "ffn": block.ffn}
+    if block.recurrent is not None:
+        kind = f"{block.recurrent.kind}-first" if block.recurrent.first_layer else block.recurrent.kind
+        return (SubLayer("recurrent", kind, brick_of("recurrent", kind, block, size, memory), 0, False),)
+    slots = {
+        "attention": block.attentions[0].kind,
+        "cross": "dot" if block.cross else None,
+        "ffn": block.ffn.activation,
+    }
     made = []
     for slot, word in slots.items():
-        assert isinstance(word, str), "ask for the block `at` a layer"
-        has_norm = block.norm_place != "parallel" or slot == "attention"
+        if word is None:
+            continue
+        assert isinstance(word, str), "call `Block.at` for one layer first"
+        has_norm = block.norm.position != "parallel" or slot == "attention"
         norm = norm_parameters(block, size.width) if has_norm else 0
         made.append(SubLayer(slot, word, brick_of(slot, word, block, size, memory), norm, has_norm))
     return tuple(made)
@@ -102,7 +108,10 @@ def own_sublayers(block: Block, size: Size, layers: range, memory: int | None = 
     seen = set()
     for layer in layers:
         for sub in sublayers(block.at(layer), size, memory):
-            owner = (sub.name, block.owner(layer, size.layers) if sub.name in block.share else layer)
+            owner = (
+                sub.name,
+                block.sharing.owner(layer, size.layers) if sub.name in block.sharing.sublayers else layer,
+            )
             if owner not in seen:
                 seen.add(owner)
                 yield sub
@@ -119,23 +128,24 @@ def maps_beside(block: Block, size: Size, layers: range) -> Iterator[Map]:
         yield Map(size.width, block.distance_rows, False)
     if block.convolution and 0 in layers:
         yield convolution_map(size.width)
-    if block.relative:
-        yield from _of_relative(block, size, layers)
+    if isinstance(record := block.attentions[0], RelativeSpec):
+        yield from _of_relative(record, block, size, layers)
 
 
-def _of_relative(block: Block, size: Size, layers: range) -> Iterator[Map]:
+def _of_relative(record: RelativeSpec, block: Block, size: Size, layers: range) -> Iterator[Map]:
     """Yield the query biases of relative attention, and the vectors of segments."""
     one = Map(size.heads, size.key_width, False, "rows")
-    own = {block.owner(layer, size.layers) for layer in layers} if "attention" in block.share else layers
-    yield from [one] * (2 if block.relative_biases == "stack" else 2 * len(own))
-    if block.relative_segments:
+    shared = "attention" in block.sharing.sublayers
+    own = {block.sharing.owner(layer, size.layers) for layer in layers} if shared else layers
+    yield from [one] * (2 if record.biases == "stack" else 2 * len(own))
+    if record.segments:
         yield from [one, Map(size.heads, 2 * size.key_width, False, "rows")] * len(own)
 
 
 def norms_beside(block: Block, layers: range) -> int:
     """Return the number of norms of a stack besides those of its layers."""
-    distances = bool(layers) and bool(block.distance_rows) and block.distance_norm
-    return distances + (block.convolution and 0 in layers)
+    normed = any(isinstance(record, DisentangledSpec) and record.norm for record in block.attentions)
+    return (bool(layers) and normed) + (block.convolution and 0 in layers)
 
 
 def convolution_map(width: int) -> Map:
@@ -152,12 +162,12 @@ def mask_decoder_table(spec: ModelSpec, stack: str, layers: range) -> int:
 
 def norm_parameters(block: Block, width: int) -> int:
     """Return the parameters of one norm over `width` features."""
-    return width * NORMS.get(block.norm, 0)  # unknown values raise an error when the model is built
+    return width * NORMS.get(block.norm.kind, 0)  # unknown values raise an error when the model is built
 
 
 def final_norm(block: Block, size: Size) -> int:
     """Return the parameters of a stack's final norm; 0 if it has none."""
-    has_one = block.norm_place != "post" and not block.is_recurrent
+    has_one = block.norm.position != "post" and not block.is_recurrent
     return norm_parameters(block, size.width * block.streams) if has_one else 0
 
 
@@ -211,7 +221,11 @@ def widening(spec: ModelSpec) -> dict[str, Map]:
     if spec.size.cutoffs:  # clusters have projections of their own
         return {}
     blocks = spec.family.stacks.items()
-    widths = {stack: spec.size_of(stack).width for stack, block in blocks if not block.reads_table}
+    widths = {
+        stack: spec.size_of(stack).width
+        for stack, block in blocks
+        if not (block.recurrent and block.recurrent.reads_table)
+    }
     return {
         stack: Map(spec.table_width(stack), width, bias=True)
         for stack, width in widths.items()

@@ -73,7 +73,8 @@ class BothWaysBrick(LSTMBrick):
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)
-        self.reads = size.table_width if block.recurrent.endswith("-first") else size.width
+        assert block.recurrent is not None
+        self.reads = size.table_width if block.recurrent.first_layer else size.width
         self.maps = {**self.lstm_maps("ahead."), **self.lstm_maps("back.")}
 
 

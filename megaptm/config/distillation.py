@@ -222,10 +222,10 @@ def _compared_outputs(distill: DistillConfig, student: ModelSpec, teacher: Model
                 "distill.hidden and distill.scores read the outputs of layers, which the reversible layers of "
                 f"{spec.name} do not keep; remove both."
             )
-        words = {word for block in spec.family.stacks.values() for word in block.words}
-        if distill.scores and words != {"dot"}:
+        kinds = {kind for block in spec.family.stacks.values() for kind in block.kinds}
+        if distill.scores and kinds != {"dot"}:
             yield (
-                f"distill.scores needs dot-product attention (dot), and {spec.name} has {', '.join(sorted(words))}; "
+                f"distill.scores needs dot-product attention (dot), and {spec.name} has {', '.join(sorted(kinds))}; "
                 "remove it."
             )
     for stack in stacks if distill.scores else ():
@@ -287,7 +287,7 @@ def _initial_layers(distill: DistillConfig, student: ModelSpec, teacher: ModelSp
         if block != teacher.family.stacks[stack]:
             yield f"distill.initial_layers: layers of {student.name} and {teacher.name} differ; remove it."
             return
-        if block.share:
+        if block.sharing.sublayers:
             yield f"distill.initial_layers: the layers of {student.name} share weights; remove it."
             return
         student_size, teacher_size = student.size_of(stack), teacher.size_of(stack)

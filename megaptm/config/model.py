@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
+
+from pydantic import ValidationError
 
 from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
@@ -12,7 +16,16 @@ from megaptm.families import find_family
 from megaptm.families.words import WordFamily, WordSize, WordSpec
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import CBOW
-from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, PixelStatistics, Size, change
+from megaptm.spec import (
+    Block,
+    Family,
+    ModelSpec,
+    PixelStatistics,
+    Size,
+    attention_options,
+    change,
+    with_attention_options,
+)
 
 SHAPE_KEYS = tuple(Shape.model_fields)
 WORD_VECTOR_KEYS = tuple(field.name for field in fields(WordSize) if field.name not in SHAPE_KEYS)
@@ -23,8 +36,8 @@ CHARACTER_KEYS = ("filters", "highway", "character_width")
 """Keys of the character layers."""
 LOSS_KEYS = ("z_loss", "label_smoothing", "negatives")
 """Keys of a token's loss."""
-SHARING_KEYS = ("share", "groups", "cycle")
-BLOCK_KEYS = (*SHARING_KEYS, "attention_dropout", *PATTERN_NUMBERS)
+SHARING_KEYS = {"share": "sublayers", "groups": "groups", "cycle": "cycle"}
+"""Key of a config's model -> field of `SharingSpec`."""
 
 
 def _shape_values(shape: Shape, table: Size | None) -> dict[str, Any]:
@@ -39,9 +52,16 @@ def _stack_values(model: ModelConfig, own: Size) -> dict[str, Any]:
     return _shape_values(model, own) | {"context": own.context}
 
 
-def _used_values(values: dict[str, Any], block: Block) -> dict[str, Any]:
-    """Return the values that a block uses."""
-    return {name: value for name, value in values.items() if {*PATTERN_NUMBERS.get(name, block.words)} & {*block.words}}
+def _with_block_keys(block: Block, model: ModelConfig) -> Block:
+    """Return the block with the keys of a config's model that change it.
+
+    Invalid options of attention are omitted; `model_rules` reports them.
+    """
+    sharing = {field: value for key, field in SHARING_KEYS.items() if (value := getattr(model, key)) is not None}
+    for name, value in model.attention.items():
+        with suppress(ValidationError):
+            block = with_attention_options(block, {name: value})
+    return change(block, sharing=sharing)
 
 
 def resolve(config: Config) -> ModelSpec | WordSpec:
@@ -85,12 +105,7 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     # Each loss of the objective needs a head, even if the paper has none.
     if missing_heads := [loss for loss in losses if loss not in family.heads]:
         family = change(family, heads=(*family.heads, *missing_heads))
-    block_values = {name: value for name in BLOCK_KEYS if (value := getattr(model, name)) is not None}
-    if block_values:
-        family = change(
-            family,
-            stacks={name: change(block, **_used_values(block_values, block)) for name, block in family.stacks.items()},
-        )
+    family = change(family, stacks={name: _with_block_keys(block, model) for name, block in family.stacks.items()})
     if model.tasks is not None:
         family = change(family, tasks=model.tasks)
     if model.init_std is not None:
@@ -139,6 +154,14 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
     return spec.with_pixels(PixelStatistics(model.pixel_mean or spec.pixels.mean, model.pixel_std or spec.pixels.std))
 
 
+def _common(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the options that have the same value in all stacks that have them."""
+    values: dict[str, set[Any]] = defaultdict(set)
+    for name, value in (item for stack in options for item in stack.items()):
+        values[name].add(value)
+    return {name: value for name, (value, *differing) in values.items() if not differing}
+
+
 def with_resolved_model(config: Config) -> Config:
     """Return the config with all sizes of the model filled in, so that a later change of a table does not affect the
     run."""
@@ -165,8 +188,9 @@ def with_resolved_model(config: Config) -> Config:
     other_values |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     # Values in which stacks differ are omitted: no key can express them, so they remain the family's.
     blocks = spec.family.stacks.values()
-    for name in BLOCK_KEYS:
-        values = {getattr(block, name) for block in blocks if name in _used_values(dict.fromkeys(BLOCK_KEYS), block)}
-        other_values |= {name: values.pop()} if len(values) == 1 else {}
+    for key, field in SHARING_KEYS.items():
+        values = {getattr(block.sharing, field) for block in blocks}
+        other_values |= {key: values.pop()} if len(values) == 1 else {}
+    other_values["attention"] = _common(attention_options(block) for block in blocks if not block.is_recurrent)
     model = config.model.model_copy(update={**shape, "stacks": stacks, **other_values})
     return config.model_copy(update={"model": model})

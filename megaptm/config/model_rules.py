@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Collection, Iterator
 
+from pydantic import ValidationError
+
 from megaptm.bricks.adaptive import cluster_mistakes
 from megaptm.config.image_rules import image_model_errors
 from megaptm.config.model import CHARACTER_KEYS, WORD_VECTOR_KEYS, model_spec
@@ -14,11 +16,11 @@ from megaptm.config.region_rules import region_model_errors
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
 from megaptm.families import WORDS
-from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size
+from megaptm.spec import ModelSpec, Size, with_attention_options
 
-ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share", "attention_dropout")
+ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")
 """Keys that recurrent layers do not use."""
-UNUSED_VALUES = {"division": 1, "attention_dropout": True, "groups": 1, "cycle": 1, "memory": 0}
+UNUSED_VALUES = {"division": 1, "groups": 1, "cycle": 1, "memory": 0}
 """Values of unused keys in the config of a run."""
 
 
@@ -39,6 +41,7 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
         yield from cluster_mistakes(spec)
     if any(block.position == "axial" for block in spec.family.stacks.values()):
         yield from _axial(spec)
+    yield from _attention(model, spec)
     yield from _stacks(model, spec)
     yield from _heads(model, spec)
 
@@ -60,7 +63,6 @@ def _unused_keys(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
 def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
     """Yield keys that a family does not use, and why."""
     family, blocks = spec.family, spec.family.stacks.values()
-    kinds = {word for block in blocks for word in block.words}
     if family.is_recurrent:
         yield ATTENTION_KEYS, "is recurrent"
     if family.is_recurrent and not family.reads_characters:
@@ -83,17 +85,14 @@ def _reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]]:
         yield ("init_std",), "initializes each weight by its own rule"
     if "task" not in family.inputs:
         yield ("tasks",), "reads no task ids, unlike ernie-2"
-    if not any(block.share for block in blocks):
+    if not any(block.sharing.sublayers for block in blocks):
         yield ("groups", "cycle"), "shares no weights among layers (model.share)"
-    for key, patterns in PATTERN_NUMBERS.items():
-        if not kinds & {*patterns}:
-            yield (key,), f"has no {' or '.join(patterns)} attention"
     if not any(block.position == "axial" for block in blocks):
         yield ("axial",), "has no axial positions"
 
 
 def _axial(spec: ModelSpec) -> Iterator[str]:
-    """Yield errors of axial positions and hash buckets."""
+    """Yield errors of axial positions."""
     if (positions := math.prod(spec.axial)) != spec.context:
         yield (
             f"model.axial ({spec.axial[0]} x {spec.axial[1]}) has {positions} positions, and model.context is "
@@ -101,15 +100,31 @@ def _axial(spec: ModelSpec) -> Iterator[str]:
         )
     if spec.size.table_width < 4:
         yield f"model.width ({spec.size.table_width}) is too small for axial positions; make it 4 or more."
-    for block in spec.family.stacks.values():
-        factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
-        if "lsh" in block.words and (odd_factors := [factor for factor in factors if factor % 2]):
+
+
+def _attention(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
+    """Yield errors of options of attention: unknown, invalid, or not fit for the stack."""
+    blocks = {name: block for name, block in spec.family.stacks.items() if not block.is_recurrent}
+    options = {name for block in blocks.values() for record in block.attentions for name in record.options}
+    for name, value in model.attention.items():
+        if name not in options:
             yield (
-                f"model.hash_buckets ({odd_factors[0]}) must be even: half of the buckets are the negatives of the "
-                "others."
+                f"model.attention.{name} is no option of the attention of {model_title(model)}; "
+                f"{nearest(name, options) if options else 'it has none'}"
             )
-        if "lsh" in block.words and math.prod(factors) >= 1 << 31:
-            yield f"model.hash_buckets multiply to {math.prod(factors):,}, beyond the range of a hash: lower them."
+            continue
+        try:
+            for block in blocks.values():
+                with_attention_options(block, {name: value})
+        except ValidationError as error:
+            yield f"model.attention.{name} ({json.dumps(value)}): {error.errors()[0]['msg'].lower()}."
+    for stack, block in blocks.items():
+        yield from dict.fromkeys(
+            f"model.{error}"
+            for record in block.attentions
+            for error in record.errors(block, spec.size_of(stack))
+            if error.startswith("attention.")
+        )
 
 
 def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
@@ -124,17 +139,11 @@ def _stacks(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
             yield f"model.stacks.{name}.context ({own.context}): the {name} has no learned positions; remove it."
     for stack, block in spec.family.stacks.items():
         layers = spec.size_of(stack).layers
-        windows = (block.window,) if isinstance(block.window, int) else block.window
-        if (
-            "window" in block.words
-            and not block.causal
-            and (odd_windows := [window for window in windows if window % 2])
-        ):
-            yield f"model.window ({odd_windows[0]}) must be even: half of it lies on each side."
-        if block.share and block.groups * block.cycle > layers:
+        sharing = block.sharing
+        if sharing.sublayers and sharing.groups * sharing.cycle > layers:
             yield (
-                f"model.groups ({block.groups}) x model.cycle ({block.cycle}) must not exceed the {layers} layers of "
-                f"the {stack} of {model_title(model)}: no weights would be shared."
+                f"model.groups ({sharing.groups}) x model.cycle ({sharing.cycle}) must not exceed the {layers} layers "
+                f"of the {stack} of {model_title(model)}: no weights would be shared."
             )
 
 

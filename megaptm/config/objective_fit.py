@@ -8,7 +8,6 @@ from typing import Any
 
 from megaptm.batch import BatchSpec
 from megaptm.bricks import HEADS
-from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import nearest
 from megaptm.families.words import WordFamily
 from megaptm.objectives import OBJECTIVES, BaseObjective
@@ -16,9 +15,8 @@ from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.pairs import GloVe
 from megaptm.objectives.ranking import WindowRanking
 from megaptm.objectives.windows import WordWindows
-from megaptm.spec import Family, Reading
+from megaptm.spec import Block, Family, Reading
 
-PARTIAL = {"banded", "window", "blocks", "local"}
 """Attention patterns in which positions attend to only some others, so that global tokens have an effect."""
 ANY_SEQUENCE = 512
 """Sequence length for building a batch specification; only lengths depend on it."""
@@ -38,6 +36,10 @@ def objective_errors(task: BaseObjective, batch: BatchSpec, family: Family | Wor
     reason = next(reasons, None)
     if reason is not None:
         yield f"objective ({name}) does not fit {family.name}: {reason}; {_instead(task, family, name)}"
+
+
+def _is_lstm(block: Block) -> bool:
+    return block.recurrent is not None and block.recurrent.kind == "lstm"
 
 
 def _instead(task: BaseObjective, family: Family | WordFamily, name: str) -> str:
@@ -82,7 +84,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     if family.reads_images != (bool(task.blobs) and not regions):
         images, text = "it provides images", "it provides text, and this family reads images"
         yield images if task.blobs else text
-    if any(block.recurrent == "lstm" for block in family.stacks.values()) and batch.masked:
+    if any(_is_lstm(block) for block in family.stacks.values()) and batch.masked:
         yield (
             "its sequences hold several documents, and a recurrent state passes through them (data.document_mask=false)"
         )
@@ -94,15 +96,13 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
             else ("it does not provide the attention order that this family needs")
         )
     if batch.marks and not any(
-        PARTIAL & {*block.words} or has_custom_pattern(block) for block in family.stacks.values()
+        record.reads_global_tokens for block in family.stacks.values() for record in block.attentions
     ):
         yield (
             "it marks global tokens (global_tokens), and this family's attention pattern masks no position from any "
             "other"
         )
-    if "begins" in batch.fields and not any(
-        block.relative or block.recurrent == "lstm" for block in family.stacks.values()
-    ):
+    if "begins" in batch.fields and not any(block.relative or _is_lstm(block) for block in family.stacks.values()):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
     if bool(family.drawn) != ("draws" in batch.fields):
         yield (

@@ -2,7 +2,7 @@
 prediction."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import Size, change
+from megaptm.spec import SharingSpec, Size, change
 
 ALBERT = change(
     BERT,
@@ -11,7 +11,11 @@ ALBERT = change(
     vocabulary=30000,
     tokenizer="unigram",
     specials="albert",
-    stacks={"encoder": change(BERT.last_block, ffn="gelu-tanh", share=("attention", "ffn"))},
+    stacks={
+        "encoder": change(
+            BERT.last_block, ffn={"activation": "gelu-tanh"}, sharing=SharingSpec(sublayers=("attention", "ffn"))
+        )
+    },
     heads=("mlm", "sentence-order"),
     objectives=("masked-lm-ngrams-sentence-order", "masked-lm-sentence-order", "masked-lm"),
     # Table 1. The paper trains the largest without dropout (section 4.8): set in its config.

@@ -1,8 +1,8 @@
 """BART (Lewis et al., 2019): the Transformer's encoder and decoder, with the embeddings of BERT and RoBERTa."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, Size, change
 
-LAYER = Block(position="learned", norm_place="post", ffn_dropout=True)
+LAYER = Block(position="learned", norm=NormSpec(position="post"), ffn=FFNSpec(dropout=True))
 
 BART = Family(
     name="bart",

@@ -1,6 +1,6 @@
 """BERT (Devlin et al., 2018)."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, NormSpec, Size
 
 BERT = Family(
     name="bert",
@@ -12,7 +12,7 @@ BERT = Family(
     segments=2,
     init="truncated-normal",
     embedding_norm=True,
-    stacks={"encoder": Block(position="learned", norm_place="post", norm_eps=1e-12)},
+    stacks={"encoder": Block(position="learned", norm=NormSpec(position="post", eps=1e-12))},
     heads=("mlm", "next-sentence"),
     objectives=(
         "masked-lm-next-sentence",

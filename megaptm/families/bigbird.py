@@ -2,7 +2,7 @@
 blocks."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import change
+from megaptm.spec import BlockSparseSpec, change
 
 # Section 3: with one global position, which attends to all and is attended by all, an encoder approximates any
 # continuous function of a sequence, and an encoder with a decoder is Turing complete, as with full attention. However,
@@ -18,7 +18,13 @@ BIGBIRD = change(
     tokenizer="unigram",
     specials="albert",
     context=4096,
-    stacks={"encoder": change(BERT.last_block, attention="blocks", block=64, random_blocks=3, ffn="gelu-tanh")},
+    stacks={
+        "encoder": change(
+            BERT.last_block,
+            attention=BlockSparseSpec(block_size=64, num_random_blocks=3),
+            ffn={"activation": "gelu-tanh"},
+        )
+    },
     heads=("mlm",),
     objectives=("masked-lm",),
 )

@@ -1,9 +1,9 @@
 """CLIP (Radford et al., 2021): an image encoder and a text decoder, trained to match images and their texts."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, FFNSpec, Size, change
 
-IMAGE = Block(position="learned", ffn="quick-gelu")
-TEXT = Block(visibility="causal", position="learned", ffn="quick-gelu")
+IMAGE = Block(position="learned", ffn=FFNSpec(activation="quick-gelu"))
+TEXT = change(IMAGE, visibility="causal")
 NARROW = Size(layers=12, width=512, heads=8, ffn=2048, context=77)
 WIDE = Size(layers=12, width=768, heads=12, ffn=3072, context=77)
 

@@ -1,7 +1,7 @@
 """CoVe (McCann et al., 2017): the encoder of a translation model, a bidirectional LSTM of two layers, whose outputs are
 contextual word vectors; and the decoder that it is trained with."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, LSTMSpec, Size
 
 # Sections 3 and 6.1: cells of 300 features over word vectors of width 300 (GloVe). The words of both languages share
 # one table here, as large as in other translation models of the time; the paper gives no size.
@@ -13,8 +13,8 @@ COVE = Family(
     specials="marian",
     context=100,
     stacks={
-        "encoder": Block(recurrent="lstm-both-ways"),
-        "decoder": Block(recurrent="lstm-attentive", visibility="causal", cross="encoder"),
+        "encoder": Block(recurrent=LSTMSpec(kind="lstm-both-ways")),
+        "decoder": Block(recurrent=LSTMSpec(kind="lstm-attentive"), visibility="causal", cross="encoder"),
     },
     heads=("lm",),
     tied=False,

@@ -1,13 +1,10 @@
 """DeBERTa (He et al., 2020), its version 2, and version 3 (2021), which is trained on replaced token detection."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import Block, DisentangledSpec, Family, NormSpec, Size, change
 
 LAYER = Block(
-    attention="disentangled",
-    attention_bias="no-keys",
-    scale="sqrt-3",
-    norm_place="post",
-    norm_eps=1e-7,
+    attention=DisentangledSpec(bias="no-keys", scale="sqrt-3"),
+    norm=NormSpec(position="post", eps=1e-7),
     last_layer="mask-decoder",
 )
 
@@ -31,10 +28,7 @@ DEBERTA = Family(
 
 LAYER_V2 = change(
     LAYER,
-    attention_bias=True,
-    distance_buckets=256,
-    distance_norm=True,
-    distance_maps="tokens",
+    attention={"bias": True, "num_distance_buckets": 256, "norm": True, "projections": "tokens"},
     convolution=True,
 )
 

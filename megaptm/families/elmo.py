@@ -1,9 +1,9 @@
 """ELMo (Peters et al., 2018): a forward and a backward recurrent language model over character-based word
 embeddings."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, LSTMSpec, Size
 
-LAYER = Block(recurrent="lstm", visibility="causal")
+LAYER = Block(recurrent=LSTMSpec(kind="lstm"), visibility="causal")
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 # The paper's model is `original`; all sizes are from the options of the released models. Papers do not count the

@@ -12,7 +12,7 @@ ERNIE = change(
     vocabulary=18000,
     context=513,
     # The released code: relu instead of BERT's gelu, and the default epsilon of its framework.
-    stacks={"encoder": change(BERT.last_block, ffn="relu", norm_eps=1e-5)},
+    stacks={"encoder": change(BERT.last_block, ffn={"activation": "relu"}, norm={"eps": 1e-5})},
     sizes={"base": BERT.sizes["base"]},
     # The first training stage: those of phrases and entities follow in configs/ernie/base.yaml.
     objectives=(
@@ -31,7 +31,7 @@ ERNIE_2 = change(
     inputs=("token", "segment", "task"),
     segments=4,
     tasks=4,
-    stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},
+    stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
     heads=("mlm", "capitalization", "token-document", "sentence-reordering"),
     objectives=("ernie-2", "masked-lm", "masked-lm-whole-word"),
 )

@@ -1,6 +1,6 @@
 """GPT-2 (Radford et al., 2019); GPT (Radford et al., 2018) and GPT-3 (Brown et al., 2020) as differences from it."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import AttentionSpec, BandedSpec, Block, Family, FFNSpec, Size, change
 
 GPT2 = Family(
     name="gpt2",
@@ -8,7 +8,7 @@ GPT2 = Family(
     vocabulary=50257,
     tokenizer="byte-bpe",
     context=1024,
-    stacks={"decoder": Block(visibility="causal", position="learned", ffn="gelu-tanh")},
+    stacks={"decoder": Block(visibility="causal", position="learned", ffn=FFNSpec(activation="gelu-tanh"))},
     heads=("lm",),
     init="gpt2",
     objectives=("causal-lm",),
@@ -27,7 +27,7 @@ GPT1 = change(
     vocabulary=40478,
     tokenizer="char-bpe",
     context=512,
-    stacks={"decoder": change(GPT2.last_block, norm_place="post")},
+    stacks={"decoder": change(GPT2.last_block, norm={"position": "post"})},
     init="normal",
     sizes={"base": Size(layers=12, width=768, heads=12, ffn=3072)},
 )
@@ -58,4 +58,6 @@ GPT3 = change(
 
 # Section 2.1: alternating dense and locally banded layers, as in the Sparse Transformer (arXiv:1904.10509). The paper
 # does not give the width of the bands: `spec.BAND`.
-GPT3_BANDED = change(GPT3, name="gpt3-banded", stacks={"decoder": change(GPT3.last_block, attention=("dot", "banded"))})
+GPT3_BANDED = change(
+    GPT3, name="gpt3-banded", stacks={"decoder": change(GPT3.last_block, attention=(AttentionSpec(), BandedSpec()))}
+)

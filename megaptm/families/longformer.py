@@ -1,7 +1,7 @@
 """Longformer (Beltagy et al., 2020): RoBERTa for long texts, with attention in a window and to a few global tokens."""
 
 from megaptm.families.roberta import ROBERTA
-from megaptm.spec import change
+from megaptm.spec import WindowSpec, change
 
 # Section 5: initialized from RoBERTa, with its 512 positions copied eight times (`megaptm import hf`).
 LONGFORMER = change(
@@ -9,6 +9,6 @@ LONGFORMER = change(
     name="longformer",
     paper="arXiv:2004.05150",
     context=4096,
-    stacks={"encoder": change(ROBERTA.last_block, attention="window", window=512)},
+    stacks={"encoder": change(ROBERTA.last_block, attention=WindowSpec(window=512))},
     objectives=("masked-lm",),
 )

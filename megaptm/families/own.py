@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
 from megaptm.families.words import WordFamily
-from megaptm.spec import Family, Size
+from megaptm.spec import Family, Size, value_errors
 from megaptm.spec.family import Reading
 
 NUMBERS = ("layers", "width", "heads", "ffn")
@@ -46,6 +46,8 @@ def _mistakes(family: Family | WordFamily) -> Iterator[str]:
         yield "stacks is empty"
     if family.context < 1:
         yield f"context is {family.context}"
+    for stack, block in family.stacks.items():
+        yield from (f"stacks.{stack}.{error.removesuffix('.')}" for error in value_errors(block))
     for label, size in family.sizes.items():
         yield from _of_size(f"sizes.{label}", size)
     yield from _readers(family.reads, family)

@@ -1,6 +1,6 @@
 """PaLM (Chowdhery et al., 2022)."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size
 
 PALM = Family(
     name="palm",
@@ -12,12 +12,9 @@ PALM = Family(
         "decoder": Block(
             visibility="causal",
             position="rope",
-            norm="layer-no-shift",
-            norm_place="parallel",
-            norm_eps=1e-6,
-            ffn="swiglu",
-            attention_bias=False,
-            ffn_bias=False,
+            norm=NormSpec(kind="layer-no-shift", position="parallel", eps=1e-6),
+            ffn=FFNSpec(activation="swiglu", bias=False),
+            attention=AttentionSpec(bias=False),
         )
     },
     logit_scale="rsqrt-width",

@@ -1,7 +1,9 @@
 """Reformer (Kitaev et al., 2020): a decoder for long texts, with attention among positions with equal hashes (LSH), and
 reversible layers that store no activations for the backward pass."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import Block, Family, FFNSpec, LocalSpec, LSHSpec, NormSpec, Size, change
+
+LOCAL = LocalSpec(bias=False, chunk_length=128)
 
 # Sections 2 and 3, on bytes of enwik8 in sequences of 64K; sizes of the released model. The released model has
 # attention without biases, and local attention in three of four layers.
@@ -14,16 +16,11 @@ REFORMER = Family(
     stacks={
         "decoder": Block(
             visibility="causal",
-            attention=("local", "local", "lsh", "local"),
-            chunk=(128, 128, 256, 128),
-            hashes=4,
-            hash_buckets=512,
+            attention=(LOCAL, LOCAL, LSHSpec(bias=False, chunk_length=256, num_hashes=4, num_buckets=512), LOCAL),
             position="axial",
             residual="reversible",
-            norm_eps=1e-12,
-            ffn="relu",
-            attention_bias=False,
-            ffn_dropout=True,
+            norm=NormSpec(eps=1e-12),
+            ffn=FFNSpec(activation="relu", dropout=True),
             final_dropout=True,
         )
     },
@@ -43,7 +40,13 @@ REFORMER_NOVEL = change(
     tokenizer="bpe",
     context=524_288,
     stacks={
-        "decoder": change(REFORMER.last_block, attention=("local", "lsh"), chunk=64, hashes=1, hash_buckets=(64, 128)),
+        "decoder": change(
+            REFORMER.last_block,
+            attention=(
+                LocalSpec(bias=False, chunk_length=64),
+                LSHSpec(bias=False, chunk_length=64, num_buckets=(64, 128)),
+            ),
+        ),
     },
     dropout=0.05,
     sizes={"crime-and-punishment": Size(layers=6, width=256, heads=2, ffn=512, head_width=64, axial=(512, 1024))},

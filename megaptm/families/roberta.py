@@ -16,7 +16,7 @@ ROBERTA = change(
     # A segment table with one row, added to all tokens: it keeps the encoder identical to BERT's.
     segments=1,
     init="normal",
-    stacks={"encoder": change(BERT.last_block, norm_eps=1e-5)},
+    stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
     heads=("mlm",),
     objectives=("masked-lm", "masked-lm-whole-word"),
 )

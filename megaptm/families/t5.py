@@ -1,15 +1,11 @@
 """T5 v1.0 (Raffel et al., 2019), v1.1, which was released later, and mT5 (Xue et al., 2020), which equals v1.1."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size, change
 
 LAYER = Block(
-    norm="rms",
-    norm_eps=1e-6,
-    ffn="relu",
-    attention_bias=False,
-    ffn_bias=False,
-    scale="none",
-    ffn_dropout=True,
+    attention=AttentionSpec(bias=False, scale="none"),
+    norm=NormSpec(kind="rms", eps=1e-6),
+    ffn=FFNSpec(activation="relu", bias=False, dropout=True),
     final_dropout=True,
 )
 
@@ -54,7 +50,7 @@ T5 = Family(
 T5_V1_1: Family = change(
     T5,
     name="t5-v1.1",
-    stacks={name: change(block, ffn="geglu") for name, block in T5.stacks.items()},
+    stacks={name: change(block, ffn={"activation": "geglu"}) for name, block in T5.stacks.items()},
     tied=False,
     logit_scale="none",
     dropout=0.0,

@@ -1,10 +1,15 @@
 """The Transformer (Vaswani et al., 2017)."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, NormSpec, Size, change
 
 # Section 5.4: dropout applies only to the outputs of sub-layers and to the sums of embeddings. The released code has no
 # bias in attention.
-LAYER = Block(position="sinusoid", norm_place="post", ffn="relu", attention_bias=False, attention_dropout=False)
+LAYER = Block(
+    attention=AttentionSpec(bias=False, dropout=False),
+    position="sinusoid",
+    norm=NormSpec(position="post"),
+    ffn=FFNSpec(activation="relu"),
+)
 
 TRANSFORMER = Family(
     name="transformer",

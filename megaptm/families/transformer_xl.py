@@ -1,15 +1,12 @@
 """Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
 
-from megaptm.spec import Block, Family, Size, change
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, RelativeSpec, Size, change
 
 LAYER = Block(
     visibility="causal",
-    attention="relative",
-    norm_place="post",
-    ffn="relu",
-    attention_bias=False,
-    attention_dropout=False,
-    ffn_dropout=True,
+    attention=RelativeSpec(bias=False, dropout=False),
+    norm=NormSpec(position="post"),
+    ffn=FFNSpec(activation="relu", dropout=True),
     final_dropout=True,
 )
 

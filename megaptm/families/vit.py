@@ -1,6 +1,6 @@
 """Vision Transformer (Dosovitskiy et al., 2020): a pre-norm encoder over image patches."""
 
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import AttentionSpec, Block, Family, NormSpec, Size
 
 # The vocabulary is the set of labels, here of ImageNet-21k; papers do not count the head. One position stands for the
 # image, the others for its patches: 14 x 14 + 1 is 197. The epsilon of norms is 1e-6 in the released code, and 1e-12 in
@@ -12,7 +12,7 @@ VIT = Family(
     tokenizer="words",
     context=197,
     inputs=("patch",),
-    stacks={"encoder": Block(position="learned", norm_eps=1e-12, attention_dropout=False)},
+    stacks={"encoder": Block(attention=AttentionSpec(dropout=False), position="learned", norm=NormSpec(eps=1e-12))},
     heads=("image-label",),
     tied=False,
     init="vit",

@@ -14,13 +14,9 @@ XLNET = Family(
         "encoder": change(
             LAYER,
             visibility="ordered",
-            relative_biases="layer",
-            relative_segments=True,
-            query_stream=True,
-            remembers="half",
-            norm_eps=1e-12,
-            ffn="gelu",
-            attention_dropout=True,
+            attention={"biases": "layer", "segments": True, "query_stream": True, "cached": "half", "dropout": True},
+            norm={"eps": 1e-12},
+            ffn={"activation": "gelu"},
         )
     },
     heads=("permutation-lm",),

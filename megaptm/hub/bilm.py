@@ -70,13 +70,14 @@ def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
 
 def options(spec: ModelSpec) -> dict[str, Any]:
     """Return the content of the released code's options.json for a model."""
-    size, block = spec.size, spec.family.first_block
+    size, lstm = spec.size, spec.family.first_block.recurrent
+    assert lstm is not None
     return {
         "lstm": {
             "use_skip_connections": True,
             "projection_dim": size.width,
-            "cell_clip": block.cell_clip,
-            "proj_clip": block.projection_clip,
+            "cell_clip": lstm.cell_clip,
+            "proj_clip": lstm.projection_clip,
             "dim": size.ffn,
             "n_layers": size.layers,
         },

@@ -9,23 +9,24 @@ from typing import Any, NoReturn
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart, check_sharing
 from megaptm.hub.folder import CONFIG
-from megaptm.spec import Block, ModelSpec, Size, change
+from megaptm.spec import (
+    AttentionSpec,
+    Block,
+    LocalSpec,
+    LSHSpec,
+    ModelSpec,
+    Size,
+    WindowSpec,
+    attention_options,
+    change,
+    with_attention_options,
+)
 
 # Bound of layers, heads, widths and ids: no model has more, and tensors have fewer than 2^63 elements.
 MAX_VALUE = 1 << 20
 STACK_VALUES = ("layers", "width", "heads", "ffn")
-BLOCK_VALUES = (
-    "norm_eps",
-    "groups",
-    "cycle",
-    "window",
-    "block",
-    "random_blocks",
-    "hashes",
-    "hash_buckets",
-    "attention",
-    "chunk",
-)
+SHARING_VALUES = ("groups", "cycle")
+ATTENTION_VALUES = ("window", "block_size", "num_random_blocks")
 
 
 def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
@@ -43,23 +44,17 @@ def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
         "context": spec.context,
         "positions": spec.positions,
         "tasks": spec.family.tasks,
-        "norm_eps": block.norm_eps,
-        "groups": block.groups,
-        "cycle": block.cycle,
-        "window": [block.at(layer).window for layer in range(size.layers)],
-        "block": block.block,
-        "random_blocks": block.random_blocks,
-        "hashes": block.hashes,
-        "hash_buckets": block.hash_buckets if isinstance(block.hash_buckets, int) else [*block.hash_buckets],
-        "attention": [block.at(layer).attention for layer in range(size.layers)],
-        **{f"{word}_chunk": chunk for word, chunk in _chunks(block, size).items()},
+        "norm_eps": block.norm.eps,
+        "groups": block.sharing.groups,
+        "cycle": block.sharing.cycle,
+        **_attention_values(block, size),
         "patch": size.patch,
         "image": spec.grid * (size.patch or 1),
         "axial": [*spec.axial],
         "axial_widths": [*spec.axial_widths],
-        "rounds": size.layers // block.cycle,
+        "rounds": size.layers // block.sharing.cycle,
         "dropout": spec.dropout,
-        "attention_dropout": block.attention_rate(spec.dropout),
+        "attention_dropout": block.attentions[0].dropout_rate(spec.dropout),
         "logit_scale": size.width**-0.5 if spec.family.logit_scale == "rsqrt-width" else 1.0,
         **{
             f"{stack}.{name}": getattr(spec.size_of(stack), name)
@@ -70,10 +65,20 @@ def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _chunks(block: Block, size: Size) -> dict[Any, Any]:
-    """Return attention name -> chunk length; if no layer has this attention, the length of the other."""
-    layers = [block.at(layer) for layer in range(size.layers)]
-    return dict.fromkeys(("local", "lsh"), layers[0].chunk) | {layer.attention: layer.chunk for layer in layers}
+def _attention_values(block: Block, size: Size) -> dict[str, Any]:
+    """Return the options of attention.
+
+    `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other.
+    """
+    records = [block.attention_at(layer) for layer in range(size.layers)]
+    lengths = {record.kind: record.chunk_length for record in records if isinstance(record, LocalSpec)}
+    values = attention_options(block) | {"attention": [record.kind for record in records]}
+    values |= {f"{kind}_chunk_length": lengths.get(kind, next(iter(lengths.values()), 0)) for kind in ("local", "lsh")}
+    if isinstance(factors := values.get("num_buckets"), tuple):
+        values["num_buckets"] = [*factors]
+    if "window" in values:
+        values["window"] = [record.window for record in records if isinstance(record, WindowSpec)]
+    return values
 
 
 def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
@@ -129,7 +134,7 @@ def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
         case "axial" | "axial_widths":
             expected = f"two integers from 1 to {MAX_VALUE:,}"
             is_valid = _is_list(value) and len(value) == 2 and all(map(_is_count, value))
-        case "hash_buckets":
+        case "num_buckets":
             factors = value if _is_list(value) else [value]
             expected = f"an even number from 2 to {MAX_VALUE:,}, or a list of such numbers"
             is_valid = bool(factors) and all(map(_is_even, factors))
@@ -216,7 +221,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
             )
         values["window"] = windows[0] if len({*windows}) == 1 else tuple(windows)
     if "attention" in values:
-        values |= _layer_cycle(values)
+        values["layers"] = len(values["attention"])
     if "rounds" in values:
         values["layers"] = values["rounds"] * values["cycle"]
     if "ffn" not in counterpart.fields.values():
@@ -224,10 +229,16 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     family = counterpart.table
     size = _size(counterpart, [*family.stacks], values)
     dropout = values.get("dropout", family.dropout)
-    block_values = {name: values[name] for name in BLOCK_VALUES if name in values}
+    options = {name: values[name] for name in ATTENTION_VALUES if name in values}
     if "attention_dropout" in values and values["attention_dropout"] != dropout:
-        block_values["attention_dropout"] = values["attention_dropout"]
-    stacks = {name: change(block, **block_values) for name, block in family.stacks.items()}
+        options["dropout"] = values["attention_dropout"]
+    differences: dict[str, Any] = {"norm": {"eps": values["norm_eps"]}} if "norm_eps" in values else {}
+    differences |= {"sharing": {name: values[name] for name in SHARING_VALUES if name in values}}
+    stacks = {
+        name: with_attention_options(change(block, **differences), options) for name, block in family.stacks.items()
+    }
+    if "attention" in values:
+        stacks = {name: change(block, attention=_attention_in_turn(block, values)) for name, block in stacks.items()}
     check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
     context = (
         values["positions"] - family.first_position if "positions" in values else values.get("context", family.context)
@@ -271,18 +282,21 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     return spec
 
 
-def _layer_cycle(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attention names as the shortest repeating cycle, and chunk lengths in the same cycle."""
-    words = [*values["attention"]]
-    turn = next(n for n in range(1, len(words) + 1) if words == [words[layer % n] for layer in range(len(words))])
-    chunks = {"local": values["local_chunk"], "lsh": values["lsh_chunk"]}
-    factors = values["hash_buckets"]
-    return {
-        "layers": len(words),
-        "attention": tuple(words[:turn]) if turn > 1 else words[0],
-        "chunk": tuple(chunks[word] for word in words[:turn]) if len({*chunks.values()}) > 1 else chunks["lsh"],
-        "hash_buckets": tuple(factors) if _is_list(factors) else factors,
+def _attention_in_turn(block: Block, values: Mapping[str, Any]) -> AttentionSpec | tuple[AttentionSpec, ...]:
+    """Return the kinds of attention that a config lists by layer (Reformer), as the shortest repeating cycle."""
+    factors, bias = values["num_buckets"], block.attentions[0].bias
+    kinds = {
+        "local": LocalSpec(bias=bias, chunk_length=values["local_chunk_length"]),
+        "lsh": LSHSpec(
+            bias=bias,
+            chunk_length=values["lsh_chunk_length"],
+            num_hashes=values["num_hashes"],
+            num_buckets=tuple(factors) if _is_list(factors) else factors,
+        ),
     }
+    layers = [kinds[kind] for kind in values["attention"]]
+    cycle = next(n for n in range(1, len(layers) + 1) if layers == [layers[i % n] for i in range(len(layers))])
+    return tuple(layers[:cycle]) if cycle > 1 else layers[0]
 
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:

@@ -187,12 +187,13 @@ def _tokenizer(words: Path) -> Tokenizer:
 
 def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
     """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
-    lstm, cnn, block = options.lstm, options.char_cnn, ELMO.first_block
+    lstm, cnn, record = options.lstm, options.char_cnn, ELMO.first_block.recurrent
+    assert record is not None
     skips = ("lstm.use_skip_connections", lstm.use_skip_connections or lstm.n_layers == 1, (True,))
     for option, value, supported in (
         skips,
-        ("lstm.cell_clip", lstm.cell_clip, (block.cell_clip,)),
-        ("lstm.proj_clip", lstm.proj_clip, (block.projection_clip,)),
+        ("lstm.cell_clip", lstm.cell_clip, (record.cell_clip,)),
+        ("lstm.proj_clip", lstm.proj_clip, (record.projection_clip,)),
         ("char_cnn.activation", cnn.activation, ("relu",)),
         # 261 in training, where padding after a text has no id.
         ("char_cnn.n_characters", cnn.n_characters, (CHARACTERS, CHARACTERS - 1)),

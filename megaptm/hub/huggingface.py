@@ -32,7 +32,7 @@ from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import exported_tokenizer
 from megaptm.objectives import BaseObjective, objective_of
-from megaptm.spec import PATTERN_NUMBERS, ModelSpec, change
+from megaptm.spec import ModelSpec, attention_options, change
 from megaptm.storage import AtomicFile, read_json_object
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
@@ -239,10 +239,11 @@ def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None
 
 
 def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the parameters of the attention pattern for which config.json has no field."""
-    words = {word for block in spec.family.stacks.values() for word in block.words}
-    own = (name for name, of in PATTERN_NUMBERS.items() if words & {*of}) if counterpart.import_only else ()
-    return tuple(name for name in own if name not in counterpart.fields.values())
+    """Return the keys of the attention pattern for which config.json has no field."""
+    if not counterpart.import_only:
+        return ()
+    options = {name for block in spec.family.stacks.values() for name in attention_options(block)}
+    return tuple(f"attention.{name}" for name in sorted(options.difference(counterpart.fields.values())))
 
 
 def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:

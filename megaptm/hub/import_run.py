@@ -38,7 +38,7 @@ from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG, absolute_paths
-from megaptm.spec import PATTERN_NUMBERS, ModelSpec, Size, change
+from megaptm.spec import ModelSpec, Size, attention_options, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
 
@@ -59,14 +59,14 @@ FAMILY, CONTEXT, DETECTOR = OF_IMPORT = ("model.family=", "model.context=", "mod
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
 BESIDES = (
     f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images or takes another's places "
-    "in turn (LED, Longformer, BigBird), with what such a one sees and the other does not say (model.window, "
-    f"model.block), and {DETECTOR}[FEATURES,CLASSES] of one that reads regions"
+    "in turn (LED, Longformer, BigBird), with what such a one sees and the other does not say (model.attention: "
+    f"window, block_size), and {DETECTOR}[FEATURES,CLASSES] of one that reads regions"
 )
 KNOWN = CATALOGUE | VISION
 """Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""
-BLOCK_VALUES = ("groups", "cycle", "attention_dropout", *PATTERN_NUMBERS)
+SHARING_VALUES = ("groups", "cycle")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def import_run(
     refuse_taken(run)
     options = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
     overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
-    refuse_of_model(overrides, source, free=PATTERN_NUMBERS, besides=BESIDES)  # before any download
+    refuse_of_model(overrides, source, free=("attention",), besides=BESIDES)  # before any download
     context = _parse_context(options[CONTEXT]) if CONTEXT in options else None
     model, model_tokenizer = read_model(
         source,
@@ -154,10 +154,10 @@ def refuse_taken(run: Path) -> None:
 
 def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str] = (), besides: str = "") -> None:
     """Raise UserError if an override contradicts the model's files; `free`: keys that the files do not determine."""
-    free = tuple(f"model.{name}=" for name in ("dropout", "attention_dropout", *free))
+    free = ("model.dropout=", "model.attention.dropout=", *(f"model.{name}" for name in free))
     if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
         raise UserError(
-            f"{fixed[0]}: the model is that of {source}; only model.dropout and model.attention_dropout can be "
+            f"{fixed[0]}: the model is that of {source}; only model.dropout and model.attention.dropout can be "
             f"set{besides}."
         )
 
@@ -254,7 +254,7 @@ def _check_trainable(spec: ModelSpec, source: str) -> None:
             f"{source} is only a part of {full_family}: put its {' and '.join(missing)} into a subfolder of that name."
         )
     for stack, block in family.stacks.items():
-        expected, imported = block.norm_eps, spec.family.stacks[stack].norm_eps
+        expected, imported = block.norm.eps, spec.family.stacks[stack].norm.eps
         if imported != expected:
             # BART's config has no such field, so its eps never differs.
             field = next(field_name(known, "norm_eps") for known in COUNTERPARTS if known.family == spec.name)
@@ -279,7 +279,11 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
     usual, block = KNOWN[spec.name].first_block, spec.family.first_block
-    numbers |= {name: getattr(block, name) for name in BLOCK_VALUES if getattr(block, name) != getattr(usual, name)}
+    sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
+    numbers |= {name: value for name, value in sharing.items() if value != getattr(usual.sharing, name)}
+    options = attention_options(usual)
+    if changed := {name: value for name, value in attention_options(block).items() if value != options.get(name)}:
+        numbers["attention"] = changed
     objective: dict[str, Any] = {}
     if (name := _objective(imported)) != KNOWN[spec.name].objectives[0]:
         objective = {"objective": name}

@@ -32,7 +32,8 @@ def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tens
 def to_cove_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
     """Write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
     spec = checkpoint.spec
-    if spec.family.first_block.recurrent != "lstm-both-ways":
+    recurrent = spec.family.first_block.recurrent
+    if recurrent is None or recurrent.kind != "lstm-both-ways":
         raise UserError(f"{spec.name} is no CoVe: write it with `megaptm export hf`.")
     weights = {name: tensor.float().contiguous() for name, tensor in checkpoint.weights().items()}
     tokenizer = load_tokenizer(checkpoint.tokenizer)

@@ -40,13 +40,19 @@ def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> Mode
                 raise UserError(f"{where}: its {stack} has another {name} than the rest; give models trained together.")
         if part.size.table_width != main.size.table_width:
             raise UserError(f"{where}: its {stack} has wider or narrower tables; give models trained together.")
-        if part.family.first_block.attention_dropout != main.family.first_block.attention_dropout:
+        if _attention_dropout(part) != _attention_dropout(main):
             raise UserError(f"{where}: its {stack} has another dropout than the rest; give models trained together.")
-    said = {name: getattr(main.family.first_block, name) for name in ("norm_eps", "attention_dropout")}
-    stacks = {name: change(block, **said) for name, block in family.stacks.items()}
+    eps, dropout = main.family.first_block.norm.eps, _attention_dropout(main)
+    stacks = {
+        name: change(block, norm={"eps": eps}, attention={"dropout": dropout}) for name, block in family.stacks.items()
+    }
     sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items()}
     others = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
     return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=others))
+
+
+def _attention_dropout(part: ModelSpec) -> bool | float:
+    return part.family.first_block.attentions[0].dropout
 
 
 def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:

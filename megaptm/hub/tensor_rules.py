@@ -185,9 +185,11 @@ def _each_layer(rules: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tupl
             continue
         name, layers = rule.name.partition(".")[0], stack.size.layers
         block = spec.family.stacks[name]
-        for index, n in enumerate(block.owners(layers) if rule.name.startswith(f"{name}.shared.") else range(layers)):
-            if rule.of not in (None, block.at(n).attention):
+        for index, n in enumerate(
+            block.sharing.owners(layers) if rule.name.startswith(f"{name}.shared.") else range(layers)
+        ):
+            if rule.of not in (None, block.attention_at(n).kind):
                 continue
-            group, turn = divmod(index, block.cycle)
+            group, turn = divmod(index, block.sharing.cycle)
             hf_names = tuple(hf_name.format(n=n, group=group, turn=turn) for hf_name in rule.hf_names)
             yield replace(rule, name=rule.name.format(n=n), hf_names=hf_names), stack

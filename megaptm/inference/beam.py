@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.prompt import generating_stack, prepare_prompt, require_use, text_batch, text_ids
@@ -123,7 +122,11 @@ def _decoding(loaded: TrainedModel, text: list[int], decoder_start: list[int], b
     batch = {name: field.expand(beams, -1) for name, field in batch.items()}
     # The output is read again for each token by recurrent decoders, with score biases, and with user-defined patterns,
     # which may depend on the length.
-    caches = isinstance(stack, Stack) and not stack.block.score_bias and not has_custom_pattern(stack.block)
+    caches = (
+        isinstance(stack, Stack)
+        and not stack.block.score_bias
+        and all(record.caches_keys for record in stack.block.attentions)
+    )
     with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
         def step(generated: list[list[int]], parents: list[int]) -> Tensor:

@@ -13,7 +13,6 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks.custom_pattern import has_custom_pattern
 from megaptm.bricks.pattern import SlidingWindow
 from megaptm.errors import UserError
 from megaptm.inference.prompt import (
@@ -110,7 +109,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
         yield from _continue_with_recurrence(loaded, ids, tokens=tokens, sampler=sampler)
         return
     block = decoder.block
-    if {"local", "lsh"} & {*block.words} or has_custom_pattern(block) or block.reversible:
+    if block.reversible or not all(record.caches_keys for record in block.attentions):
         yield from _continue_without_cache(loaded, ids, tokens=tokens, sampler=sampler)
         return
     with with_cache(decoder) as cache:

@@ -97,7 +97,7 @@ class PatternAttend(Attend):
     """
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
-        rate = brick.block.attention_rate(dropout)
+        rate = brick.attention.dropout_rate(dropout)
         super().__init__(causal=brick.block.causal, scale=score_scale(brick), dropout=rate)
         self.pattern, self.visibility, self.heads = brick.pattern, brick.block.visibility, brick.size.heads
         self.kernel = AUTO
@@ -149,7 +149,7 @@ class PatternAttend(Attend):
 def score_scale(brick: Brick) -> float:
     """Return the factor of attention scores."""
     terms = {"sqrt": 1, "sqrt-3": 3}
-    return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.block.scale) in terms else 1.0
+    return 1 / math.sqrt(terms[scale] * brick.size.key_width) if (scale := brick.attention.scale) in terms else 1.0
 
 
 class SelfAttention(nn.Module):
@@ -233,7 +233,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         self.key_width = brick.size.key_width
         self.query, self.kv = Linear.of(brick.maps["query"]), Linear.of(brick.maps["kv"])
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=brick.block.attention_rate(dropout))
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=brick.attention.dropout_rate(dropout))
         self.output = Linear.of(brick.maps["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:

@@ -25,7 +25,7 @@ class Convolution(nn.Module):
     def __init__(self, block: Block, width: int, *, dropout: float) -> None:
         super().__init__()
         self.map = Linear.of(convolution_map(width))
-        self.norm = Norm(width, kind=block.norm, eps=block.norm_eps)
+        self.norm = Norm(width, block.norm)
         self.dropout = Dropout(dropout, region="residual")
         self.gather: Callable[[Tensor], Tensor] = lambda x: x
         """Hook that returns the full sequence from this rank's part."""

@@ -14,20 +14,20 @@ from megaptm.bricks import Brick
 from megaptm.layers.attention import SelfAttention
 from megaptm.layers.positions import ROUNDING
 from megaptm.layers.split import Dropout, Linear
-from megaptm.spec import Block
+from megaptm.spec import DisentangledSpec
 
 
-def distance_rows(length: int, block: Block, *, device: torch.device | None = None) -> Tensor:
+def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device | None = None) -> Tensor:
     """Return the row of the distance table for each query and key, [S, S], clamped to the table.
 
     With buckets, distances up to half of the buckets have rows of their own; larger distances share logarithmic bins.
     """
     places = torch.arange(length, device=device)
     row = places[:, None] - places[None, :]
-    span = block.distance_rows // 2
-    if block.distance_buckets is not None:
+    span = record.table_rows // 2
+    if record.num_distance_buckets is not None:
         exact = span // 2
-        ratio = torch.log(row.abs().clamp(min=exact).double() / exact) / math.log((block.distances - 1) / exact)
+        ratio = torch.log(row.abs().clamp(min=exact).double() / exact) / math.log((record.max_distance - 1) / exact)
         far = (torch.ceil(ratio * (exact - 1) - ROUNDING) + exact).long()
         row = torch.where(row.abs() <= exact, row, far * row.sign())
     return (row + span).clamp(0, 2 * span - 1)
@@ -45,7 +45,7 @@ class DisentangledAttention(SelfAttention):
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__(brick, dropout=dropout)
-        self.block = brick.block
+        self.record = brick.attention
         self.own_maps = "position_key" in brick.maps
         for name in ("position_key", "position_query") if self.own_maps else ():
             self.add_module(name, Linear.of(brick.maps[name]))
@@ -64,7 +64,7 @@ class DisentangledAttention(SelfAttention):
         computed."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
-        rows_SS = distance_rows(len(q), self.block, device=q.device) if rows_SS is None else rows_SS
+        rows_SS = distance_rows(len(q), self.record, device=q.device) if rows_SS is None else rows_SS
         scores = self._by_distance(q, k, self.position_dropout(position_state), rows_SS) * self.attend.scale
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)

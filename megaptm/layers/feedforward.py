@@ -49,13 +49,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
-        kind = brick.block.ffn
+        kind = brick.block.ffn.activation
         assert isinstance(kind, str)
         self.gated = kind in GATES
         self.activation = GATES[kind] if self.gated else activation_of(kind)
         self.up = Linear.of(brick.maps["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
-        self.dropout = Dropout(dropout if brick.block.ffn_dropout else 0.0, region="heads")
+        self.dropout = Dropout(dropout if brick.block.ffn.dropout else 0.0, region="heads")
         self.down = Linear.of(brick.maps["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:

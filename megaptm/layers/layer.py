@@ -10,10 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from megaptm.bricks import BRICKS, Brick, sublayers
-from megaptm.bricks.brick import CUSTOM
+from megaptm.bricks import BRICKS, SubLayer, sublayers
 from megaptm.bricks.kernels import AUTO, FUSED
-from megaptm.bricks.layer import NORMS
 from megaptm.errors import UserError
 from megaptm.layers.attention import CrossAttention, PatternAttend, SelfAttention
 from megaptm.layers.convolution import Convolution
@@ -29,7 +27,7 @@ from megaptm.layers.reversible import LayerInputs, run_reversible
 from megaptm.layers.split import Dropout, Embedding, HeadTable
 from megaptm.layers.window import WindowAttention
 from megaptm.plugins import is_plugin
-from megaptm.spec import BIAS_BUCKETS, SCORE_BIASES, TURNS, VISIBILITIES, Block, Size
+from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, RelativeSpec, Size, value_errors
 
 # Modules by slot and kind. `bricks.BRICKS` has the same keys. `ffn` has one module for all kinds.
 MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
@@ -38,7 +36,7 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
         "banded": SelfAttention,
         "window": WindowAttention,
         "blocks": SelfAttention,
-        CUSTOM: SelfAttention,
+        "pattern": SelfAttention,
         "local": SelfAttention,
         "lsh": HashedAttention,
         "disentangled": DisentangledAttention,
@@ -47,94 +45,47 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
     "cross": {"dot": CrossAttention},
 }
 
-# Known values of the fields of a block. A family with any other value is refused.
-WORDS: dict[str, tuple[str | bool, ...]] = {
-    "visibility": (*VISIBILITIES,),
-    "attention": (*BRICKS["attention"],),
-    "position": ("none", "learned", "sinusoid", "axial", "rope", *SCORE_BIASES),
-    "norm": (*NORMS,),
-    "norm_place": ("pre", "post", "parallel"),
-    "residual": ("sum", "reversible"),
-    "ffn": (*BRICKS["ffn"],),
-    "attention_bias": (True, False, "no-keys"),
-    "scale": ("sqrt", "sqrt-3", "none"),
-    "distance_maps": ("own", "tokens"),
-    "relative_biases": ("stack", "layer"),
-    "remembers": ("row", "half"),
-    "last_layer": ("once", "mask-decoder"),
-}
+
+def check_block(block: Block, size: Size) -> None:
+    """Raise `UserError` that names the field, if a block has a value that no component supports."""
+    errors = (*value_errors(block), *_reversible_errors(block), *_stack_errors(block, size))
+    errors += tuple(error for record in block.attentions for error in record.errors(block, size))
+    if errors:
+        raise UserError(f"Block.{errors[0]}")
 
 
-def check_words(block: Block) -> None:
-    """Raise `UserError` that names the field and its known values, if the block has another value."""
-    for slot, known in WORDS.items():
-        words = getattr(block, slot)
-        for word in words if isinstance(words, tuple) and slot in TURNS else (words,):
-            if word not in known and not (slot in ("attention", "ffn") and is_plugin(word)):
-                raise UserError(
-                    f"Block.{slot} is {word!r}, which no brick implements; use one of {', '.join(map(str, known))}."
-                )
-    if "relative" in block.words and not block.relative:
-        raise UserError(f"Block.attention is {block.attention}: `relative` attention is that of all layers or of none.")
-    _check_pattern(block)
-    _check_reversible(block)
-    if unknown := set(block.share) - {"attention", "cross", "ffn"}:
-        raise UserError(f"Block.share has {sorted(unknown)}; layers can have attention, cross and ffn in common.")
-
-
-def _check_relative(block: Block, size: Size) -> None:
-    """Raise `UserError` if a field has no meaning for relative attention."""
-    wrong = {
-        f"position is {block.position}": block.position != "none",
-        "norm_place is parallel": block.norm_place == "parallel",
-        "attention_bias is no-keys": block.attention_bias == "no-keys",
-        f"cross is {block.cross}": block.cross is not None,
-        f"last_layer is {block.last_layer}": block.last_layer != "once",
-        "convolution is on": block.convolution,
-    }
-    if named := [word for word, is_so in wrong.items() if is_so]:
-        raise UserError(f"Block.attention is relative, but Block.{named[0]}, which it does not know: change either.")
-    if size.key_heads != size.heads:
-        raise UserError(f"kv_heads is {size.key_heads}: relative attention has as many as heads; leave it out.")
-    if size.width % 2:
-        raise UserError(f"Block.attention is relative, whose sines are pairs: a width of {size.width} has one left.")
-
-
-def _check_pattern(block: Block) -> None:
-    windows = (block.window,) if isinstance(block.window, int) else block.window
-    if "window" in block.words and not block.causal and (odd := [one for one in windows if one % 2]):
-        raise UserError(f"Block.window is {odd[0]}, half of which is seen to each side: make it even.")
-    if "blocks" in block.words and block.causal:
-        raise UserError(
-            "Block.attention is `blocks`, whose last block all see: visibility must be full or ordered, not causal."
+def _stack_errors(block: Block, size: Size) -> Iterator[str]:
+    activations = (block.ffn.activation,) if isinstance(block.ffn.activation, str) else block.ffn.activation
+    for activation in activations:
+        if activation not in BRICKS["ffn"] and not is_plugin(activation):
+            yield f"ffn.activation is {activation!r}, which is unknown; use one of {', '.join(BRICKS['ffn'])}."
+    if block.position == "rope" and size.key_width % 2:
+        yield f"position is rope, which rotates pairs of features, but heads have {size.key_width}: make it even."
+    if size.heads % size.key_heads:
+        yield f"attention has {size.heads} heads, which kv_heads ({size.key_heads}) must divide: change either."
+    own_masks = {sub.word for sub in _attentions(block, size) if sub.brick.own_mask}
+    if block.score_bias and own_masks:
+        yield (
+            f"position is {block.position}, a bias on the scores of all pairs, but {', '.join(sorted(own_masks))} "
+            "attention computes only some: use another position, or all pairs."
         )
-    if "lsh" not in block.words:
-        return
-    factors = (block.hash_buckets,) if isinstance(block.hash_buckets, int) else block.hash_buckets
-    if odd := [one for one in factors if one < 2 or one % 2]:
-        raise UserError(
-            f"Block.hash_buckets has {odd[0]}: half of them are the opposites of the others, so make it even."
-        )
-    if block.ordered or block.attention_bias == "no-keys":
-        word = f"visibility is {block.visibility}" if block.ordered else "attention_bias is no-keys"
-        raise UserError(f"Block.attention is lsh, whose keys are queries, but Block.{word}: change either.")
+    if size.remembered and not block.relative:
+        yield f"attention is {block.kinds[0]}, but only relative attention has a recurrence cache: set memory to 0."
 
 
-def _check_reversible(block: Block) -> None:
-    """Raise `UserError` if a field has no meaning for reversible layers."""
-    if not block.reversible:
-        return
-    wrong = {
-        f"norm_place is {block.norm_place}": block.norm_place != "pre",
+def _reversible_errors(block: Block) -> Iterator[str]:
+    """Yield an error for each field that has no meaning for reversible layers."""
+    conflicts = {
+        f"norm.position is {block.norm.position}": block.norm.position != "pre",
         f"position is {block.position}": block.score_bias,
-        f"attention is {block.attention}": block.relative or bool(block.distance_rows),
+        f"attention is {block.kinds[0]}": block.relative or bool(block.distance_rows),
         f"cross is {block.cross}": block.cross is not None,
         f"last_layer is {block.last_layer}": block.last_layer != "once",
-        f"share is {block.share}": bool(block.share),
-        "convolution is on": block.convolution,
+        f"sharing.sublayers is {block.sharing.sublayers}": bool(block.sharing.sublayers),
+        "convolution is true": block.convolution,
     }
-    if named := [word for word, is_so in wrong.items() if is_so]:
-        raise UserError(f"Block.residual is reversible, but Block.{named[0]}, which it does not know: change either.")
+    for conflict in (conflict for conflict, exists in conflicts.items() if exists and block.reversible):
+        yield f"{conflict}, which reversible layers do not support: change it, or use residual=sum."
 
 
 class Layer(nn.Module):
@@ -163,12 +114,11 @@ class Layer(nn.Module):
     ) -> None:
         """`number`: index of the layer in the stack."""
         super().__init__()
-        self.place = block.norm_place
+        self.norm_position = block.norm.position
         for sub in sublayers(block, size, memory):
             if sub.has_norm:
-                self.add_module(f"{sub.name}_norm", Norm(size.width, kind=block.norm, eps=block.norm_eps))
-            word = CUSTOM if is_plugin(sub.word) else sub.word
-            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][word]
+                self.add_module(f"{sub.name}_norm", Norm(size.width, block.norm))
+            made = FeedForward if sub.name == "ffn" else MODULES[sub.name][sub.word]
             self.add_module(sub.name, made(sub.brick, dropout=dropout))
         if isinstance(attend := self.attention.attend, (PatternAttend, HashedAttend)):
             attend.is_of(layer=number)
@@ -192,13 +142,13 @@ class Layer(nn.Module):
         `position_state`: rotation of queries and keys, or distance table. `keys`: input of keys and values, if not x.
         `past`: further keys of the recurrence cache. `known`: further arguments of the attention module.
         """
-        if self.place == "parallel":
+        if self.norm_position == "parallel":
             normed = self.attention_norm(x)
             x = x + self.dropout(self.attention(normed, mask, position_state))
             if memory is not None:
                 x = x + self.dropout(self.cross(normed, memory, memory_mask))
             return x + self.dropout(self.ffn(normed))
-        if past is not None and self.place == "pre":
+        if past is not None and self.norm_position == "pre":
             past = self.attention_norm(past)
         besides = () if past is None and not known else (past, *known)
         x = self._sublayer(self.attention_norm, self.attention, x, mask, position_state, keys, *besides)
@@ -224,19 +174,18 @@ class Layer(nn.Module):
         return added
 
     def _sublayer(self, norm: nn.Module, brick: nn.Module, x: Tensor, *others: Tensor | None) -> Tensor:
-        if self.place == "post":
+        if self.norm_position == "post":
             return norm(x + self.dropout(brick(x, *others)))
         return x + self.dropout(brick(norm(x), *others))
 
 
-def _bricks(block: Block, size: Size) -> Iterator[tuple[str, Brick]]:
-    """Yield the kind of attention and its brick for each layer."""
+def _attentions(block: Block, size: Size) -> Iterator[SubLayer]:
+    """Yield the self-attention of each layer."""
     for layer in range(size.layers):
-        sub = sublayers(block.at(layer), size)[0]
-        yield sub.word, sub.brick
+        yield sublayers(block.at(layer), size)[0]
 
 
-def _marked(mask: Mask, word: Any) -> tuple[Tensor | None, ...]:
+def _marked(mask: Mask, word: str) -> tuple[Tensor | None, ...]:
     """Return the arguments that tell attention the positions of global tokens."""
     return () if mask.marked_places is None or word == "lsh" else (None, mask.marked_places)
 
@@ -274,30 +223,8 @@ class Stack(nn.ModuleDict):
         """`memory`: width of the stack that cross-attention reads, if it differs. `context`: number of learned
         positions."""
         super().__init__()
-        check_words(block)
-        if block.position == "rope" and size.key_width % 2:
-            raise UserError(f"Block.position is rope, which turns pairs of features; heads have {size.key_width}.")
-        if size.heads % size.key_heads:
-            raise UserError(f"kv_heads is {size.key_heads}, which must divide the {size.heads} heads: change either.")
-        if block.distance_rows and block.score_bias:
-            raise UserError(
-                f"Block.position is {block.position}, but `disentangled` attention knows distances: use none."
-            )
-        if "lsh" in block.words and size.key_heads != size.heads:
-            raise UserError(f"kv_heads is {size.key_heads}: keys of lsh attention are its queries; leave it out.")
-        self.own_masks = {word for word, brick in _bricks(block, size) if brick.own_mask}
-        if block.score_bias and (apart := self.own_masks):
-            raise UserError(
-                f"Block.position is {block.position}, a bias on all scores; {', '.join(sorted(apart))} attention "
-                "computes few of them: use another position, or dot."
-            )
-        if block.relative:
-            _check_relative(block, size)
-        elif size.remembered or block.relative_segments or block.query_stream:
-            raise UserError(
-                f"Block.attention is {block.attention!r}: a memory, segments in scores and a stream of queries are "
-                "known to `relative` attention alone."
-            )
+        check_block(block, size)
+        self.own_masks = {sub.word for sub in _attentions(block, size) if sub.brick.own_mask}
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Indices of layers whose output is requested."""
@@ -314,33 +241,32 @@ class Stack(nn.ModuleDict):
         """Hook with which reversible layers repeat their dropout masks."""
         if block.score_bias and layers:
             self["bias_table"] = HeadTable(BIAS_BUCKETS, size.heads)
-        if block.relative and layers:
+        if isinstance(record := block.attentions[0], RelativeSpec) and layers:
             self["place_dropout"] = Dropout(dropout, region="replicated")
-            for name in ("content_bias", "place_bias") if block.relative_biases == "stack" else ():
+            for name in ("content_bias", "place_bias") if record.biases == "stack" else ():
                 self[name] = HeadTable(size.key_width, size.heads)
         if block.distance_rows and layers:
             self["distance_table"] = Embedding(block.distance_rows, size.width)
-            if block.distance_norm:
-                self["distance_norm"] = Norm(size.width, kind=block.norm, eps=block.norm_eps)
+            if any(isinstance(record, DisentangledSpec) and record.norm for record in block.attentions):
+                self["distance_norm"] = Norm(size.width, block.norm)
         if block.convolution and 0 in layers:
             self["convolution"] = Convolution(block, size.width, dropout=dropout)
         self.decodes = block.last_layer == "mask-decoder" and size.layers - 1 in layers
         if self.decodes:
             self["place_table"] = Embedding(context, size.width)
         # Created before the layers, so that shared parameters have the same names in every chunk.
-        shared = self._shared(layers, dropout, memory) if block.share and layers else {}
+        shared = self._shared(layers, dropout, memory) if block.sharing.sublayers and layers else {}
         for number in layers:
-            theirs = shared.get(block.owner(number, size.layers))
+            theirs = shared.get(block.sharing.owner(number, size.layers))
             self[str(number)] = Layer(
                 block.at(number), size, dropout=dropout, memory=memory, shared=theirs, number=number
             )
-        if block.norm_place == "post" and block.final_dropout and size.layers - 1 in layers:
+        if block.norm.position == "post" and block.final_dropout and size.layers - 1 in layers:
             self["final"] = Dropout(dropout, region="residual")
-        if block.norm_place != "post" and size.layers - 1 in layers:
+        if block.norm.position != "post" and size.layers - 1 in layers:
             self["final"] = FinalNorm(
                 size.width * block.streams,
-                kind=block.norm,
-                eps=block.norm_eps,
+                block.norm,
                 dropout=dropout if block.final_dropout else 0.0,
             )
 
@@ -349,11 +275,11 @@ class Stack(nn.ModuleDict):
         block, size = self.block, self.size
         found: dict[int, Mapping[str, nn.Module]] = {}
         self["shared"] = register = nn.ModuleDict()
-        for number in sorted({block.owner(layer, size.layers) for layer in layers}):
+        for number in sorted({block.sharing.owner(layer, size.layers) for layer in layers}):
             layer = Layer(block.at(number), size, dropout=dropout, memory=memory, number=number)
             children = {
                 f"{name}{suffix}": getattr(layer, f"{name}{suffix}")
-                for name in block.share
+                for name in block.sharing.sublayers
                 for suffix in ("", "_norm")
                 if hasattr(layer, f"{name}{suffix}")
             }
@@ -384,11 +310,16 @@ class Stack(nn.ModuleDict):
         memory_scores = memory_mask.scores(None) if memory_mask is not None else None
         turned, table = self._rotation(mask, positions), self._distances()
         # Computed once for all layers: it takes about twenty operations.
-        rows = None if table is None else distance_rows(mask.length[0], self.block, device=mask.device)
+        rows = {
+            record: distance_rows(mask.length[0], record, device=mask.device)
+            for record in self.block.attentions
+            if isinstance(record, DisentangledSpec)
+        }
         for number in self.numbers:
-            layer, word, before = self[str(number)], self.block.at(number).attention, x
-            position_state = table if word == "disentangled" else turned
-            known = (None, rows) if word == "disentangled" else _marked(mask, word)
+            layer, record, before = self[str(number)], self.block.attention_at(number), x
+            word = record.kind
+            position_state = table if isinstance(record, DisentangledSpec) else turned
+            known = (None, rows[record]) if isinstance(record, DisentangledSpec) else _marked(mask, word)
             if self.decodes and decode and number == self.size.layers - 1:
                 x = x + self._decoder_positions(mask, positions)
                 for _ in range(2):
@@ -406,7 +337,7 @@ class Stack(nn.ModuleDict):
         """Return the scores of a `dot` attention layer with input x [S, B, D], before the softmax: [B, H, S, S]
         float32; zero if masked or at most `LEAST_SCORE`."""
         layer = cast(Layer, self[str(number)])
-        read = x if layer.place == "post" else layer.attention_norm(x)
+        read = x if layer.norm_position == "post" else layer.attention_norm(x)
         return layer.attention.scores(read, mask.scores(self._score_bias(mask)), self._rotation(mask, positions))
 
     def _run_relative(self, x: Tensor, mask: Mask, outputs: dict[int, Tensor] | None) -> Tensor:
@@ -424,13 +355,14 @@ class Stack(nn.ModuleDict):
         told = self["place_dropout"](sines.to(x.dtype))
         names = ("content_bias", "place_bias")
         biases = [cast(HeadTable, self[name]).weight if name in self else None for name in names]
-        kept = mask.length[0] // 2 if self.block.remembers == "half" else mask.length[0]
+        record = cast(RelativeSpec, self.block.attentions[0])
+        num_cached = mask.length[0] // 2 if record.cached == "half" else mask.length[0]
         for number in self.numbers:
             before = None
             if past is not None:
                 before = past.states[number]
                 with torch.no_grad():
-                    past.seen[number] = self.gather_sequence(x.detach())[:kept]
+                    past.seen[number] = self.gather_sequence(x.detach())[:num_cached]
             x = self.run_layer(
                 self[str(number)], x, mask.dense, None, None, told, None, before, *biases, mask.apart, mask.asked
             )
@@ -443,7 +375,7 @@ class Stack(nn.ModuleDict):
         between chunks. The final norm reads them along the width, [S, B, 2D]."""
         x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
         scores, turned = self._scores(mask), self._rotation(mask, positions)
-        layers = [LayerInputs(self[str(n)], scores[self.block.at(n).attention], turned) for n in self.numbers]  # type: ignore
+        layers = [LayerInputs(self[str(n)], scores[self.block.attention_at(n).kind], turned) for n in self.numbers]  # type: ignore
         streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.remember_draws)]
         return self["final"](torch.cat(streams, -1)) if "final" in self else torch.cat(streams)
 
@@ -452,7 +384,7 @@ class Stack(nn.ModuleDict):
         mask."""
         bias = self._score_bias(mask)
         found: dict[Any, Tensor | None] = {}
-        for word in self.block.words:
+        for word in self.block.kinds:
             # A kernel that reads document ids and order needs no dense mask.
             if word in self.own_masks or self.kernel not in (AUTO, FUSED):
                 found[word] = mask.numbers

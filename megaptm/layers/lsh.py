@@ -57,7 +57,7 @@ class HashedAttend(nn.Module):
         self.layer, self.heads = 0, range(brick.size.heads)
         self.key = EVALUATION
         """Seed key of rotations, besides layer and head."""
-        self.dropout = Dropout(brick.block.attention_rate(dropout), region="heads")
+        self.dropout = Dropout(brick.attention.dropout_rate(dropout), region="heads")
         self._drawn: tuple[tuple[Any, ...], Tensor] | None = None
 
     def is_of(self, *, layer: int | None = None, heads: range | None = None) -> None:

@@ -218,7 +218,7 @@ def self_mask(
         marked_places=batch.get(prefix + MARKED_PLACES),
         asked=batch.get(f"{prefix}masked_positions") if block is not None and block.query_stream else None,
         past=past,
-        segments=batch.get(f"{prefix}segments") if block is not None and block.relative_segments else None,
+        segments=batch.get(f"{prefix}segments") if block is not None and block.segment_scores else None,
         backward=batch.get(f"{prefix}backward"),
     )
 

@@ -9,18 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.layers.split import Dropout
+from megaptm.spec import NormSpec
 
 
 class Norm(nn.Module):
     """Norm, [..., D] -> [..., D]: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight, no bias)
     or `rms` (RMSNorm)."""
 
-    def __init__(self, width: int, *, kind: str, eps: float) -> None:
+    def __init__(self, width: int, record: NormSpec) -> None:
         super().__init__()
-        self.kind, self.eps = kind, eps
+        self.kind, self.eps = record.kind, record.eps
         self.width = width
-        self.weight = nn.Parameter(torch.empty(width)) if kind != "layer-fixed" else None
-        self.bias = nn.Parameter(torch.empty(width)) if kind == "layer" else None
+        self.weight = nn.Parameter(torch.empty(width)) if self.kind != "layer-fixed" else None
+        self.bias = nn.Parameter(torch.empty(width)) if self.kind == "layer" else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "rms":
@@ -31,8 +32,8 @@ class Norm(nn.Module):
 class FinalNorm(Norm):
     """Final norm of a pre-norm stack, followed by dropout (T5)."""
 
-    def __init__(self, width: int, *, kind: str, eps: float, dropout: float) -> None:
-        super().__init__(width, kind=kind, eps=eps)
+    def __init__(self, width: int, record: NormSpec, *, dropout: float) -> None:
+        super().__init__(width, record)
         self.dropout = Dropout(dropout, region="residual")
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,15 +16,10 @@ from megaptm.layers.lstm import LSTM, AttentiveLSTM, BothWays, decode
 from megaptm.layers.mask import Mask
 from megaptm.layers.past import Past
 from megaptm.layers.split import Dropout, Linear
-from megaptm.spec import Block, Size, change
+from megaptm.spec import Block, LSTMSpec, Size, value_errors
 
-SAID = {
-    "lstm": ("visibility", "cell_clip", "projection_clip"),
-    "lstm-both-ways": (),
-    "lstm-attentive": ("visibility", "cross"),
-}
-"""Kind of `Block.recurrent` -> other fields of a block that it reads."""
-
+FIELDS = {"lstm": ("visibility",), "lstm-both-ways": (), "lstm-attentive": ("visibility", "cross")}
+"""Kind of LSTM -> fields of a block that it reads."""
 
 MODULES: dict[str, Callable[[Brick], nn.Module]] = {
     "lstm-both-ways-first": BothWays,
@@ -49,7 +44,9 @@ class ProjectedLSTM(nn.Module):
         super().__init__()
         for name, map_ in brick.maps.items():
             self.add_module(name, Linear.of(map_))
-        self.cell_clip, self.projection_clip = brick.block.cell_clip, brick.block.projection_clip
+        record = brick.block.recurrent
+        assert record is not None
+        self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 
     def forward(self, x_SBD: Tensor, before: Tensor, here_SB: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the output at each position [S, B, D], and the last state [B, D + F]: output and cell state.
@@ -105,8 +102,7 @@ class RecurrentStack(nn.ModuleDict):
     def __init__(self, block: Block, size: Size, layers: range, *, dropout: float, memory: int | None = None) -> None:
         """`memory`: width of the stack that attention reads."""
         super().__init__()
-        check_recurrent(block)
-        _check_widths(block, size)
+        self.kind = check_recurrent(block, size).kind
         self.block, self.size, self.numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Indices of layers whose output is requested."""
@@ -114,7 +110,7 @@ class RecurrentStack(nn.ModuleDict):
         for number in layers:
             self[str(number)] = (
                 RecurrentLayer(block, size, number=number)
-                if block.recurrent == "lstm"
+                if self.kind == "lstm"
                 else LSTMLayer(block.at(number), size, memory=memory)
             )
 
@@ -132,10 +128,10 @@ class RecurrentStack(nn.ModuleDict):
         States start from the recurrence cache, or from zero. Padding does not change a state. `outputs` receives the
         outputs of the layers in `read`.
         """
-        if self.block.recurrent == "lstm-attentive":
+        if self.kind == "lstm-attentive":
             assert memory is not None
             return self._decode(x, mask, memory, memory_mask)
-        if self.block.recurrent == "lstm-both-ways":
+        if self.kind == "lstm-both-ways":
             return self._both_ways(x, mask, outputs)
         here_SB = None if mask.documents is None else mask.documents[0].t() > 0
         for number in self.numbers:
@@ -179,35 +175,28 @@ class RecurrentStack(nn.ModuleDict):
         return past.states[number][0] * (past.filled > 0)[:, None]
 
 
-def check_recurrent(block: Block) -> None:
-    """Raise `UserError` if a field has no meaning for recurrent layers."""
-    said = {name: getattr(block, name) for name in ("recurrent", *SAID.get(block.recurrent, ()))}
-    if block.recurrent not in SAID:
-        known = ", ".join(SAID)
-        raise UserError(f"Block.recurrent is {block.recurrent!r}, which no brick implements; use none, {known}.")
-    if block.recurrent == "lstm" and not block.causal:
+def check_recurrent(block: Block, size: Size) -> LSTMSpec:
+    """Return the record of recurrent layers. Raise `UserError` if a field has no meaning for them."""
+    record = block.recurrent
+    assert record is not None
+    if error := next(value_errors(block), None):
+        raise UserError(f"Block.{error}")
+    read = ("recurrent", *FIELDS[record.kind])
+    ignored = (name for name, value in vars(Block()).items() if name not in read and getattr(block, name) != value)
+    if name := next(ignored, None):
+        raise UserError(f"Block.{name} has no meaning for recurrent layers ({record.kind}): leave it out.")
+    if record.kind == "lstm" and not block.causal:
         raise UserError(
-            f"Block.recurrent is lstm, which sees no place after one: visibility {block.visibility} cannot be."
+            f"Block.visibility is {block.visibility}, but an LSTM attends to no later position: use causal."
         )
-    if block != change(Block(), **said):
-        other = next(
-            name for name in vars(block) if name not in said and getattr(block, name) != getattr(Block(), name)
-        )
+    if record.kind == "lstm-attentive" and (block.cross is None or not block.causal):
         raise UserError(
-            f"Block.{other} means nothing to recurrent layers (Block.recurrent is {block.recurrent}): leave it out."
+            "Block.recurrent is lstm-attentive, a decoder that attends to an encoder: set `cross` to the name of the "
+            "encoder, and `visibility` to causal."
         )
-    if block.recurrent == "lstm-attentive" and (block.cross is None or not block.causal):
+    directions = {"lstm-both-ways": 2, "lstm-attentive": 1}.get(record.kind)
+    if directions is not None and size.width != directions * size.ffn:
         raise UserError(
-            "Block.recurrent is lstm-attentive, a decoder that attends to an encoder: say which by `cross`, and "
-            "visibility causal."
+            f"width is {size.width}, but the output of {record.kind} is {directions} x {size.ffn} wide: change one."
         )
-
-
-def _check_widths(block: Block, size: Size) -> None:
-    """Raise `UserError` if the width differs from the cell outputs of LSTMs without projection."""
-    if (directions := {"lstm-both-ways": 2, "lstm-attentive": 1}.get(block.recurrent)) is None:
-        return
-    if size.width != directions * size.ffn:
-        raise UserError(
-            f"width is {size.width}, and {block.recurrent} gives {directions} x {size.ffn} numbers: change one."
-        )
+    return record

@@ -58,14 +58,14 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, brick: Brick, *, dropout: float) -> None:
         super().__init__()
-        block, size = brick.block, brick.size
+        record, size = brick.attention, brick.size
         self.key_width = size.key_width
         self.qkv, self.place, self.output = (Linear.of(brick.maps[name]) for name in ("qkv", "place", "output"))
-        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=block.attention_rate(dropout))
-        if block.relative_biases == "layer":
+        self.attend = Attend(causal=False, scale=score_scale(brick), dropout=record.dropout_rate(dropout))
+        if record.biases == "layer":
             for name in ("content_bias", "place_bias"):
                 self.add_module(name, HeadTable(size.key_width, size.heads))
-        if block.relative_segments:
+        if record.segments:
             self.segment_bias = HeadTable(size.key_width, size.heads)
             self.segment_table = HeadTable(2 * size.key_width, size.heads)
 

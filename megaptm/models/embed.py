@@ -91,7 +91,7 @@ class Embed(nn.Module):
                 self.add_module(f"{prefix}axial", AxialPositions(spec))
             if family.has_embedding_norm(name):
                 block = family.stacks[name]
-                self.add_module(f"{prefix}norm", Norm(spec.table_width(name), kind=block.norm, eps=block.norm_eps))
+                self.add_module(f"{prefix}norm", Norm(spec.table_width(name), block.norm))
             if family.stacks[name].query_stream:
                 self.add_module(f"{prefix}query", Embedding(1, width))
         if "segment" in family.inputs:

@@ -171,7 +171,7 @@ class MaskedHead(nn.Module):
             raise UserError(f"{spec.name}: the `mlm` head projects on the token table; set tied=True.")
         self.activation = _plain(spec, brick)
         self.transform = Linear.of(brick.maps["transform"])
-        self.norm = Norm(brick.table_width, kind=block.norm, eps=block.norm_eps)
+        self.norm = Norm(brick.table_width, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
 
@@ -241,8 +241,8 @@ class SpanBoundaryHead(nn.Module):
         self.activation = _plain(spec, brick)
         self.offset = Embedding(brick.offsets, brick.offset_width)
         self.first, self.second = (Linear.of(brick.maps[name]) for name in ("first", "second"))
-        self.first_norm = Norm(self.first.out_features, kind=block.norm, eps=block.norm_eps)
-        self.second_norm = Norm(self.second.out_features, kind=block.norm, eps=block.norm_eps)
+        self.first_norm = Norm(self.first.out_features, block.norm)
+        self.second_norm = Norm(self.second.out_features, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)
         self.project = token_loss(spec)
 
@@ -374,7 +374,7 @@ def _module(brick: HeadBrick) -> Callable[[ModelSpec, HeadBrick], nn.Module]:
 
 def _plain(spec: ModelSpec, brick: HeadBrick) -> Callable[[Tensor], Tensor]:
     """Return the activation of the last layer that a head reads."""
-    act = brick.block.at(brick.size.layers - 1).ffn
+    act = brick.block.at(brick.size.layers - 1).ffn.activation
     assert isinstance(act, str), "`at` a layer there is one word"
     if act in GATES:
         raise UserError(f"{spec.name}: the `{brick.name}` head has no gated form; use a plain ffn, not {act!r}.")

@@ -27,7 +27,7 @@ class _HiddenRegions(nn.Module):
         super().__init__()
         self.answers = brick.answers
         self.transform = Linear.of(brick.maps["transform"])
-        self.norm = Norm(brick.width, kind=brick.block.norm, eps=brick.block.norm_eps)
+        self.norm = Norm(brick.width, brick.block.norm)
 
     def _read(self, x: Tensor) -> Tensor:
         return self.norm(F.gelu(self.transform(x)))

@@ -31,7 +31,7 @@ class ImageRegions(nn.Module):
         block = spec.family.first_block
 
         def norm() -> Norm:
-            return Norm(features.outputs, kind=block.norm, eps=block.norm_eps)
+            return Norm(features.outputs, block.norm)
 
         each = region_norms(spec) > 1
         self.project, self.project_norm = Linear.of(features), norm() if each else None

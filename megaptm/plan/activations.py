@@ -64,7 +64,7 @@ def _scores(work: Workload, brick: Brick, queries: str, keys: str, recompute: st
         if recompute == "selective":
             return 0.0
         # Softmax, dropout mask and result of dropout: 5 bytes per score in bfloat16.
-        drops = brick.block.attention_rate(work.spec.dropout) > 0
+        drops = brick.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return pairs * size.heads * (2 * element + 1 if drops else element) / layout.tensor
     if brick.tiled(query_positions):
         return 0.0

@@ -148,7 +148,7 @@ def _attention(machine: Machine, work: Workload, brick: Brick, queries: str, key
     size, rows = work.spec.size_of(queries), work.layout.microbatch
     pairs = rows * size.heads / work.layout.tensor * brick.pairs(work.lengths[queries], work.lengths[keys])
     if work.software.attention == "materialized":
-        drops = brick.block.attention_rate(work.spec.dropout) > 0
+        drops = brick.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return _materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
     is_unmasked = not (work.has_mask or brick.masked(query_positions) or brick.tiled(query_positions))

@@ -38,9 +38,9 @@ def compatibility(spec: ModelSpec | WordSpec, tokenizer: str | None) -> dict[str
             "context": spec.context,
             "tasks": spec.family.tasks,
             "sharing": {
-                name: [*block.share, block.groups, block.cycle]
+                name: [*block.sharing.sublayers, block.sharing.groups, block.sharing.cycle]
                 for name, block in spec.family.stacks.items()
-                if block.share
+                if block.sharing.sublayers
             },
             # None if equal to the family's value, for compatibility with older runs, which could have no other.
             "pixel_mean": None if spec.pixels.mean == spec.family.pixel_mean else [*spec.pixels.mean],

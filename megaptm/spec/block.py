@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from math import lcm
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
+from megaptm.spec.attention import AttentionSpec, DisentangledSpec
 
 # arXiv:1910.10683, section 2.1: a learned score bias is a table of 32 distances by heads; all distances from 128 on
 # share the last bucket.
 BIAS_BUCKETS, BIAS_FARTHEST = 32, 128
-
-# Fields that may be tuples: layer i uses element i modulo the length.
-TURNS = ("attention", "ffn", "window", "dilation", "chunk")
-
-# Numeric field of a block -> the kinds of attention that read it.
-PATTERN_NUMBERS = {
-    "window": ("window",),
-    "dilation": ("window",),
-    "block": ("blocks",),
-    "random_blocks": ("blocks",),
-    "blocks_seed": ("blocks",),
-    "edge_blocks": ("blocks",),
-    "chunk": ("local", "lsh"),
-    "hashes": ("lsh",),
-    "hash_buckets": ("lsh",),
-}
 
 # Kinds of `position` that add a learned bias to the attention scores.
 SCORE_BIASES = ("t5-bias", "t5-bias-causal")
@@ -54,68 +44,89 @@ def visibility_of(word: str) -> Visibility:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NormSpec:
+    """Norms of a stack."""
+
+    kind: Literal["layer", "layer-no-shift", "layer-fixed", "rms"] = "layer"
+    """`layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
+    position: Literal["pre", "post", "parallel"] = "pre"
+    """`pre` (before each sub-layer, and after the last layer), `post` (after each residual sum) or `parallel` (one
+    before all sub-layers of a layer, whose outputs are summed; and after the last layer)."""
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class FFNSpec:
+    """Feed-forward of a stack."""
+
+    activation: str | tuple[str, ...] = "gelu"
+    """`gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`; or
+    `package.module:NAME`, a function of a tensor. A tuple: layer i uses element i modulo the length."""
+    bias: bool = True
+    """Whether projections have a bias."""
+    dropout: bool = False
+    """Dropout after the activation (T5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingSpec:
+    """Weights that layers share."""
+
+    sublayers: tuple[Literal["attention", "cross", "ffn"], ...] = ()
+    """Sub-layers whose weights, norms included, are shared between layers."""
+    groups: int = 1
+    """Number of groups of consecutive layers; weights are shared within a group."""
+    cycle: int = 1
+    """Number of distinct layers in a group, which repeat in order."""
+
+    def owner(self, layer: int, layers: int) -> int:
+        """Return the index of the layer that owns the shared weights of a layer, in a stack of `layers`."""
+        group = layer * self.groups // layers
+        first = -(-group * layers // self.groups)
+        return first + (layer - first) % self.cycle
+
+    def owners(self, layers: int) -> list[int]:
+        """Return the sorted indices of the layers that own shared weights."""
+        return sorted({self.owner(layer, layers) for layer in range(layers)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMSpec:
+    """Recurrent layers, which replace attention and feed-forward."""
+
+    kind: Literal["lstm", "lstm-both-ways", "lstm-attentive"]
+    """Kind of layer:
+
+    - `lstm`: LSTM with projection, and a residual connection from the second layer on (ELMo). Needs causal
+      `visibility`.
+    - `lstm-both-ways`: bidirectional LSTM (CoVe's encoder).
+    - `lstm-attentive`: LSTM with input feeding, which also reads the attention output of the previous position (CoVe's
+      decoder). Needs `cross`.
+    """
+    cell_clip: float = 3.0
+    """For `lstm`: largest absolute value of the cell state."""
+    projection_clip: float = 3.0
+    """For `lstm`: largest absolute value of the projected output."""
+    first_layer: bool = False
+    """Whether the record describes the first layer of a stack that reads the token table; set by `Block.at`."""
+
+    @property
+    def reads_table(self) -> bool:
+        """Whether the input width of the first layer is that of the token table instead of the stack's."""
+        return self.kind != "lstm"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block:
-    """Components of the layers of one stack. No field implies another.
+    """Components of the layers of one stack. No field implies another."""
 
-    `attention`, `ffn`, `window`, `dilation` and `chunk` may be tuples: layer i uses element i modulo the length.
-    """
-
-    visibility: str = "full"
+    visibility: Literal["full", "causal", "ordered"] = "full"
     """Attention mask within a document: `full`, `causal`, or `ordered` (by the batch's field `order`)."""
-    attention: str | tuple[str, ...] = "dot"
-    """Kind of attention:
-
-    - `dot`: scaled dot product.
-    - `banded`: dot product of positions less than `Size.band` apart.
-    - `disentangled`: content and distance, with a distance table that the stack shares (DeBERTa).
-    - `relative`: content and distance, with sinusoids and a recurrence cache (Transformer-XL).
-    - `window`: nearby positions, and those that the batch's field `global_tokens` marks, which have projections of
-      their own (Longformer).
-    - `blocks`: neighboring, random, first and last blocks (BigBird).
-    - `local`: the chunk of the query and the chunk before it.
-    - `lsh`: `local` after sorting positions by hashes of shared queries and keys (Reformer).
-    - `package.module:NAME`: a custom pattern (`bricks.custom_pattern.CustomPattern`).
-    """
-    window: int | tuple[int, ...] = 512
-    """For `window`: number of attended positions besides the query's own. Half of them are on each side; with causal
-    `visibility` all are before it."""
-    dilation: int | tuple[int, ...] = 1
-    """For `window`: step between attended positions."""
-    block: int = 64
-    """For `blocks`: positions per block."""
-    random_blocks: int = 3
-    """For `blocks`: number of random blocks that each block attends to; sampled for each layer and head."""
-    blocks_seed: int = 0
-    """For `blocks`: seed of the random blocks, besides layer and head. Part of the model: evaluation must use
-    the blocks of training."""
-    edge_blocks: bool = True
-    """For `blocks`: whether the first and last block are global (BigBird-ITC). If false, only the positions that the
-    batch's field `global_tokens` marks are global (BigBird-ETC)."""
-    chunk: int | tuple[int, ...] = 64
-    """For `local` and `lsh`: positions per chunk."""
-    hashes: int = 1
-    """For `lsh`: number of hash rounds, each with its own random rotations."""
-    hash_buckets: int | tuple[int, ...] = 64
-    """For `lsh`: number of hash buckets; a tuple of factors for a factorized hash."""
-    distances: int = 512
-    """For `disentangled`: largest distance to each side."""
-    distance_buckets: int | None = None
-    """For `disentangled`: distance buckets to each side, logarithmic for large distances. None: one per distance."""
-    distance_norm: bool = False
-    """For `disentangled`: whether the distance table is normalized (DeBERTa-v2)."""
-    distance_maps: str = "own"
-    """For `disentangled`: projections of the distance table: its `own`, or those of the `tokens`."""
-    relative_biases: str = "stack"
-    """For `relative`: owner of the query biases u and v: the `stack` (Transformer-XL) or each `layer` (XLNet)."""
-    relative_segments: bool = False
-    """For `relative`: whether scores also encode if query and key share a segment (XLNet, arXiv:1906.08237, 2.5)."""
-    query_stream: bool = False
-    """Whether a query stream runs beside the content stream: one query for each target position, which attends to the
-    positions before it in the factorization order, itself excluded (XLNet, arXiv:1906.08237, 2.3)."""
-    remembers: str = "row"
-    """For `relative`: part of a sequence that enters the recurrence cache: the whole `row`, or its first `half` (XLNet,
-    whose sequences overlap by half)."""
-    position: str = "none"
+    attention: AttentionSpec | tuple[AttentionSpec, ...] = field(default=AttentionSpec())
+    """Kind of attention. A tuple: layer i uses element i modulo the length."""
+    cross: str | None = None
+    """Name of the earlier stack that cross-attention reads. None: no cross-attention."""
+    position: Literal["none", "learned", "sinusoid", "axial", "t5-bias", "t5-bias-causal", "rope"] = "none"
     """Kind of position encoding:
 
     - `learned`: a table at the input.
@@ -128,60 +139,23 @@ class Block:
     """
     rope_base: float = 10_000.0
     """For `rope`: base of the wavelengths; the longest is about 2 pi times the base, in positions."""
-    norm: str = "layer"
-    """Kind of norm: `layer` (LayerNorm), `layer-no-shift` (no bias), `layer-fixed` (no weight and no bias) or `rms`."""
-    norm_place: str = "pre"
-    """Position of the norms: `pre` (before each sub-layer, and after the last layer), `post` (after each residual sum)
-    or `parallel` (one before all sub-layers of a layer, whose outputs are summed; and after the last layer)."""
-    norm_eps: float = 1e-5
-    residual: str = "sum"
+    norm: NormSpec = field(default=NormSpec())
+    ffn: FFNSpec = field(default=FFNSpec())
+    residual: Literal["sum", "reversible"] = "sum"
     """Residual connection: `sum`, or `reversible` (two residual streams; the inputs of a layer are recomputed from its
     outputs, so no activations are saved: arXiv:2001.04451, section 3). The output of a reversible stack is both
     streams, concatenated along the width."""
-    ffn: str | tuple[str, ...] = "gelu"
-    """Activation: `gelu` (exact), `gelu-tanh`, `quick-gelu` (CLIP), `relu`; gated: `geglu` (tanh-GELU gate), `swiglu`;
-    or `package.module:NAME`, a function of a tensor."""
-    attention_bias: bool | str = True
-    """Whether attention projections have a bias; `no-keys`: all but the key projection (DeBERTa)."""
-    ffn_bias: bool = True
-    """Whether feed-forward projections have a bias."""
-    scale: str = "sqrt"
-    """Divisor of the scores: square root of the head width (`sqrt`), of three times the head width (`sqrt-3`, DeBERTa:
-    scores are sums of three products), or 1 (`none`, T5)."""
-    cross: str | None = None
-    """Name of the earlier stack that cross-attention reads. None: no cross-attention."""
-    attention_dropout: bool | float = True
-    """Whether the model's dropout also applies to attention weights (not in the original Transformer), or a rate."""
-    ffn_dropout: bool = False
-    """Dropout after the activation of the feed-forward (T5)."""
-    final_dropout: bool = False
-    """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
-    recurrent: str = "none"
-    """Recurrent layer that replaces attention and feed-forward:
-
-    - `none`.
-    - `lstm`: LSTM with projection, and a residual connection from the second layer on (ELMo). Needs causal
-      `visibility`.
-    - `lstm-both-ways`: bidirectional LSTM (CoVe's encoder).
-    - `lstm-attentive`: LSTM with input feeding, which also reads the attention output of the previous position (CoVe's
-      decoder). Needs `cross`.
-    """
-    cell_clip: float = 3.0
-    """For `lstm`: largest absolute value of the cell state."""
-    projection_clip: float = 3.0
-    """For `lstm`: largest absolute value of the projected output."""
+    recurrent: LSTMSpec | None = None
+    """Recurrent layers instead of attention and feed-forward."""
     convolution: bool = False
     """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
-    last_layer: str = "once"
+    last_layer: Literal["once", "mask-decoder"] = "once"
     """How the last layer runs: `once`, or as DeBERTa's enhanced `mask-decoder`: twice on the output of the layer before
     it, with queries that start from that output plus a position table. Used in pre-training only: a text is encoded
     with `once`."""
-    share: tuple[str, ...] = ()
-    """Sub-layers (`attention`, `cross`, `ffn`) whose weights, norms included, are shared between layers."""
-    groups: int = 1
-    """Number of groups of consecutive layers; weights are shared within a group."""
-    cycle: int = 1
-    """Number of distinct layers in a group, which repeat in order."""
+    final_dropout: bool = False
+    """Dropout after the last layer and its final norm, if any (T5, Transformer-XL)."""
+    sharing: SharingSpec = field(default=SharingSpec())
 
     @property
     def causal(self) -> bool:
@@ -191,43 +165,35 @@ class Block:
     def ordered(self) -> bool:
         return visibility_of(self.visibility).ordered
 
-    def at(self, layer: int) -> Block:
-        """Return the block of one layer, with one element of each tuple."""
-        turns: dict[str, Any] = {
-            name: words[layer % len(words)] for name in TURNS if isinstance(words := getattr(self, name), tuple)
-        }
-        if layer == 0 and self.reads_table:
-            turns["recurrent"] = f"{self.recurrent}-first"
-        return replace(self, **turns) if turns else self
+    @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Kinds of attention that layers use in turn."""
+        return (self.attention,) if isinstance(self.attention, AttentionSpec) else self.attention
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """Return the distinct kinds of attention of the stack."""
-        return tuple(dict.fromkeys((self.attention,) if isinstance(self.attention, str) else self.attention))
+    def kinds(self) -> tuple[str, ...]:
+        """Names of the distinct kinds of attention of the stack."""
+        return tuple(dict.fromkeys(record.kind for record in self.attentions))
 
-    def owner(self, layer: int, layers: int) -> int:
-        """Return the index of the layer that owns the shared weights of a layer, in a stack of `layers`."""
-        group = layer * self.groups // layers
-        first = -(-group * layers // self.groups)
-        return first + (layer - first) % self.cycle
+    def attention_at(self, layer: int) -> AttentionSpec:
+        """Return the kind of attention of one layer."""
+        return self.attentions[layer % len(self.attentions)]
 
-    def owners(self, layers: int) -> list[int]:
-        """Return the sorted indices of the layers that own shared weights."""
-        return sorted({self.owner(layer, layers) for layer in range(layers)})
-
-    def attention_rate(self, dropout: float) -> float:
-        """Return the dropout rate of attention weights in a model with rate `dropout`."""
-        return self.attention_dropout * dropout if isinstance(self.attention_dropout, bool) else self.attention_dropout
+    def at(self, layer: int) -> Block:
+        """Return the block of one layer, with one kind of attention and one activation."""
+        changes: dict[str, Any] = {}
+        if isinstance(self.attention, tuple):
+            changes["attention"] = self.attention_at(layer)
+        if isinstance(activation := self.ffn.activation, tuple):
+            changes["ffn"] = replace(self.ffn, activation=activation[layer % len(activation)])
+        if layer == 0 and self.recurrent is not None and self.recurrent.reads_table:
+            changes["recurrent"] = replace(self.recurrent, first_layer=True)
+        return replace(self, **changes) if changes else self
 
     @property
     def is_recurrent(self) -> bool:
         """Whether the layers are recurrent (LSTM)."""
-        return self.recurrent != "none"
-
-    @property
-    def reads_table(self) -> bool:
-        """Whether the input width of the first layer is that of the token table instead of the stack's."""
-        return self.recurrent in ("lstm-both-ways", "lstm-attentive")
+        return self.recurrent is not None
 
     @property
     def reversible(self) -> bool:
@@ -242,16 +208,88 @@ class Block:
     @property
     def distance_rows(self) -> int:
         """Number of rows of the distance table; 0 if there is none."""
-        if "disentangled" not in self.words:
-            return 0
-        return 2 * (self.distances if self.distance_buckets is None else self.distance_buckets)
+        return next((record.table_rows for record in self.attentions if isinstance(record, DisentangledSpec)), 0)
 
     @property
     def relative(self) -> bool:
         """Whether all layers use `relative` attention."""
-        return self.attention == "relative"
+        return self.kinds == ("relative",)
+
+    @property
+    def query_stream(self) -> bool:
+        """Whether a query stream runs beside the content stream (XLNet)."""
+        return any(getattr(record, "query_stream", False) for record in self.attentions)
+
+    @property
+    def segment_scores(self) -> bool:
+        """Whether attention scores encode if query and key share a segment (XLNet)."""
+        return any(getattr(record, "segments", False) for record in self.attentions)
 
     @property
     def score_bias(self) -> bool:
         """Whether the stack has a learned bias table for attention scores."""
         return self.position in SCORE_BIASES
+
+
+def with_attention_options(block: Block, options: Mapping[str, Any]) -> Block:
+    """Return the block with options of its kinds of attention: field -> value, or values that layers use in turn.
+
+    An option applies to the kinds that have it. Raises `ValidationError` for an invalid value.
+    """
+    for name, value in options.items():
+        having = [record for record in block.attentions if name in record.options]
+        if not having:
+            continue
+        values = _in_turn(having[0], name, value)
+        records = block.attentions
+        changed = tuple(
+            replace(record, **{name: values[turn % len(values)]}) if name in record.options else record
+            for turn in range(lcm(len(records), len(values)))
+            for record in [records[turn % len(records)]]
+        )
+        block = replace(block, attention=changed[0] if len(set(changed)) == 1 else changed)
+    return block
+
+
+def attention_options(block: Block) -> dict[str, Any]:
+    """Return the options of a block's kinds of attention, as `with_attention_options` reads them."""
+    options: dict[str, Any] = {}
+    for name in dict.fromkeys(name for record in block.attentions for name in record.options):
+        having = [getattr(record, name) for record in block.attentions if name in record.options]
+        values = tuple(getattr(record, name, having[0]) for record in block.attentions)
+        options[name] = having[0] if len(set(having)) == 1 else values
+    return options
+
+
+def _in_turn(record: AttentionSpec, name: str, value: Any) -> tuple[Any, ...]:
+    """Return the values of an option that layers use in turn; one if the value is valid for all layers."""
+    adapter = _adapters(record.__class__)[name]  # type: ignore[arg-type]
+    value = tuple(value) if isinstance(value, list) else value
+    try:
+        return (adapter.validate_python(value, strict=True),)
+    except ValidationError:
+        if not isinstance(value, tuple) or not value:
+            raise
+    return tuple(adapter.validate_python(element, strict=True) for element in value)
+
+
+@cache
+def _adapters(kind: Any) -> dict[str, TypeAdapter[Any]]:
+    """Return field -> validator of its values."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {entry.name: TypeAdapter(hints[entry.name]) for entry in fields(kind)}
+
+
+def value_errors(record: Any, prefix: str = "") -> Iterator[str]:
+    """Yield an error message for each field of a block, or of a record in it, that has an unknown value."""
+    for name, adapter in _adapters(record.__class__).items():
+        value = getattr(record, name)
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            yield f"{prefix}{name} is {value!r}: {problem[:1].lower()}{problem[1:]}."
+            continue
+        for nested in value if isinstance(value, tuple) else (value,):
+            if isinstance(nested, AttentionSpec | NormSpec | FFNSpec | SharingSpec | LSTMSpec):
+                yield from value_errors(nested, f"{prefix}{name}.")

@@ -216,5 +216,18 @@ Table = TypeVar("Table", Family, Block, Size)
 
 
 def change(table: Table, **differences: Any) -> Table:
-    """Return a table with a few fields changed. A family is written as a difference from its neighbor."""
-    return replace(table, **differences)
+    """Return a table with a few fields changed. A family is written as a difference from its neighbor.
+
+    A mapping changes fields of a nested record, or of all records of a tuple: `change(block, norm={"eps": 1e-12})`.
+    """
+    return replace(table, **{name: _changed(getattr(table, name), value) for name, value in differences.items()})
+
+
+def _changed(value: Any, difference: Any) -> Any:
+    if not isinstance(difference, Mapping) or isinstance(value, Mapping):
+        return difference
+    return (
+        tuple(replace(record, **difference) for record in value)
+        if isinstance(value, tuple)
+        else replace(value, **difference)
+    )

@@ -44,49 +44,53 @@ def test_published_size_with_another_number_of_layers():
 def test_weight_sharing():
     bert = load(CONFIGS / "bert" / "base.yaml", ["model.share=[attention, ffn]", "model.groups=3", "model.cycle=2"])
     block = resolve_model(bert).family.last_block
-    assert block.owners(12) == [0, 1, 4, 5, 8, 9]
-    assert (block.share, block.norm_place) == (("attention", "ffn"), "post")
+    assert block.sharing.owners(12) == [0, 1, 4, 5, 8, 9]
+    assert (block.sharing.sublayers, block.norm.position) == (("attention", "ffn"), "post")
     apart = resolve_model(load(CONFIGS / "albert" / "base.yaml", ["model.share=[]"])).family.last_block
-    assert (apart.share, apart.ffn) == ((), "gelu-tanh")
+    assert (apart.sharing.sublayers, apart.ffn.activation) == ((), "gelu-tanh")
 
 
 @pytest.mark.parametrize(
     ("overrides", "rate"),
     [
         ([], 0.1),
-        (["model.attention_dropout=true"], 0.1),
-        (["model.attention_dropout=false"], 0.0),
-        (["model.attention_dropout=0.3"], 0.3),
-        (["model.attention_dropout=0.0"], 0.0),
+        (["model.attention.dropout=true"], 0.1),
+        (["model.attention.dropout=false"], 0.0),
+        (["model.attention.dropout=0.3"], 0.3),
+        (["model.attention.dropout=0.0"], 0.0),
     ],
 )
 def test_attention_dropout(overrides, rate):
     spec = resolve_model(with_resolved_model(load("bert/base", overrides)))
     assert spec.dropout == 0.1
-    assert spec.family.last_block.attention_rate(spec.dropout) == rate
+    assert spec.family.last_block.attentions[0].dropout_rate(spec.dropout) == rate
 
 
 def test_attention_dropout_must_be_below_1():
-    with pytest.raises(UserError, match="attention_dropout"):
-        load("bert/base", ["model.attention_dropout=1.5"])
+    with pytest.raises(UserError, match=r"attention\.dropout"):
+        load("bert/base", ["model.attention.dropout=1.5"])
 
 
 def test_saved_config_keeps_weight_sharing_when_the_family_changes(monkeypatch):
     written = with_resolved_model(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
     assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)
     albert = CATALOGUE["albert"]
-    apart = change(albert, stacks={"encoder": change(albert.last_block, share=(), groups=3, cycle=4)})
+    apart = change(
+        albert, stacks={"encoder": change(albert.last_block, sharing={"sublayers": (), "groups": 3, "cycle": 4})}
+    )
     monkeypatch.setitem(FAMILIES, "albert", apart)
-    assert resolve_model(Config.model_validate_json(written.model_dump_json())).family.last_block.owners(12) == [0, 6]
+    assert resolve_model(Config.model_validate_json(written.model_dump_json())).family.last_block.sharing.owners(
+        12
+    ) == [0, 6]
 
 
 def test_sharing_that_differs_between_stacks_is_not_saved(monkeypatch):
     t5 = CATALOGUE["t5"]
-    stacks = t5.stacks | {"decoder": change(t5.last_block, share=("ffn",))}
+    stacks = t5.stacks | {"decoder": change(t5.last_block, sharing={"sublayers": ("ffn",)})}
     monkeypatch.setitem(FAMILIES, "t5", change(t5, stacks=stacks))
     written = load(CONFIGS / "t5" / "tiny.yaml")
     assert (written.model.share, written.model.groups) == (None, 1)
-    assert {name: block.share for name, block in resolve_model(written).family.stacks.items()} == {
+    assert {name: block.sharing.sublayers for name, block in resolve_model(written).family.stacks.items()} == {
         "encoder": (),
         "decoder": ("ffn",),
     }

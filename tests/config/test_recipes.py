@@ -54,7 +54,7 @@ def loaded(name: str) -> Config:
 def value_of(config: Any, key: str) -> Any:
     """Return the value of a dotted key, with lists for tuples as in YAML."""
     for name in key.split("."):
-        config = getattr(config, name)
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
     return [*config] if isinstance(config, tuple) else config
 
 
@@ -148,7 +148,7 @@ def test_reformer_learning_rate(step: int) -> None:
 def test_reformer_layers() -> None:
     """arXiv:2001.04451, section 5."""
     block = resolve_model(loaded("reformer/enwik8")).family.last_block
-    layers = [(block.at(layer).attention, block.at(layer).chunk) for layer in range(4)]
+    layers = [(block.attention_at(layer).kind, block.attention_at(layer).chunk_length) for layer in range(4)]
     assert layers == [("local", 128), ("local", 128), ("lsh", 256), ("local", 128)]
 
 
@@ -302,7 +302,7 @@ def test_led_is_trained_as_longformer(size: str) -> None:
     """arXiv:2004.05150, sections 5 and 7."""
     config, spec = loaded(f"led/{size}"), resolve_model(loaded(f"led/{size}"))
     assert config.optimizer == loaded(f"longformer/{size}").optimizer
-    assert spec.family.first_block.window == 1024
+    assert spec.family.first_block.attention.window == 1024
     assert spec.context_of("decoder") == 1024
 
 
@@ -326,10 +326,8 @@ def test_elmo_epochs(size: str) -> None:
 
 
 def test_pattern_key_of_another_pattern_is_rejected() -> None:
-    with pytest.raises(
-        UserError, match=r"model\.window \(64\) is not used by bigbird/base, which has no window attention"
-    ):
-        load("bigbird/base", ["model.window=64"])
+    with pytest.raises(UserError, match=r"model\.attention\.window is no option of the attention of bigbird/base"):
+        load("bigbird/base", ["model.attention.window=64"])
 
 
 def test_distilbert_epochs_and_warmup() -> None:

@@ -22,11 +22,11 @@ from tests.parity.reference import labels_everywhere, reference_of
 BLOCK, DRAWN, LENGTH = 4, 1, 64
 
 
-def long_model(**words: Any) -> Model:
+def long_model(**options: Any) -> Model:
     """A tiny one with as many positions."""
     tiny = tiny_model("bigbird")
     family = tiny.spec.family
-    block = change(family.last_block, block=BLOCK, random_blocks=DRAWN, **words)
+    block = change(family.last_block, attention={"block_size": BLOCK, "num_random_blocks": DRAWN, **options})
     model = build_model(replace(tiny.spec, context=LENGTH, family=change(family, stacks={"encoder": block})))
     torch.manual_seed(2)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_logits_and_every_gradient_with_the_same_blocks() -> None:
 
 def test_a_seed_draws_other_blocks() -> None:
     batch = tiny_batch("bigbird", sequence=LENGTH)
-    one, other = long_model(), long_model(blocks_seed=5)
+    one, other = long_model(), long_model(seed=5)
     assert [layer.attention.attend.pattern.seed for name, layer in other.encoder.items() if name.isdigit()] == [5, 5]
     with torch.no_grad():
         assert (one.logits(batch)["mlm"] - other.logits(batch)["mlm"]).abs().max() > 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_the_token_table_is_padded_the_same_on_every_layout() -> None:
     assert published(BERT, "base").padded_vocabulary == 30_592
 
 
-def with_word(**words: str) -> dict:
+def with_word(**words: Any) -> dict:
     """A GPT-2 that has another word in a slot."""
     return {"stacks": {"decoder": change(GPT2.last_block, **words)}}
 
@@ -44,15 +45,15 @@ def with_word(**words: str) -> dict:
 @pytest.mark.parametrize(
     ("differences", "said"),
     [
-        (with_word(attention="linear"), r"Block.attention is 'linear'.*dot"),
-        (with_word(visibility="backwards"), r"Block.visibility is 'backwards'.*full, causal"),
-        (with_word(norm_place="sandwich"), "Block.norm_place is 'sandwich'"),
-        (with_word(ffn="relu2"), "Block.ffn is 'relu2'"),
+        (with_word(attention="linear"), r"Block.attention is 'linear'.*AttentionSpec"),
+        (with_word(visibility="backwards"), r"Block.visibility is 'backwards'.*'full', 'causal'"),
+        (with_word(norm={"position": "sandwich"}), "Block.norm.position is 'sandwich'"),
+        (with_word(ffn={"activation": "relu2"}), "Block.ffn.activation is 'relu2'"),
         (with_word(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
         ({"inputs": ("token", "rotary")}, r"inputs \['rotary'\] are unknown"),
         ({"logit_scale": "half"}, "logit_scale is 'half'"),
-        ({"heads": ("mlm",), **with_word(ffn="swiglu")}, "no gated form"),
+        ({"heads": ("mlm",), **with_word(ffn={"activation": "swiglu"})}, "no gated form"),
         ({"heads": ("mlm",), "tied": False}, "set tied=True"),
     ],
 )

@@ -69,7 +69,7 @@ def test_each_layer_has_its_window() -> None:
 
 def test_published_windows_are_those_of_the_paper() -> None:
     block = published(CATALOGUE["longformer"], "base").family.last_block
-    assert (block.window, block.dilation) == (512, 1)
+    assert (block.attention.window, block.attention.dilation) == (512, 1)
 
 
 @pytest.mark.parametrize("marked", [True, False])

@@ -24,7 +24,7 @@ from megaptm.layers.draws import Again
 from megaptm.layers.lsh import HashedAttend, rotations
 from megaptm.layers.reversible import LayerInputs
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import change
+from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import drawing_ours
 from tests.layouts.cases import train_and_save
 from tests.models.tiny import tiny_batch, tiny_spec
@@ -32,13 +32,13 @@ from tests.parity.reference import reference_of
 from tests.ranks import run_ranks
 
 LENGTH = 48
-WORDS: dict[str, Any] = {"chunk": (4, 4, 8, 4), "hashes": 3, "hash_buckets": (2, 4)}
+OPTIONS: dict[str, Any] = {"chunk_length": (4, 4, 8, 4), "num_hashes": 3, "num_buckets": (2, 4)}
 
 
-def sharp(*, layers: int = 4, dropout: float = 0.0, context: int = LENGTH, **words: Any) -> Model:
+def sharp(*, layers: int = 4, dropout: float = 0.0, context: int = LENGTH, **options: Any) -> Model:
     """A tiny one whose rows are many chunks, with weights so large that what is seen matters."""
     tiny = tiny_spec("reformer", layers=layers, dropout=dropout)
-    stacks = {"decoder": change(tiny.family.last_block, **WORDS | words)}
+    stacks = {"decoder": with_attention_options(tiny.family.last_block, OPTIONS | options)}
     model = build_model(replace(tiny, context=context, family=change(tiny.family, stacks=stacks)))
     fill(model, seed=7)
     torch.manual_seed(2)
@@ -73,7 +73,7 @@ def test_logits_and_every_gradient_with_the_same_rotations() -> None:
 
 
 def test_one_chunk_is_full_attention_of_queries_that_are_keys() -> None:
-    attend = sharp(chunk=64).decoder["2"].attention.attend
+    attend = sharp(chunk_length=64).decoder["2"].attention.attend
     q, v = torch.randn(2, 20, 3, 4, 8).unbind()
     assert attend.buckets(q) is None
     scores = torch.einsum("sbhk,tbhk->bhst", q, F.normalize(q, dim=-1))
@@ -236,11 +236,17 @@ def test_it_learns() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"hash_buckets": (4, 3)}, r"Block\.hash_buckets has 3"),
-        ({"norm_place": "post"}, r"Block\.residual is reversible, but Block\.norm_place is post"),
-        ({"share": ("ffn",)}, r"Block\.residual is reversible, but Block\.share"),
+        ({"norm": {"position": "post"}}, r"Block\.norm\.position is post, which reversible layers do not support"),
+        ({"sharing": {"sublayers": ("ffn",)}}, r"Block\.sharing\.sublayers is .* reversible layers do not support"),
     ],
 )
-def test_words_that_do_not_go_together_are_refused(words: dict[str, Any], why: str) -> None:
+def test_reversible_layers_refuse_unsupported_fields(words: dict[str, Any], why: str) -> None:
+    tiny = tiny_spec("reformer")
+    family = change(tiny.family, stacks={"decoder": change(tiny.family.last_block, **words)})
     with pytest.raises(UserError, match=why):
-        sharp(**words)
+        build_model(replace(tiny, family=family))
+
+
+def test_odd_number_of_hash_buckets_is_refused() -> None:
+    with pytest.raises(UserError, match=r"Block\.attention\.num_buckets \(3\) must be even"):
+        sharp(num_buckets=(4, 3))

@@ -196,16 +196,18 @@ def test_a_tokenizer_too_big_for_the_model_is_refused(tmp_path: Path) -> None:
 def test_a_pattern_that_theirs_has_not_is_refused(family: str, words: dict[str, Any]) -> None:
     """Its weights would fit, and say something else."""
     table = CATALOGUE[family]
-    other = change(table, stacks={"encoder": change(table.last_block, **words)})
+    other = change(table, stacks={"encoder": change(table.last_block, attention=words)})
     [name] = words
-    with pytest.raises(UserError, match=rf"model\.{name} is .* but .* cannot be exported"):
+    with pytest.raises(UserError, match=rf"model\.attention\.{name} is .* but .* cannot be exported"):
         find_counterpart(published(other, "base"))
     assert find_counterpart(published(table, "base"))
 
 
 def test_a_model_that_computes_something_else_is_refused() -> None:
     with pytest.raises(UserError, match="no counterpart"):
-        find_counterpart(published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn="swiglu")}), "small"))
+        find_counterpart(
+            published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn={"activation": "swiglu"})}), "small")
+        )
     with pytest.raises(UserError, match="24 x 128 is not 2048"):
         find_counterpart(published(CATALOGUE["gpt3"], "xl-literal"))
     spec = tiny_spec("gpt1")
@@ -271,10 +273,10 @@ def test_attention_may_have_a_dropout_of_its_own(family: str) -> None:
     theirs = "attn_pdrop" if family.startswith("gpt") else "attention_probs_dropout_prob"
     assert config[theirs] == 0.1
     again = describe_config(config)[1]
-    assert again.family.first_block.attention_dropout is True
+    assert again.family.first_block.attentions[0].dropout is True
     for rate in (0.0, 0.25):
         found = describe_config(config | {theirs: rate})[1]
-        assert (found.dropout, found.family.first_block.attention_dropout) == (0.1, rate)
+        assert (found.dropout, found.family.first_block.attentions[0].dropout) == (0.1, rate)
         assert hugging_face_config(found).to_dict() == config | {theirs: rate}
 
 

@@ -25,6 +25,7 @@ from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model, fill
 from megaptm.run.compatibility import compatibility, refuse_another
+from megaptm.spec import WindowSpec
 from megaptm.tokenizers import train
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
@@ -114,11 +115,11 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
 
 def test_a_small_encoder_of_long_texts_begins_with_a_small_bart(bart: Path, tmp_path: Path) -> None:
     """As many places as said, BART's 24 in turn, and any window: with which a config of its own goes on."""
-    words = ["model.family=led", "model.context=60", "model.window=[8, 4]"]
+    words = ["model.family=led", "model.context=60", "model.attention.window=[8, 4]"]
     run_command(imports, "hf", bart, tmp_path / "run", *words)
     begun, whole = megaptm.load(tmp_path / "run"), from_hugging_face(bart)
     assert (begun.spec.context, begun.spec.context_of("decoder")) == (60, 24)
-    assert begun.spec.family.first_block.window == (8, 4)
+    assert begun.spec.family.first_block.attentions == (WindowSpec(window=8), WindowSpec(window=4))
     places = begun.model.embed.position.weight
     assert places.equal(whole.weights["embed.position.weight"][2 + torch.arange(60) % 24])
 
@@ -126,13 +127,13 @@ def test_a_small_encoder_of_long_texts_begins_with_a_small_bart(bart: Path, tmp_
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["model.family=led", "model.window=7"], r"model.window \(7\) must be even"),
+        (["model.family=led", "model.attention.window=7"], r"model.attention.window \(7\) must be even"),
         (
             ["model.family=led", "model.context=0"],
             "model.context=0 must be a positive integer: give the number of positions",
         ),
-        (["model.family=led", "model.block=4"], "model.block=4: the model is that of"),
-        (["model.window=8"], "model.window=8: the model is that of"),
+        (["model.family=led", "model.attention.block_size=4"], "model.attention.block_size=4: the model is that of"),
+        (["model.attention.window=8"], "model.attention.window=8: the model is that of"),
         (
             ["model.context=60"],
             r"model.context \(60\): a bart has the places of its files; only those of images, and of",

@@ -14,7 +14,7 @@ from megaptm.bricks.pattern import SlidingWindow
 from megaptm.layers import attention
 from megaptm.layers.attention import CrossAttention, SelfAttention
 from megaptm.layers.mask import Mask
-from megaptm.spec import Block, Size
+from megaptm.spec import AttentionSpec, Block, Size
 
 WIDTH, HEADS, KEY = 24, 4, 8
 
@@ -80,7 +80,7 @@ def test_a_slice_of_rows_is_whole_heads() -> None:
 
 
 def test_cross_attention_reads_queries_here_and_values_there() -> None:
-    module = CrossAttention(brick("cross", attention_bias=False), dropout=0.0)
+    module = CrossAttention(brick("cross", attention=AttentionSpec(bias=False)), dropout=0.0)
     filled(module)
     x, memory = torch.randn(3, 2, WIDTH), torch.randn(7, 2, WIDTH)
     rows = torch.arange(HEADS * 2 * KEY).view(HEADS, 2, KEY)
@@ -90,7 +90,7 @@ def test_cross_attention_reads_queries_here_and_values_there() -> None:
 
 
 def test_attention_drops_weights_in_training_only() -> None:
-    module = SelfAttention(brick("attention", visibility="causal", scale="none"), dropout=0.5)
+    module = SelfAttention(brick("attention", visibility="causal", attention=AttentionSpec(scale="none")), dropout=0.5)
     filled(module)
     x = torch.randn(6, 2, WIDTH)
     assert module(x, None).equal(module(x, None))

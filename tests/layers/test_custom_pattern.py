@@ -23,7 +23,7 @@ from megaptm.bricks.kernels import AttentionWork, ComputeDevice, choose
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.layer import Stack
-from megaptm.spec import Block, Size
+from megaptm.spec import AttentionSpec, Block, PatternSpec, Size
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES
 from tests.models.strided import CROSS, NEAR_OR_FIRST, every_third, near_or_first
@@ -35,7 +35,7 @@ GPU = ComputeDevice("cuda", ALL_PACKAGES)
 
 def test_it_costs_the_pairs_of_its_blocks() -> None:
     """Blocks of two: each its own, its neighbors and the first, of 32."""
-    brick = brick_of("attention", WORD, Block(attention=WORD), SIZE)
+    brick = brick_of("attention", "pattern", Block(attention=PatternSpec(pattern=WORD)), SIZE)
     blocks = 2 + 3 + 29 * 4 + 3
     assert brick.pairs(64, 64) == 4 * blocks
     assert brick.tiled(64)
@@ -56,7 +56,10 @@ def test_the_example_of_the_page_is_one_with_a_family(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
     exec(compile(example, "docs/configs.md", "exec"), vars(module))
     spec = resolve_model(load("gpt2/tiny", ["model.family=mine:SPARSE"]))
-    assert (spec.name, spec.family.last_block.attention) == ("sparse", ("mine:SINKS", "dot"))
+    assert (spec.name, spec.family.last_block.attention) == (
+        "sparse",
+        (PatternSpec(pattern="mine:SINKS"), AttentionSpec()),
+    )
     assert load_pattern("mine:SINKS").pairs(256) == (1 + 2 + 3 + 3) * 64 * 64
 
 

@@ -18,7 +18,7 @@ from megaptm.layers.lsh import HashedAttend
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
 from megaptm.models import build_model
-from megaptm.spec import Block, Size, change
+from megaptm.spec import Block, FFNSpec, NormSpec, Size, change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec
 
 
@@ -38,7 +38,7 @@ def filled(module: nn.Module) -> None:
 
 
 def test_rms_norm_divides_by_the_root_mean_square() -> None:
-    norm, x = Norm(16, kind="rms", eps=1e-6), torch.randn(5, 16)
+    norm, x = Norm(16, NormSpec(kind="rms", eps=1e-6)), torch.randn(5, 16)
     filled(norm)
     expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight
     torch.testing.assert_close(norm(x), expected)
@@ -47,7 +47,7 @@ def test_rms_norm_divides_by_the_root_mean_square() -> None:
 
 @pytest.mark.parametrize("where", ["pre", "post"])
 def test_norms_stand_where_the_block_says(where: str) -> None:
-    layer, x = Layer(Block(norm_place=where), SIZE, dropout=0.0), torch.randn(4, 2, 16)
+    layer, x = Layer(Block(norm=NormSpec(position=where)), SIZE, dropout=0.0), torch.randn(4, 2, 16)
     filled(layer)
     if where == "pre":
         y = x + layer.attention(layer.attention_norm(x), None)
@@ -61,7 +61,7 @@ def test_norms_stand_where_the_block_says(where: str) -> None:
 @pytest.mark.parametrize(("kind", "gate"), [("swiglu", F.silu), ("geglu", gelu_tanh)])
 def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
     ffn, x = (
-        FeedForward(brick_of("ffn", kind, Block(ffn=kind, ffn_bias=False), SIZE), dropout=0.0),
+        FeedForward(brick_of("ffn", kind, Block(ffn=FFNSpec(activation=kind, bias=False)), SIZE), dropout=0.0),
         torch.randn(4, 2, 16),
     )
     filled(ffn)
@@ -72,7 +72,7 @@ def test_a_gated_feed_forward_pairs_neighboring_rows(kind: str, gate) -> None:
 
 def test_only_the_end_of_a_pre_norm_stack_has_a_norm() -> None:
     def keys(norm: str, layers: range) -> list[str]:
-        return list(Stack(Block(norm_place=norm, position="t5-bias-causal"), SIZE, layers, dropout=0.0))
+        return list(Stack(Block(norm=NormSpec(position=norm), position="t5-bias-causal"), SIZE, layers, dropout=0.0))
 
     assert keys("pre", range(1, 3)) == ["bias_table", "1", "2", "final"]
     assert keys("pre", range(2)) == ["bias_table", "0", "1"]
@@ -127,7 +127,7 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
     model(batch)
     assert torch.get_rng_state().equal(before)
     blocks = model.spec.family.stacks.values()
-    heads = ["heads"] if any(block.attention_dropout or block.ffn_dropout for block in blocks) else []
+    heads = ["heads"] if any(block.attentions[0].dropout or block.ffn.dropout for block in blocks) else []
     tables = ["replicated"] if any(block.distance_rows or block.relative for block in blocks) else []
     assert set(drawn) == {"residual", *heads, *tables}
 
@@ -136,7 +136,7 @@ def test_dropout_draws_from_the_stream_of_its_region(family: str) -> None:
 @pytest.mark.parametrize("family", ["gpt2", "t5", "deberta", "reformer", "transformer-xl", "bigbird"])
 def test_attention_may_have_a_dropout_of_its_own(family: str, said: bool | float, rate: float) -> None:
     spec = replace(tiny_spec(family), dropout=0.1)
-    stacks = {name: change(block, attention_dropout=said) for name, block in spec.family.stacks.items()}
+    stacks = {name: change(block, attention={"dropout": said}) for name, block in spec.family.stacks.items()}
     model = build_model(replace(spec, family=change(spec.family, stacks=stacks)))
     attending = {name for name, module in model.named_modules() if isinstance(module, Attend | HashedAttend)}
     rates = {name: module.rate for name, module in model.named_modules() if isinstance(module, Dropout)}

@@ -14,7 +14,7 @@ from megaptm.bricks.attention import SelfAttentionBrick
 from megaptm.layers.disentangled import distance_rows
 from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS, Block, Size
+from megaptm.spec import BIAS_BUCKETS, Block, DisentangledSpec, Size
 
 SIZE = Size(layers=1, width=512, heads=8, ffn=512)
 
@@ -55,7 +55,7 @@ def test_a_rotation_moves_what_the_planner_counts(dtype: torch.dtype) -> None:
 
 def bins() -> list[Tensor]:
     """T5's to both sides and back only, and those of DeBERTa-v2."""
-    released = Block(attention="disentangled", distance_buckets=256)
+    released = DisentangledSpec(num_distance_buckets=256)
     both, back = (bias_buckets(1, 600, bidirectional=one) for one in (True, False))
     return [both, back, bias_buckets(600, 1, bidirectional=False), distance_rows(600, released)]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from megaptm.families import CATALOGUE
 from megaptm.layers.lsh import HashedAttend
 from megaptm.models import Model, build_model, fill
-from megaptm.spec import ModelSpec, Size, change
+from megaptm.spec import AttentionSpec, LSHSpec, ModelSpec, Size, change
 
 LENGTH, ROWS, STEPS, LAYERS = 128, 8, 200, 2
 SEEDS = (1, 2)
@@ -33,11 +33,17 @@ FEW = 8
 """Of the largest scores of a place that sees 64 or more."""
 
 
+KINDS = {
+    "dot": AttentionSpec(bias=False),
+    "lsh": LSHSpec(bias=False, chunk_length=LENGTH, num_buckets=2),
+}
+
+
 def learner(attention: str, seed: int) -> Model:
     """Reformer of bytes, as small; of rows of one chunk, so that hashes hide nothing from a place."""
     table = CATALOGUE["reformer"]
-    words = {"attention": attention, "chunk": LENGTH, "hashes": 1, "hash_buckets": 2, "position": "learned"}
-    family = change(table, stacks={"decoder": change(table.last_block, **words)})
+    block = change(table.last_block, attention=KINDS[attention], position="learned")
+    family = change(table, stacks={"decoder": block})
     size = Size(layers=LAYERS, width=64, heads=4, ffn=256)
     model = build_model(ModelSpec(family=family, size=size, vocabulary=256, context=LENGTH, dropout=0.0))
     fill(model, seed=seed)

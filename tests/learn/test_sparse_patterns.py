@@ -9,7 +9,6 @@ blocks alone 2.06 and 2.04, where who knows nothing has 2.08.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -18,18 +17,18 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families import CATALOGUE
 from megaptm.models import build_model, fill
-from megaptm.spec import ModelSpec, Size, change
+from megaptm.spec import AttentionSpec, BlockSparseSpec, ModelSpec, Size, change
 
 LENGTH, BLOCK, ROWS, STEPS = 64, 4, 32, 200
 ASKED = slice(24, 40)
 """Places in the middle, five blocks and more from the first: two layers of neighbors reach two."""
 CLASSES, VOCABULARY, MASK = 8, 100, 9
 SEEDS = (1, 2)
-BLOCKS: dict[str, Any] = {"attention": "blocks", "block": BLOCK, "random_blocks": 0}
-SEEN: dict[str, dict[str, Any]] = {
-    "all pairs": {"attention": "dot"},
+BLOCKS = BlockSparseSpec(block_size=BLOCK, num_random_blocks=0)
+SEEN: dict[str, AttentionSpec] = {
+    "all pairs": AttentionSpec(),
     "blocks, and edges that see all": BLOCKS,
-    "blocks alone": BLOCKS | {"edge_blocks": False},
+    "blocks alone": change(BLOCKS, edge_blocks=False),
 }
 
 
@@ -44,10 +43,10 @@ def batch_of(seed: int) -> dict[str, Tensor]:
     return {"tokens": tokens, "segments": torch.zeros_like(tokens), "labels": labels}
 
 
-def loss_after(words: dict[str, Any], seed: int) -> float:
+def loss_after(attention: AttentionSpec, seed: int) -> float:
     """Nats an answer, of rows that were not learned from."""
     table = CATALOGUE["bigbird"]
-    family = change(table, stacks={"encoder": change(table.last_block, **words)})
+    family = change(table, stacks={"encoder": change(table.last_block, attention=attention)})
     size = Size(layers=2, width=32, heads=4, ffn=64)
     model = build_model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
     fill(model, seed=seed)
@@ -66,7 +65,7 @@ def loss_after(words: dict[str, Any], seed: int) -> float:
 @pytest.mark.timeout(1800)
 def test_with_places_that_see_all_blocks_learn_what_all_pairs_learn() -> None:
     for seed in SEEDS:
-        found = {name: loss_after(words, seed) for name, words in SEEN.items()}
+        found = {name: loss_after(attention, seed) for name, attention in SEEN.items()}
         print(f"seed {seed}:", {name: round(loss, 3) for name, loss in found.items()})
         pairs, edges, alone = found.values()
         assert max(pairs, edges) < math.log(CLASSES) / 4

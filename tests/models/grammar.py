@@ -6,7 +6,19 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from megaptm.families import BERT, CATALOGUE, GPT2, T5
-from megaptm.spec import Block, Family, ModelSpec, Size, change
+from megaptm.spec import (
+    AttentionSpec,
+    BandedSpec,
+    Block,
+    Family,
+    FFNSpec,
+    ModelSpec,
+    NormSpec,
+    PatternSpec,
+    Size,
+    WindowSpec,
+    change,
+)
 from tests.models import exits, pairs
 
 assert (exits.ExitBrick.name, pairs.PairsBrick.name) == ("exit", "pairs")  # importing them makes them known
@@ -28,22 +40,33 @@ def gpt(**words: Any) -> Family:
 
 
 TOWERS = {
-    "encoder": Block(position="learned", norm_place="post"),
-    "decoder": Block(visibility="causal", position="rope", ffn="swiglu"),
+    "encoder": Block(position="learned", norm=NormSpec(position="post")),
+    "decoder": Block(visibility="causal", position="rope", ffn=FFNSpec(activation="swiglu")),
 }
 # BigBird's ETC: tokens that a batch marks, in the place of the first and the last block.
-MARKED_BLOCKS = change(CATALOGUE["bigbird"].last_block, edge_blocks=False, block=2, random_blocks=1)
+MARKED_BLOCKS = change(
+    CATALOGUE["bigbird"].last_block, attention={"edge_blocks": False, "block_size": 2, "num_random_blocks": 1}
+)
 BOTH = ("attention", "ffn")
+WINDOWS = tuple(WindowSpec(window=(2, 3, 5)[n % 3], dilation=1 + n % 2) for n in range(6))
 VARIANTS = {
-    "all layers are one": Variant("bert", bert(share=BOTH), {}),
-    "layers share attention, in two groups": Variant("bert", bert(share=("attention",), groups=2), {}),
-    "two layers in turn are all": Variant("bert", bert(share=BOTH, cycle=2), {}),
+    "all layers are one": Variant("bert", bert(sharing={"sublayers": BOTH}), {}),
+    "layers share attention, in two groups": Variant(
+        "bert", bert(sharing={"sublayers": ("attention",), "groups": 2}), {}
+    ),
+    "two layers in turn are all": Variant("bert", bert(sharing={"sublayers": BOTH, "cycle": 2}), {}),
     "a decoder's layers share all": Variant(
         "t5",
-        change(T5, stacks={**T5.stacks, "decoder": change(T5.last_block, share=("attention", "cross", "ffn"))}),
+        change(
+            T5,
+            stacks={
+                **T5.stacks,
+                "decoder": change(T5.last_block, sharing={"sublayers": ("attention", "cross", "ffn")}),
+            },
+        ),
         {},
     ),
-    "feed-forwards in turn": Variant("gpt2", gpt(ffn=("gelu", "swiglu")), {}),
+    "feed-forwards in turn": Variant("gpt2", gpt(ffn={"activation": ("gelu", "swiglu")}), {}),
     "narrow tables of an encoder": Variant("bert", BERT, {"embedding": 16}),
     "narrow tables of a decoder": Variant("gpt2", GPT2, {"embedding": 16}),
     "narrow tables, one for the output": Variant("gpt2", change(GPT2, tied=False), {"embedding": 16}),
@@ -53,10 +76,12 @@ VARIANTS = {
     "a head that reads the encoder": Variant(
         "t5", change(T5, heads=("lm", "sentence-order"), reads={"sentence-order": "encoder"}), {}
     ),
-    "one norm before parallel sub-layers": Variant("gpt2", gpt(norm_place="parallel"), {}),
-    "parallel sub-layers that layers share": Variant("gpt2", gpt(norm_place="parallel", share=BOTH), {}),
-    "norms without a shift": Variant("gpt2", gpt(norm="layer-no-shift"), {}),
-    "norms without parameters": Variant("bert", bert(norm="layer-fixed"), {}),
+    "one norm before parallel sub-layers": Variant("gpt2", gpt(norm={"position": "parallel"}), {}),
+    "parallel sub-layers that layers share": Variant(
+        "gpt2", gpt(norm={"position": "parallel"}, sharing={"sublayers": BOTH}), {}
+    ),
+    "norms without a shift": Variant("gpt2", gpt(norm={"kind": "layer-no-shift"}), {}),
+    "norms without parameters": Variant("bert", bert(norm={"kind": "layer-fixed"}), {}),
     "two towers, compared over all rows": Variant(
         "t5",
         change(T5, stacks=TOWERS, heads=("lm", "pairs"), reads={"pairs": ("encoder", "decoder")}, init="normal"),
@@ -67,16 +92,16 @@ VARIANTS = {
     "queries and keys turned by place": Variant("gpt2", gpt(position="rope", visibility="causal"), {}),
     "queries that share heads of keys": Variant("gpt2", gpt(position="rope"), {"kv_heads": 2}),
     "one head of keys, and a normalizer near one": Variant(
-        "bert", change(bert(attention=("banded", "dot")), z_loss=1e-2), {"kv_heads": 1, "band": 3}
+        "bert", change(bert(attention=(BandedSpec(), AttentionSpec())), z_loss=1e-2), {"kv_heads": 1, "band": 3}
     ),
-    "windows of a decoder, wider and dilated from layer to layer": Variant(
-        "gpt2", gpt(attention="window", window=(2, 3, 5), dilation=(1, 2)), {}
-    ),
+    "windows of a decoder, wider and dilated from layer to layer": Variant("gpt2", gpt(attention=WINDOWS), {}),
     "blocks, and tokens that see all": Variant(
         "bigbird", change(CATALOGUE["bigbird"], stacks={"encoder": MARKED_BLOCKS}), {}
     ),
-    "a pattern of one's own": Variant("bert", bert(attention="tests.models.strided:NEAR_OR_FIRST"), {}),
-    "no bias in attention": Variant("bert", bert(attention_bias=False), {}),
+    "a pattern of one's own": Variant(
+        "bert", bert(attention=PatternSpec(pattern="tests.models.strided:NEAR_OR_FIRST")), {}
+    ),
+    "no bias in attention": Variant("bert", bert(attention={"bias": False}), {}),
 }
 
 

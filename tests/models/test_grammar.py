@@ -46,7 +46,7 @@ def test_the_chain_of_parts_equals_the_whole(name: str, num_parts: int) -> None:
     if "infomax" in model.spec.family.heads:
         batch["ngram_start"] = torch.tensor([4, -100, 6])
     for prefix, block in zip(model.spec.family.prefixes.values(), model.spec.family.stacks.values(), strict=True):
-        if "window" in block.words:
+        if "window" in block.kinds:
             batch[f"{prefix}global_tokens"] = (batch[f"{prefix}tokens"] % 5 == 0).long()
     equals_the_whole(model, batch, num_parts)
 
@@ -65,7 +65,7 @@ def test_shared_layers_are_one() -> None:
 
 def test_layers_take_words_in_turn() -> None:
     block = spec_of("feed-forwards in turn").family.last_block
-    assert [block.at(layer).ffn for layer in range(3)] == ["gelu", "swiglu", "gelu"]
+    assert [block.at(layer).ffn.activation for layer in range(3)] == ["gelu", "swiglu", "gelu"]
 
 
 def test_a_brick_that_does_not_say_what_it_costs_is_refused() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.objectives import Objective
 from megaptm.objectives.objective import RowWindow, padded
-from megaptm.spec import Block, Family, Size
+from megaptm.spec import Block, Family, NormSpec, Size
 from tests.models import pairs
 
 
@@ -49,7 +49,7 @@ TOWERS = Family(
     vocabulary=512,
     tokenizer="wordpiece",
     context=64,
-    stacks={"left": Block(position="rope"), "right": Block(position="learned", norm_place="post")},
+    stacks={"left": Block(position="rope"), "right": Block(position="learned", norm=NormSpec(position="post"))},
     heads=(pairs.PairsBrick.name,),
     reads={"pairs": ("left", "right")},
     objectives=("tests.models.towers:HALVES",),

@@ -11,7 +11,7 @@ import pytest
 from megaptm.bricks.custom_pattern import CustomPattern, fingerprint
 from megaptm.errors import UserError
 from megaptm.parallel.custom_patterns import refuse_other_patterns
-from megaptm.spec import change
+from megaptm.spec import AttentionSpec, PatternSpec, change
 from tests.models.strided import CROSS
 from tests.models.tiny import tiny_spec
 from tests.ranks import run_ranks
@@ -20,7 +20,10 @@ from tests.ranks import run_ranks
 def error_of(word: str) -> str:
     """Return the error of a GPT-2 with this pattern on one rank, or nothing."""
     spec = tiny_spec("gpt2")
-    table = change(spec.family, stacks={"decoder": change(spec.family.last_block, attention=(word, "dot"))})
+    table = change(
+        spec.family,
+        stacks={"decoder": change(spec.family.last_block, attention=(PatternSpec(pattern=word), AttentionSpec()))},
+    )
     try:
         refuse_other_patterns(replace(spec, family=table), {"decoder": 40})
     except UserError as error:

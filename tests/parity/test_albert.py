@@ -25,9 +25,9 @@ from tests.parity.reference import (
 GROUPS = {"one layer": (1, 1), "two groups": (2, 1), "each its own": (4, 1), "two in turn": (1, 2), "both": (2, 2)}
 
 
-def grouped(groups: int, cycle: int, *, layers: int = 4, **words: object) -> ModelSpec:
+def grouped(groups: int, cycle: int, *, layers: int = 4, **sharing: object) -> ModelSpec:
     spec = tiny_spec("albert", layers=layers)
-    block = change(spec.family.last_block, groups=groups, cycle=cycle, **words)
+    block = change(spec.family.last_block, sharing={"groups": groups, "cycle": cycle, **sharing})
     return replace(spec, family=change(spec.family, stacks={"encoder": block}))
 
 
@@ -73,7 +73,7 @@ def test_a_model_of_theirs_comes_in_with_its_groups(groups: int, cycle: int, tmp
 
 
 def test_the_gradient_of_what_layers_share_is_the_sum_of_what_each_would_have() -> None:
-    shared, apart = model_of(grouped(1, 1)), model_of(grouped(1, 1, share=()))
+    shared, apart = model_of(grouped(1, 1)), model_of(grouped(1, 1, sublayers=()))
     one = dict(shared.named_parameters())
     with torch.no_grad():
         for name, parameter in apart.named_parameters():
@@ -95,4 +95,4 @@ def test_groups_that_they_could_not_say_are_refused() -> None:
     with pytest.raises(UserError, match="4 layers are no 3 groups of rounds of 1"):
         find_counterpart(grouped(3, 1))
     with pytest.raises(UserError, match="albert has no counterpart"):
-        find_counterpart(grouped(1, 1, share=("attention",)))
+        find_counterpart(grouped(1, 1, sublayers=("attention",)))

@@ -20,7 +20,7 @@ from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
 from megaptm.layers.disentangled import distance_rows
 from megaptm.models import build_model
-from megaptm.spec import Block, Family, ModelSpec, Size, change
+from megaptm.spec import DisentangledSpec, Family, ModelSpec, Size, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, inputs_of, model_of, without_decoder
 
@@ -85,13 +85,13 @@ def golden_rows(case: str) -> tuple[TensorRule, ...]:
 
 
 def golden_spec(case: str) -> ModelSpec:
-    first = {"attention_bias": True, "distances": 16}
+    first = {"attention": {"bias": True, "max_distance": 16}}
     # With places at the input the released code has no mask decoder.
     words = {
         "v1": first,
-        "v1_short_span": first | {"distances": 4},
+        "v1_short_span": {"attention": {"bias": True, "max_distance": 4}},
         "plain_positions": first | {"position": "learned", "last_layer": "once"},
-        "v2": {"distances": 16, "distance_buckets": 4},
+        "v2": {"attention": {"max_distance": 16, "num_distance_buckets": 4}},
     }
     family = with_layer(DEBERTA_V2 if case == "v2" else DEBERTA, **words[case])
     if case == "v1_short_span":
@@ -126,7 +126,7 @@ def test_the_mask_decoder_is_that_of_the_released_code(case: str) -> None:
 
 
 def test_distances_beyond_the_table_are_its_last() -> None:
-    rows = distance_rows(12, Block(attention="disentangled", distances=4))
+    rows = distance_rows(12, DisentangledSpec(max_distance=4))
     assert rows[5].tolist() == [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
     assert all(rows.diagonal(offset).unique().numel() == 1 for offset in range(-11, 12))
 
@@ -134,7 +134,7 @@ def test_distances_beyond_the_table_are_its_last() -> None:
 def test_distances_fall_in_the_same_bins() -> None:
     places = torch.arange(1100)
     bins = make_log_bucket_position(places[:, None] - places, 256, 512)
-    rows = distance_rows(len(places), Block(attention="disentangled", distances=512, distance_buckets=256))
+    rows = distance_rows(len(places), DisentangledSpec(max_distance=512, num_distance_buckets=256))
     assert rows.equal((bins + 256).clamp(0, 511).long())
 
 

@@ -42,7 +42,7 @@ def golden(case: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 def spec_of(options: Mapping[str, Any]) -> ModelSpec:
     lstm, cnn = options["lstm"], options["char_cnn"]
-    block = change(ELMO.last_block, cell_clip=lstm["cell_clip"], projection_clip=lstm["proj_clip"])
+    block = change(ELMO.last_block, recurrent={"cell_clip": lstm["cell_clip"], "projection_clip": lstm["proj_clip"]})
     size = Size(
         layers=lstm["n_layers"],
         width=lstm["projection_dim"],

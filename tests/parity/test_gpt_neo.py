@@ -16,7 +16,9 @@ from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import gradient_of_table
 
 # GPT-Neo does not divide scores, and of attention's maps only the last has a bias, which is zero here.
-NEO = change(GPT3_BANDED, stacks={"decoder": change(GPT3_BANDED.last_block, scale="none", attention_bias=False)})
+NEO = change(
+    GPT3_BANDED, stacks={"decoder": change(GPT3_BANDED.last_block, attention={"scale": "none", "bias": False})}
+)
 LAYER = "transformer.h.{n}"
 ATTENTION = f"{LAYER}.attn.attention"
 ROWS = (

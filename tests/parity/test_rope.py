@@ -25,11 +25,9 @@ LLAMA = change(
             visibility="causal",
             position="rope",
             rope_base=500.0,
-            norm="rms",
-            norm_eps=1e-6,
-            ffn="swiglu",
-            attention_bias=False,
-            ffn_bias=False,
+            norm={"kind": "rms", "eps": 1e-6},
+            ffn={"activation": "swiglu", "bias": False},
+            attention={"bias": False},
         )
     },
 )

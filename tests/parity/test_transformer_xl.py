@@ -37,8 +37,8 @@ def golden(case: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def family_of(config: dict[str, Any]) -> Family:
     block = change(
         FAMILY.last_block,
-        norm_place="pre" if config["pre_lnorm"] else "post",
-        relative_biases="layer" if config["untie_r"] else "stack",
+        norm={"position": "pre" if config["pre_lnorm"] else "post"},
+        attention={"biases": "layer" if config["untie_r"] else "stack"},
     )
     return change(FAMILY, stacks={"decoder": block})
 

@@ -165,9 +165,20 @@ def test_built_model_has_the_counted_parameters(family: str, size: str) -> None:
 @pytest.mark.parametrize(
     "family",
     [
-        change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn="swiglu", attention_bias=False, ffn_bias=False)}),
-        change(GPT3, stacks={"decoder": change(GPT3.last_block, norm_place="post", norm="rms")}),
-        change(T5, tied=False, stacks={name: change(block, ffn="geglu") for name, block in T5.stacks.items()}),
+        change(
+            GPT3,
+            stacks={
+                "decoder": change(
+                    GPT3.last_block, ffn={"activation": "swiglu", "bias": False}, attention={"bias": False}
+                )
+            },
+        ),
+        change(GPT3, stacks={"decoder": change(GPT3.last_block, norm={"position": "post", "kind": "rms"})}),
+        change(
+            T5,
+            tied=False,
+            stacks={name: change(block, ffn={"activation": "geglu"}) for name, block in T5.stacks.items()},
+        ),
         change(BERT, heads=("mlm",)),
     ],
     ids=["swiglu", "post-rms", "untied-geglu", "no-sentences"],

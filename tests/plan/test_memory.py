@@ -159,8 +159,10 @@ def test_states_equal_the_zero_paper(divided, gigabytes):
 VARIANTS_OF_LAYERS = {
     "gpt2": GPT3,
     "bert": BERT,
-    "swiglu": change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn="swiglu")}),
-    "relu, post-norm": change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn="relu", norm_place="post")}),
+    "swiglu": change(GPT3, stacks={"decoder": change(GPT3.last_block, ffn={"activation": "swiglu"})}),
+    "relu, post-norm": change(
+        GPT3, stacks={"decoder": change(GPT3.last_block, ffn={"activation": "relu"}, norm={"position": "post"})}
+    ),
 }
 
 

@@ -12,10 +12,10 @@ from megaptm.plan.memory import estimate_memory
 from megaptm.plan.stages import count_rank_parameters, stage_chunks
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload
-from megaptm.spec import Block, Family, ModelSpec, Size
+from megaptm.spec import AttentionSpec, Block, Family, FFNSpec, ModelSpec, Size
 
 TEXT = Block()
-IMAGE = Block(ffn="swiglu", attention_bias=False, ffn_bias=False)
+IMAGE = Block(ffn=FFNSpec(activation="swiglu", bias=False), attention=AttentionSpec(bias=False))
 SIZE = Size(layers=12, width=768, heads=12, ffn=3072)
 MACHINE = load_machine("a100-80g")
 

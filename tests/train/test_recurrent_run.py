@@ -137,7 +137,7 @@ def test_import_of_nan_weights_is_refused(run, tmp_path):
     weights["char_embed"][5, 3] = float("nan")
     save_file(weights, folder / "weights.safetensors")
     output = megaptm("import", "elmo", folder, again, code=2)
-    assert re.search(
-        r"weights\.safetensors: char_embed has NaN or infinite values: download the file again", output
-    ), output
+    assert re.search(r"weights\.safetensors: char_embed has NaN or infinite values: download the file again", output), (
+        output
+    )
     assert not again.exists()

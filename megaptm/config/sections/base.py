@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
-Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1), Strict(False)]
-"""One value for all layers, or several, which layers use in turn."""
 
 
 class Section(BaseModel):

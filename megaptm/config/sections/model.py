@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, field_validator
 
-from megaptm.config.sections.base import Count, Counts, Fraction, Section
+from megaptm.config.sections.base import Count, Fraction, Section
 from megaptm.spec import MOST_OF_PIXELS
 
 Mean = Annotated[float, Field(ge=-MOST_OF_PIXELS, le=MOST_OF_PIXELS)]
@@ -113,29 +113,11 @@ class ModelConfig(Shape):
     """Number of consecutive groups of layers; weights are shared within a group. Absent: the family's."""
     cycle: Count | None = None
     """Number of distinct layers in a group, which are repeated in turn. Absent: the family's."""
-    attention_dropout: bool | Fraction | None = None
-    """Dropout on attention weights: whether to use the model's rate, or a separate rate. Absent: the family's."""
-    window: Counts | None = None
-    """Window attention: positions attended to besides the query's own, half on each side; or a list that layers use in
-    turn. Absent: the family's."""
-    dilation: Counts | None = None
-    """Window attention: distance between attended positions; or a list that layers use in turn. Absent: the
-    family's."""
-    block: Count | None = None
-    """Block attention: positions of a block. Absent: the family's."""
-    random_blocks: Annotated[int, Field(ge=0, le=1 << 10)] | None = None
-    """Block attention: random blocks that each block attends to besides its neighbors. Absent: the family's."""
-    blocks_seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
-    """Block attention: seed of the random blocks, in addition to layer and head. Absent: the family's."""
-    edge_blocks: bool | None = None
-    """Block attention: whether the first and last block attend to all positions and vice versa; false: only the
-    positions that an objective marks (`global_tokens`). Absent: the family's."""
-    chunk: Counts | None = None
-    """Local or LSH attention: positions of a chunk; or a list that layers use in turn. Absent: the family's."""
-    hashes: Annotated[int, Field(ge=1, le=1 << 10)] | None = None
-    """LSH attention: number of hash rounds. Absent: the family's."""
-    hash_buckets: Counts | None = None
-    """LSH attention: number of hash buckets, even; or a list of factors. Absent: the family's."""
+    attention: dict[str, Any] = {}
+    """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
+    kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own). Further options
+    are those of the kind: `window` and `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and
+    `edge_blocks` (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Absent: the family's."""
     axial: Annotated[tuple[Count, Count], Strict(False)] | None = None
     """Axial positions: rows and columns of the grid of positions. Absent: the size's; for another context, nearly a
     square."""

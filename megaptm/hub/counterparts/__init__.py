@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from megaptm.errors import UserError
@@ -27,7 +27,7 @@ from megaptm.hub.counterparts.transformer import TRANSFORMER
 from megaptm.hub.counterparts.unilm import UNILM
 from megaptm.hub.counterparts.vit import VIT
 from megaptm.hub.counterparts.xlnet import XLNET
-from megaptm.spec import PATTERN_NUMBERS, Block, Family, ModelSpec, Size, change
+from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
 
 COUNTERPARTS = (
     GPT1,
@@ -73,12 +73,11 @@ FREE = (
     *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
 )
 
-# The same for blocks.
-LEFT_OUT: dict[str, Any] = {"norm_eps": 0.0, "groups": 1, "cycle": 1, "last_layer": "once"}
-LEFT_OUT |= {name: Block.__dataclass_fields__[name].default for name in PATTERN_NUMBERS}
-RANDOM_SEEDS = {"blocks_seed"}
-"""Seeds of random choices. The class of `transformers` makes these choices in its own way, so any value can be
-exported."""
+# The same for blocks, as arguments of `change`.
+FREE_OF_BLOCKS: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}, "last_layer": "once"}
+NEVER_EXPORTED = {"seed", "dropout"}
+"""Options of attention that any exported model may have. The class of `transformers` samples random blocks in its own
+way."""
 BY_LAYER = {"local", "lsh"}
 """Attention names that config.json lists by layer, so that the mix is a number of the config."""
 
@@ -154,12 +153,13 @@ def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
     """Raise UserError if config.json has no field for a number of the attention pattern, and the model has another
     value than the counterpart."""
     names = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.fields.values()}
-    for name in PATTERN_NUMBERS.keys() - names - RANDOM_SEEDS:
-        for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
-            if {*PATTERN_NUMBERS[name]} & {*block.words} and (value := getattr(block, name)) != getattr(own, name):
+    for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
+        expected = attention_options(own)
+        for name, value in attention_options(block).items():
+            if name not in names | NEVER_EXPORTED and value != expected[name]:
                 raise UserError(
-                    f"model.{name} is {value}, but {counterpart.model} always has {getattr(own, name)}: this model "
-                    "cannot be exported. Use `megaptm.load(RUN)` in Python."
+                    f"model.attention.{name} is {value}, but {counterpart.model} always has {expected[name]}, so the "
+                    "model cannot be exported. Use `megaptm.load(RUN)` in Python."
                 )
 
 
@@ -182,10 +182,11 @@ def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
     """Raise UserError if config.json cannot express which layers share parameters: it needs equal groups of whole
     cycles."""
     block = spec.family.first_block
-    if "groups" in counterpart.fields.values() and spec.size.layers % (block.groups * block.cycle):
+    sharing = block.sharing
+    if "groups" in counterpart.fields.values() and spec.size.layers % (sharing.groups * sharing.cycle):
         raise UserError(
             f"{counterpart.model} needs equal groups of whole cycles, but {spec.size.layers} layers are not a multiple "
-            f"of {block.groups} groups x {block.cycle} layers: this model can be neither exported nor imported."
+            f"of {sharing.groups} groups x {sharing.cycle} layers: this model can be neither exported nor imported."
         )
 
 
@@ -218,8 +219,24 @@ def _list_known(attribute: str, *, exported: bool = False) -> str:
 def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
     """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
     only in pre-training."""
-    left_out = LEFT_OUT | ({"attention_dropout": True} if "attention_dropout" in counterpart.fields.values() else {})
     table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
-    stacks = {name: change(block, **left_out) for name, block in family.stacks.items()}
-    mixed = {name: change(block, attention="mixed") for name, block in stacks.items() if {*block.words} <= BY_LAYER}
-    return {**table, "stacks": stacks | mixed}
+    stacks = {
+        name: change(block, **FREE_OF_BLOCKS, attention=_attention_shape(block, counterpart))
+        for name, block in family.stacks.items()
+    }
+    return {**table, "stacks": stacks}
+
+
+def _attention_shape(block: Block, counterpart: Counterpart) -> object:
+    """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
+    records = [_without_options(record, counterpart) for record in block.attentions]
+    if {*block.kinds} <= BY_LAYER:
+        return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)
+    return records[0] if len({*records}) == 1 else tuple(records)
+
+
+def _without_options(record: AttentionSpec, counterpart: Counterpart) -> AttentionSpec:
+    options: dict[str, Any] = {field.name: field.default for field in fields(record) if field.name in record.options}
+    if "attention_dropout" not in counterpart.fields.values():
+        del options["dropout"]
+    return replace(record, **options)

@@ -12,7 +12,7 @@ BIGBIRD = Counterpart(
     family="bigbird",
     model="BigBirdForMaskedLM",
     model_type="big_bird",
-    fields={**BERT.fields, "block_size": "block", "num_random_blocks": "random_blocks"},
+    fields={**BERT.fields, "block_size": "block_size", "num_random_blocks": "num_random_blocks"},
     fixed={
         **BERT.fixed,
         "hidden_act": "gelu_new",
