@@ -135,7 +135,7 @@ def test_a_model_that_answers_without_numbers_says_nothing():
     sampler = Sampler(
         Sampling(), SimpleNamespace(special=SimpleNamespace(pad=None, begin=None, end=None), vocabulary=3)
     )
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="logits are NaN or infinite"):
         sampler(torch.tensor([0.0, float("nan"), 1.0]))
 
 

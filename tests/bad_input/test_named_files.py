@@ -35,7 +35,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "annotate.phrases": lambda path, _: Annotations(phrases=path).check(),
     "annotate.tags": lambda path, _: Annotations(tags=path).check(),
     "c4-quality: bad_words": lambda path, _: [*C4Quality(bad_words=path)([Document("A page. " * 9, "")], Dropped())],
-    "which the recipe names": lambda path, _: hashes_of([path]),
+    "an input of the recipe": lambda path, _: hashes_of([path]),
     "classes": images,
     "cannot be read": lambda path, _: read_meanings(Path(path)),
     "model.word_vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
@@ -50,7 +50,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     [
         ("pipe.txt", "Not a regular file"),
         ("folder.txt", "Is a directory"),
-        ("nu\0l.txt", "No file has such a name"),
+        ("nu\0l.txt", "Invalid file name"),
         ("none.txt", "No such file or directory"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_file_may_be_below_a_home_or_behind_a_link(tmp_path: Path, monkeypatch
     assert regular_file("~/it.txt") == tmp_path / "it.txt"
     assert regular_file(tmp_path / "link.txt").read_text() == "one"
     for name in ("~nobody-at-all/it.txt", "/dev/zero"):
-        with pytest.raises(OSError, match=r"No file has such a name|Not a regular file"):
+        with pytest.raises(OSError, match=r"Invalid file name|Not a regular file"):
             regular_file(name)
 
 

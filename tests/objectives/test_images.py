@@ -150,7 +150,7 @@ def test_held_out_images_are_not_spoiled():
 @pytest.fixture(scope="module")
 def mix(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mix")
-    build(folder_of_labels(folder / "source", good=30), folder / "corpus", validation=0.1, shard_bytes=10_000)
+    build(folder_of_labels(folder / "source", num_valid=30), folder / "corpus", validation=0.1, shard_bytes=10_000)
     special = load_tokenizer(folder / "corpus/tokenizer").special
     return open_mix(
         {str(folder / "corpus"): 1.0}, objective={"masked-patches": {"size": 8}}, sequence=17, seed=4, special=special

@@ -163,7 +163,7 @@ def test_an_ngram_that_is_the_texts_is_nearest_when_learned(model):
     batch = batch_of([made(seed, 20 + seed, order=seed) for seed in range(8)])
     losses = []
     for _ in range(60):
-        loss, count = learner(batch)["infomax"]
+        loss, count = learner(batch).losses["infomax"]
         optimizer.zero_grad()
         (loss / count).backward()
         optimizer.step()

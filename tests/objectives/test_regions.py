@@ -423,9 +423,9 @@ def test_an_hdf5_file_of_many_images_is_files_of_each(tmp_path):
     assert told[1].dropped == {
         "damaged": 1,
         "image without text": 1,
-        "regions of an HDF5 file that are a link": 2,
+        "HDF5 regions behind a link": 2,
         "regions of another shape": 1,
-        "regions of an HDF5 file that are in no group": 1,
+        "HDF5 regions outside of a group": 1,
         "regions without norm_bb": 1,
         "regions of more than 64 MiB": 1,
         "regions of another detector": 1,
