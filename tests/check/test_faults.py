@@ -78,7 +78,7 @@ FAULTS = [
     (no_corpus, r"data: .*/nowhere/manifest.json does not exist, .* `megaptm corpus build TEXT out=.*nowhere token"),
     (
         silent_object_store,
-        r"data: s3://bucket/corpus/manifest.json could not be reached for \d+ s .*: see that its server",
+        r"data: s3://bucket/corpus/manifest.json could not be reached for \d+ s .*: check that its server",
     ),
     (another_tokenizer, r"data: .*/tokenizer is not the tokenizer that its corpus was made with: put that one back"),
     (
