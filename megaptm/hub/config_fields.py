@@ -68,11 +68,13 @@ def megaptm_values(spec: ModelSpec) -> dict[str, Any]:
 def _attention_values(block: Block, size: Size) -> dict[str, Any]:
     """Return the options of attention.
 
-    `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other.
+    `local_chunk_length`, `lsh_chunk_length`: if no layer has this kind, the length of the other. `num_hashes`,
+    `num_buckets`: if no layer hashes, the defaults.
     """
+    hashing = {"num_hashes": LSHSpec.num_hashes, "num_buckets": LSHSpec.num_buckets}
     records = [block.attention_at(layer) for layer in range(size.layers)]
     lengths = {record.kind: record.chunk_length for record in records if isinstance(record, LocalSpec)}
-    values = attention_options(block) | {"attention": [record.kind for record in records]}
+    values = hashing | attention_options(block) | {"attention": [record.kind for record in records]}
     values |= {f"{kind}_chunk_length": lengths.get(kind, next(iter(lengths.values()), 0)) for kind in ("local", "lsh")}
     if isinstance(factors := values.get("num_buckets"), tuple):
         values["num_buckets"] = [*factors]

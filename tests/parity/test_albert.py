@@ -92,7 +92,7 @@ def test_the_gradient_of_what_layers_share_is_the_sum_of_what_each_would_have() 
 
 
 def test_groups_that_they_could_not_say_are_refused() -> None:
-    with pytest.raises(UserError, match="4 layers are no 3 groups of rounds of 1"):
+    with pytest.raises(UserError, match="4 layers are not a multiple of 3 groups x 1 layers"):
         find_counterpart(grouped(3, 1))
     with pytest.raises(UserError, match="albert has no counterpart"):
         find_counterpart(grouped(1, 1, sublayers=("attention",)))

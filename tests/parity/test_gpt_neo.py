@@ -64,7 +64,7 @@ def differences() -> tuple[float, float]:
     tokens = tiny_batch("gpt3-banded")["tokens"]
     batch = {"tokens": tokens, "labels": tokens.roll(-1, 1).index_fill(1, torch.tensor([11]), -100)}
     said = theirs(input_ids=tokens, labels=tokens)
-    loss, count = ours(batch)["lm"]
+    loss, count = ours(batch).losses["lm"]
     logits = (ours.logits(batch)["lm"] - said.logits).abs().max()
     mine = gradient_of_table(loss / count, ours.embed.token.weight)
     gradient = (mine[:WORDS] - gradient_of_table(said.loss, theirs.transformer.wte.weight)).abs().max()

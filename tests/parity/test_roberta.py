@@ -34,9 +34,9 @@ def test_a_tokenizer_that_pads_with_another_id_would_move_all_places(tmp_path: P
     train("wordpiece", ["the cat sat on the mat " * 50], vocabulary=60).save(tmp_path / "tokenizer")
     model = tiny_model("roberta")
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    with pytest.raises(UserError, match=r"pad_token_id is 0, and .* \(roberta has 1\)"):
+    with pytest.raises(UserError, match="pad_token_id is 0, but roberta has 1"):
         to_hugging_face(model.spec, weights, tmp_path / "tokenizer", tmp_path / "out")
     theirs = random_reference(model.spec)
     theirs.config.pad_token_id = 3
-    with pytest.raises(UserError, match=r"config.json: pad_token_id is 3, and .* \(roberta has 1\)"):
+    with pytest.raises(UserError, match=r"config.json: pad_token_id is 3, but roberta has 1"):
         from_hugging_face(theirs)
