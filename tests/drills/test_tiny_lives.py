@@ -84,7 +84,7 @@ def life(
         assert done.returncode == 0, done.stdout + done.stderr
     loaded = megaptm.load(run)
     # As many as are evaluated: the baseline of all takes longer than the model.
-    monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_ROWS", ROWS)
+    monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_SAMPLES", ROWS)
     told = json.loads(command(evaluate, str(run), "--rows", str(ROWS), "--json"))
     return Life(
         loaded=loaded,

@@ -57,7 +57,7 @@ def test_cached_logits_give_the_losses_of_the_teacher(
     output = megaptm(
         "cache-logits", *student(family, teacher, corpus, read, options=cached), "--top", "10000", "--type", "float32"
     )
-    assert f"logits of {12 * STEPS} samples" in output
+    assert f"logits of {12 * STEPS} training and 12 validation samples" in output
     shutil.rmtree(teacher)
     layout = "layout.data=2" if family == "bert" else "layout.tensor=2"
     more = (layout, "data.workers=1")
@@ -134,7 +134,7 @@ def test_cache_of_other_samples_is_refused(
     assert f"has logits of {12 * STEPS} samples, and {12 * STEPS + 12} are read" in megaptm(
         "train", *words, longer, code=2
     )
-    assert "was begun with top 4, and this is 5" in megaptm("cache-logits", *words, "--top", "5", code=2)
+    assert "was written with top 4, not 5" in megaptm("cache-logits", *words, "--top", "5", code=2)
     assert "computed those of 0 samples." in megaptm("cache-logits", *words, "--top", "4")
     assert f"{12 * STEPS + 12} samples" in megaptm("cache-logits", *words, longer, "--top", "4")
     output = megaptm("train", *words, "train.seed=5", code=2)

@@ -76,7 +76,7 @@ def test_composed_run_resumes_on_another_layout(train, uninterrupted):
 
 
 def test_composed_run_is_evaluated(uninterrupted, monkeypatch):
-    monkeypatch.setattr(evaluation, "COUNTED_ROWS", 20)
+    monkeypatch.setattr(evaluation, "COUNTED_SAMPLES", 20)
     found = load_model(uninterrupted).evaluate(rows=8)
     assert {*found.losses} == {"mlm", "sentence-order"}
     assert found.losses["sentence-order"].uniform == pytest.approx(math.log(2))
