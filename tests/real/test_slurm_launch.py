@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.run.submission import queued
-from megaptm.schedulers.slurm.jobs import state
+from megaptm.schedulers.slurm.jobs import job_state
 from tests import ROOT
 from tests.drills.program import checkpoints, last_step, resumed_at
 from tests.processes import command_of
@@ -219,11 +219,11 @@ def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_co
 def test_a_job_is_over_where_slurm_says_so_and_not_where_it_says_nothing(slurm, monkeypatch, tmp_path):
     configured = Path(slurm.environment["SLURM_CONF"])
     monkeypatch.setenv("SLURM_CONF", str(configured))
-    assert state("999999") == ("", "")
+    assert job_state("999999") == ("", "")
     nobody = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", configured.read_text())
     (tmp_path / "slurm.conf").write_text(nobody)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    assert state("999999") == ("UNKNOWN", "")
+    assert job_state("999999") == ("UNKNOWN", "")
 
 
 def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
