@@ -130,9 +130,9 @@ def test_what_is_broken_is_said(pattern: CustomPattern, told: str) -> None:
         ("tests.models.strided:near_or_first", "is not a `megaptm.bricks.custom_pattern.CustomPattern`"),
         ("tests.models.strided:LOOKED_UP", "of torch's tensors its mask gives a bool ndarray"),
         ("tests.models.strided:SO_LARGE", "the block of .* is 1000000000: give a whole number from 1 to 4,096"),
-        ("mine", "use one of dot, .*package.module:NAME"),
+        ("mine", "must be written `package.module:pattern`"),
     ],
 )
 def test_a_word_that_names_none_is_refused(word: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Stack(Block(attention=word), SIZE, range(1), dropout=0.0)
+        Stack(Block(attention=PatternSpec(pattern=word)), SIZE, range(1), dropout=0.0)
