@@ -223,7 +223,9 @@ def test_a_file_in_the_place_of_the_folder_is_told(config, tmp_path):
 def test_a_link_to_a_disk_that_is_not_there_is_told(config, tmp_path):
     """Of which the system says "File exists"."""
     (tmp_path / "scratch").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match=r"cannot be a folder \(.*/scratch is a link to .*/gone, which is not there\)"):
+    with pytest.raises(
+        UserError, match=r"cannot be a folder \(.*/scratch is a link to .*/gone, which does not exist\)"
+    ):
         prepare(config(f"run={tmp_path / 'scratch/run'}"))
 
 
