@@ -48,10 +48,20 @@ MODULES: dict[str, dict[str, Callable[..., nn.Module]]] = {
 
 def check_block(block: Block, size: Size) -> None:
     """Raise `UserError` that names the field, if a block has a value that no component supports."""
-    errors = (*value_errors(block), *_reversible_errors(block), *_stack_errors(block, size))
-    errors += tuple(error for record in block.attentions for error in record.errors(block, size))
-    if errors:
-        raise UserError(f"Block.{errors[0]}")
+    # Values first: the other checks rely on them.
+    for errors in (
+        value_errors(block),
+        _reversible_errors(block),
+        _attention_errors(block, size),
+        _stack_errors(block, size),
+    ):
+        if error := next(errors, None):
+            raise UserError(f"Block.{error}")
+
+
+def _attention_errors(block: Block, size: Size) -> Iterator[str]:
+    for record in block.attentions:
+        yield from record.errors(block, size)
 
 
 def _stack_errors(block: Block, size: Size) -> Iterator[str]:

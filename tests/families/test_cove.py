@@ -207,7 +207,7 @@ def test_what_it_cannot_honor_is_refused():
         with pytest.raises(UserError, match=sentence):
             load("configs/cove/tiny.yaml", [more])
     spec = tiny_cove()
-    with pytest.raises(UserError, match=r"width is 20, and lstm-both-ways gives 2 x 12 numbers"):
+    with pytest.raises(UserError, match=r"width is 20, but the output of lstm-both-ways is 2 x 12 wide"):
         build_model(replace(spec, size=change(spec.size, width=20)))
 
 
@@ -224,8 +224,8 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
     (tmp_path / "wide heading.txt").write_text("1 3\nb 0.5 -1 2\n")
     (tmp_path / "packed.txt").write_text("b" * (1 << 20))
     for name, sentence in (
-        ("short", "line 2 of .* has 1 numbers, the table 2"),
-        ("wide", "line 1 of .* has 3 numbers, the table 2: give a text file of vectors as wide as model.embedding"),
+        ("short", "line 2 of .* has 1 numbers, but model.embedding is 2"),
+        ("wide", "line 1 of .* has 3 numbers, but model.embedding is 2: give a text file of vectors of that width"),
         ("wide heading", "line 2 of .* has 3 numbers"),
         ("packed", "line 1 of .* is no word and its numbers"),
         ("words", "line 1 of .* is no word and its numbers"),

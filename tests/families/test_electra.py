@@ -310,7 +310,7 @@ def test_training_goes_on_from_both_and_from_both_alone(tmp_path: Path) -> None:
     assert all(weight.equal(weights[name]) for name, weight in checkpoint.weights().items())
 
     shutil.rmtree(tmp_path / "out/generator")
-    with pytest.raises(UserError, match="put its generator into a folder of that name inside it"):
+    with pytest.raises(UserError, match="put its generator into a subfolder of that name"):
         import_run(str(tmp_path / "out"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -76,7 +76,7 @@ def test_it_begins_as_its_bert() -> None:
     assert (model.logits(read)["mlm"][..., : said.shape[-1]] - said)[real].abs().max() <= 1e-5
     without = type(theirs.bert)(theirs.config, add_pooling_layer=False)
     assert "head.itm.pooler" in from_hugging_face(without, family="uniter").fresh
-    with pytest.raises(UserError, match=r"model.detector is of regions of images, and bert reads none"):
+    with pytest.raises(UserError, match=r"model.detector is for image regions, which bert does not read"):
         from_hugging_face(theirs, detector=(FEATURES, CLASSES))
 
 

@@ -143,7 +143,7 @@ def test_a_run_begins_with_a_model_of_theirs_and_its_labels(tmp_path):
     batch = vit_batch(2, seed=0, both=False)
     with torch.no_grad():
         assert loaded.model.logits(batch)["image-label"].equal(model.logits(batch)["image-label"])
-    with pytest.raises(UserError, match="vit, which reads images: it has no vectors of texts"):
+    with pytest.raises(UserError, match="vit, which reads images and no text"):
         loaded.encode("a cat")
     with pytest.raises(UserError, match="vit reads images, and cannot generate"):
         loaded.generate("a cat")

@@ -59,5 +59,5 @@ def test_contrastive_run_resumes_on_another_layout(train, uninterrupted):
 
 def test_contrastive_evaluation_compares_a_training_batch(uninterrupted):
     found = load_model(uninterrupted).evaluate(rows=ROWS).losses["pairs"]
-    assert (found.asked, found.uniform) == (ROWS, math.log(ROWS))
+    assert (found.num_labels, found.uniform) == (ROWS, math.log(ROWS))
     assert found.model < found.uniform
