@@ -244,13 +244,13 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sbatch=--partition=nowhere"], "Slurm has no partition nowhere (it has main, large)"),
+        (["--sbatch=--partition=nowhere"], "Slurm has no partition nowhere (partitions: main, large)"),
         (
             ["layout.data=6", "layout.microbatch=2", "--per-node=1"],
-            "partition main of Slurm gives a job 4 nodes at most, not 6",
+            "Slurm's partition main allows jobs of at most 4 nodes, not 6",
         ),
-        (["--gpus-per-node=12"], "partition main of Slurm has 0 nodes of 12 GPUs"),
-        (["--machine=this-cpu", "--time=16:00"], "a job of 16 min makes no step"),
+        (["--gpus-per-node=12"], "Slurm's partition main has 0 nodes with 12 GPUs"),
+        (["--machine=this-cpu", "--time=16:00"], "a job of 16 min completes no step"),
         (["--cpus-per-task=999"], "Slurm rejects the job ("),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_slurm_without_gpus_says_so_and_takes_the_job_without(launch, real_cor
     with slurm_cluster(nodes=1, gpus=0) as cpus:
         refused = launch(*words, "--cpus-per-task=1", cluster=cpus)
         assert refused.returncode == 2
-        assert "partition main of Slurm has no GPUs declared, and 1 are asked for on each node" in refused.stderr
+        assert "Slurm's partition main declares no GPUs, but the job requests 1 on each node" in refused.stderr
         assert "GresTypes=gpu" in refused.stderr
         assert "--gpus-per-node 0" in refused.stderr
         assert not run.exists()
