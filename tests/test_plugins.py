@@ -140,7 +140,7 @@ def test_custom_family_objective_and_head_train(folder, real_corpus):
     assert "add `--allow-code wren_of_mine`" in refused.stderr
     allow_code("wren_of_mine")
     low = load_model(folder.parent / "it").evaluate(rows=4).losses["low"]
-    assert low.asked == 4
+    assert low.num_labels == 4
     assert low.uniform == math.log(2)
     done = megaptm("families", "wren_of_mine:WREN", "--json")
     assert json.loads(done.stdout)["wren"]["sizes"]["small"]["embedding"] == 16
