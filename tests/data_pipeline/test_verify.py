@@ -145,4 +145,4 @@ def test_corpus_at_url_is_inspected_and_verified(corpus, tmp_path, faults, monke
     storage.upload(corpus / "manifest.json", f"{url}/train-000000.tar")
     [check] = invalid_files(url)
     assert check.name == "train-000000.tar"
-    assert "bytes where" in check.message
+    assert "bytes, expected" in check.message
