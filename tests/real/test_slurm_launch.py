@@ -237,7 +237,7 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
     out, err = program.communicate(timeout=400)
     assert program.returncode == 1
     assert f"On {last}, rank 1 was killed by signal 9" in out
-    assert "the run is not done" in err
+    assert "the run is not complete" in err
     assert slurm.say("squeue", "--noheader") == ""
 
 

@@ -43,8 +43,8 @@ def test_check_uses_the_checkpoint_before_the_skip(runs, real_corpus):
     run, _ = runs("checked")
     done = finish("check", *arguments("gpt2", run, real_corpus("byte-bpe"), *EVERY, SKIP))
     output = " ".join(done.stdout.split())
-    assert "the checkpoint of step 6 has read what train.skip_batches.2 passes over: the run goes on from" in output
-    assert "the run goes on from the checkpoint of step 2 of 6, which is whole." in output
+    assert "the checkpoint of step 6 was trained on steps that train.skip_batches.2 skips" in output
+    assert "the run continues from the checkpoint of step 2 of 6, which is undamaged." in output
 
 
 def test_later_checkpoints_are_renamed(spiked):
