@@ -101,7 +101,7 @@ def test_noam_uses_the_width_of_the_model():
 
 
 def test_halving_starts_when_the_validation_loss_rises():
-    """As for CoVe (arXiv:1708.00107, section 4): from step 50 on, halved after each 20 steps."""
+    """CoVe (arXiv:1708.00107, section 4): from step 50 on, the rate is halved after each 20 steps."""
     optimizer = OptimizerConfig(lr=1.0, decay="halving", decay_steps=20, min_lr_ratio=0.1)
     assert {learning_rate(step, optimizer, steps=STEPS) for step in range(STEPS)} == {1.0}
     actual = [learning_rate(step, optimizer, steps=STEPS, rose=50) for step in range(50, 150)]

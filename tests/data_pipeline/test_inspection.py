@@ -1,4 +1,4 @@
-"""What `corpus inspect` reports of a corpus."""
+"""Report of `corpus inspect`."""
 
 import io
 from types import SimpleNamespace

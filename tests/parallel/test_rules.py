@@ -135,7 +135,7 @@ def test_lamb_equals_the_formula(adapts):
 
 
 def test_lamb_of_albert_has_no_bias_correction():
-    """As in the released code, except for norms and biases, and the decay."""
+    """The released code has none either; norms, biases and the decay differ from it."""
     parts = parts_of(tensors())
     weights_after = trained(lamb(parts, bias_correction=False), parts, rate=lambda step: 0.02, decay=0.01)
     assert_same(weights_after, plain_lamb(tensors(), SHAPES, rate=0.02, decay=0.01, corrects=False))

@@ -33,7 +33,7 @@ numbers.labels = ["number", "verb", "face"]
 
 
 def squeezed(text: str) -> str:
-    """What every tokenizer preserves of a text that its vocabulary covers: no white space, no case."""
+    """Return the text without white space and case, which some tokenizers do not preserve."""
     return "".join(text.split()).lower()
 
 

@@ -93,7 +93,7 @@ def test_line_ends_and_blank_lines_are_not_repetition(end):
 
 @pytest.mark.parametrize(("size", "max_share"), [(2, 0.20), (3, 0.18), (4, 0.16)])
 def test_top_ngram_rule_bounds(size, max_share):
-    """Of 100 words of equal length, `size` words repeated this often are the share."""
+    """100 words of equal length: an n-gram of `size` words, repeated `times` times, has the maximum share."""
     times = round(100 * max_share / size)
     retained, left_out = (
         only(**{f"top_{size}_gram": times * size / 100}),

@@ -115,7 +115,7 @@ def folder_of_labels(folder: Path, *, num_valid: int = 6) -> Path:
 
 
 def write_tar(path: Path, files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
-    """As `webdataset` writes shards: suffixes in any order, adjacent files with one key."""
+    """Write a tar like shards of `webdataset`: suffixes in any order, files of one key adjacent."""
     with tarfile.open(path, "w", format=form) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
