@@ -111,7 +111,7 @@ def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path
     step = last_step(run)
     assert 3 <= step < STEPS
     assert sentence.startswith(f"error: {URL}/train-")
-    assert sentence.endswith(f"see that its server answers, and start again; the run is saved at step {step}.")
+    assert sentence.endswith(f"check that its server responds, and start again; the run is saved at step {step}.")
     assert "Traceback" not in err
     assert checkpoints(run) == [step]
     assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [2]

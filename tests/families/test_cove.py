@@ -227,8 +227,8 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
         ("short", "line 2 of .* has 1 numbers, but model.embedding is 2"),
         ("wide", "line 1 of .* has 3 numbers, but model.embedding is 2: give a text file of vectors of that width"),
         ("wide heading", "line 2 of .* has 3 numbers"),
-        ("packed", "line 1 of .* is no word and its numbers"),
-        ("words", "line 1 of .* is no word and its numbers"),
+        ("packed", "line 1 of .* is not a word and its numbers"),
+        ("words", "line 1 of .* is not a word and its numbers"),
         ("others", "has none of the 4 words"),
         ("absent", "cannot be read"),
     ):

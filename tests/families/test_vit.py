@@ -145,7 +145,7 @@ def test_a_run_begins_with_a_model_of_theirs_and_its_labels(tmp_path):
         assert loaded.model.logits(batch)["image-label"].equal(model.logits(batch)["image-label"])
     with pytest.raises(UserError, match="vit, which reads images and no text"):
         loaded.encode("a cat")
-    with pytest.raises(UserError, match="vit reads images, and cannot generate"):
+    with pytest.raises(UserError, match="vit reads images and cannot generate"):
         loaded.generate("a cat")
 
 

@@ -82,5 +82,5 @@ def test_the_command_of_the_manual_shows_what_the_job_says_and_fails_with_it(ray
     refused = ray.ask("submit", "--working-dir", ".", "--", "python", "-m", "megaptm", "launch", "ray", *words)
     assert refused.returncode == 1
     [told] = {line for line in refused.stdout.splitlines() if line.startswith("error: ")}
-    assert "the layout needs 12 CPUs, and the Ray cluster has 2 on 127." in told
+    assert "the layout needs 12 CPUs, but the Ray cluster has 2 on 127." in told
     assert not (tmp_path / "run").exists()

@@ -143,7 +143,7 @@ def test_a_node_that_is_not_like_the_others_is_named_before_a_process_waits_for_
     with slurm.given("node2", PYTHONPATH=str(tmp_path)):
         job = submit(slurm, "gpt_175b", log, words, there, nodes=2, tasks=1)
         assert slurm.wait_for_state(job, *ENDS) == "FAILED"
-        assert "error: The apex on node2 is PyPI's, not NVIDIA's" in log.read_text()
+        assert "error: The package apex on node2 is PyPI's, not NVIDIA's" in log.read_text()
         assert last_step(run) == 0
         unasked = "--export=MEGAPTM_HOME,MEGAPTM_VENV,MEGAPTM_CHECK=no"
         job = submit(slurm, "gpt_175b", log, words, there, unasked, nodes=2, tasks=1)
