@@ -65,7 +65,7 @@ class Shown:
 
 CORPORA = {
     "labels": Shown({"image-labels": {"size": SIZE}}, "random", texts=False),
-    "texts": Shown({"image-text": {"size": SIZE, "texts": TEXT}}, "square", texts=True),
+    "texts": Shown({"image-text": {"size": SIZE, "text_length": TEXT}}, "random-square", texts=True),
 }
 
 

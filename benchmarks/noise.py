@@ -25,7 +25,7 @@ from families import batch_of, ours, spec_of
 from megaptm.data import ShardWriter, open_mix, write_manifest
 from megaptm.data.loader import as_tensors, stacked
 from megaptm.families import CATALOGUE
-from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
+from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import BaseObjective
 
 LENGTH, ROWS = 512, 8
@@ -55,7 +55,7 @@ def objective(name: str) -> BaseObjective:
     if name != SIMILAR:
         return OBJECTIVES[name]
     masks = {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": "noise:alike"}
-    return objective_of({"masked-lm": masks, "sentence-order": {}})
+    return build_objective({"masked-lm": masks, "sentence-order": {}})
 
 
 def write_corpus(folder: Path, documents: int) -> None:

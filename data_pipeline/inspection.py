@@ -22,7 +22,7 @@ from megaptm.data.files import open_tar, tar_members
 from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.text_questions import QUESTIONS, field_of
+from megaptm.objectives.text_questions import QUESTIONS, question_field
 from megaptm.storage import parse_json
 from megaptm.tokenizers import Tokenizer, load
 
@@ -131,9 +131,9 @@ def _samples(
     """Yield the first samples that a run with seed 0 would train on."""
     from megaptm.config.yamls import read_override
     from megaptm.data.opening import open_mix
-    from megaptm.objectives import objective_of
+    from megaptm.objectives import build_objective
 
-    task = objective_of(read_override(f"objective={objective}").values["objective"])
+    task = build_objective(read_override(f"objective={objective}").values["objective"])
     mix = open_mix(
         {str(location): 1.0}, split=split, objective=task, sequence=sequence, seed=0, special=tokenizer.special
     )
@@ -209,9 +209,12 @@ def show_sample(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: T
             tokenizer.decode(labels) if len(batch.streams) > 1 else f"the next token, at {len(labels)} positions"
         )
         text.append(label_text, LABEL_STYLE)
-    for name in batch.answers:
+    for name in batch.label_names:
         if batch.fields[name].shape == () and (answer := int(sample[name])) != IGNORED:
-            says = next((question.says for masked, question in QUESTIONS.items() if field_of(masked) == name), ())
+            says = next(
+                (question.label_meanings for masked, question in QUESTIONS.items() if question_field(masked) == name),
+                (),
+            )
             about, label_text = ("second text", says[answer]) if says else (name, str(answer))
             text.append(f"\n\n{about}: ")
             text.append(label_text, LABEL_STYLE)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.data.files import array_of, open_tar, tar_members
+from megaptm.data.files import array_from_bytes, open_tar, tar_members
 from megaptm.data.shards import CaptionedShard, Corpus, LabeledShard, Shard, ShardInfo
 from megaptm.errors import UserError
 from megaptm.storage import Cache, list_files, shown, validate_file_name
@@ -58,7 +58,7 @@ def _check_tokenizer(corpus: Corpus) -> FolderCheck:
 
 
 def _check_shard(corpus: Corpus, info: ShardInfo) -> FolderCheck:
-    location = corpus.address_of(info.name)
+    location = corpus.url_of(info.name)
     try:
         shard = corpus.open_shard(info, verify="hash")
         problem = _compare(corpus.folder / info.name, shard, info, corpus.manifest.tokenizer["vocabulary"])
@@ -87,7 +87,7 @@ def _compare(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) -> str:
             validate_file_name(member.name)
             if not member.name.endswith(".tokens.npy"):
                 continue
-            tokens = array_of(tar.extractfile(member).read(), shard.dtype)  # type: ignore[union-attr]  # regular
+            tokens = array_from_bytes(tar.extractfile(member).read(), shard.dtype)  # type: ignore[union-attr]  # regular
             if tokens.max(initial=0) >= vocabulary:
                 return f"{member.name} has id {tokens.max():,}, beyond the {vocabulary:,} ids of the tokenizer"
             rows.append((member.offset_data + member.size - tokens.nbytes, tokens.size))

@@ -116,14 +116,14 @@ def open_dataset(
     from megaptm.data import open_mix
     from megaptm.data.dataset import MixDataset
     from megaptm.data.shards import Corpus
-    from megaptm.objectives import BaseObjective, objective_of
+    from megaptm.objectives import BaseObjective, build_objective
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache
 
     sequence, epochs = _integer("sequence", sequence, minimum=4), _integer("epochs", epochs, minimum=1)
     seed = _integer("seed", seed, minimum=0)
     if document_mask is None:
-        parsed_objective = objective if isinstance(objective, BaseObjective) else objective_of(objective)
+        parsed_objective = objective if isinstance(objective, BaseObjective) else build_objective(objective)
         document_mask = parsed_objective.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")

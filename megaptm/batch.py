@@ -1,7 +1,7 @@
 """Fields of a batch: the contract between objectives, which make samples, and models, data loaders and losses. No
 torch."""
 
-# S tokens of a sequence, K predicted positions
+# S tokens of a sequence, K target positions
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 MicroBatch = dict[str, "Tensor"]
 """Field name -> [B, ...] of the samples of a micro-batch, as `BatchSpec` describes."""
-CHARACTERS = 262
+NUM_CHARACTERS = 262
 """Number of character ids: 0 is padding, then the 256 byte values, and five marks for starts and ends of words and
 texts."""
-LONGEST_WORD = 50
+MAX_WORD_LENGTH = 50
 """Maximum number of characters of a word, marks included; longer words are cut."""
 IMAGE, PATCH, MASKED_PATCH = range(3)
 """Values of `tokens` in an image sequence: the whole image (first position), a patch, a masked patch."""
 REGION, MASKED_REGION = 0, 1
 """Values of `tokens` at the region positions after a text: a region, a masked region."""
-BOX_NUMBERS = 7
+NUM_BOX_VALUES = 7
 """Number of box values of a region: left, top, right, bottom, width, height and area, as shares of the image's."""
-COMPARED_TEXTS = 8
+MAX_COMPARED_TEXTS = 8
 """Maximum number of texts of a sample that its image is compared with (UNIMO): the caption, its rewritten versions, and
 retrieved texts."""
-COMPARED_IMAGES = 4
+MAX_COMPARED_IMAGES = 4
 """Maximum number of images that a caption is compared with (UNIMO): its own image, and retrieved ones."""
 CHANNELS = 3
 """Number of color channels of a pixel: red, green, blue."""
 IGNORED = -100
 """Label of a position that enters no loss (torch's default)."""
-READ = (
+INPUT_FIELDS = (
     *(
         "tokens",
         "characters",
@@ -51,8 +51,8 @@ READ = (
         "order",
         "global_tokens",
         "masked_positions",
-        "draws",
-        "begins",
+        "uniforms",
+        "reset_state",
         "backward",
     ),
     *("span_left", "span_right", "span_offset"),
@@ -83,8 +83,8 @@ class BatchSpec:
     `MASKED_REGION`).
 
     Fields of the first stack have no prefix; those of another stack have its name: `decoder_tokens`. `task_ids` [] is
-    the task of a sample. If sequences continue from step to step, `begins` [] is 1 for a sequence that continues no
-    other; `backward` [] is 1 for one that is read from its end.
+    the task of a sample. If sequences continue from step to step, `reset_state` [] is 1 for a sequence that continues
+    no other; `backward` [] is 1 for one that is read from its end.
     """
 
     streams: Mapping[str, int]
@@ -92,12 +92,12 @@ class BatchSpec:
     fields: Mapping[str, Field]
 
     @property
-    def masked(self) -> bool:
+    def needs_attention_mask(self) -> bool:
         """Whether a sequence may hold several documents or padding; attention then takes a mask."""
         return any(f"{prefix}{name}" in self.fields for prefix in self.streams for name in ("document_ids", "order"))
 
     @property
-    def marks(self) -> bool:
+    def has_global_tokens(self) -> bool:
         """Whether the samples have global tokens, which attend to all tokens and are attended by all."""
         return any(f"{prefix}global_tokens" in self.fields for prefix in self.streams)
 
@@ -107,47 +107,47 @@ class BatchSpec:
         return self.fields["masked_positions"].shape[0] if "masked_positions" in self.fields else None
 
     @property
-    def regions(self) -> int:
+    def num_regions(self) -> int:
         """R, the number of region positions after a text."""
         return self.fields["region_features"].shape[0] if "region_features" in self.fields else 0
 
     @property
-    def answers(self) -> list[str]:
+    def label_names(self) -> list[str]:
         """Names of the fields that are labels."""
-        return [name for name in self.fields if self._read_as(name)[1] is None]
+        return [name for name in self.fields if self._parse_name(name)[1] is None]
 
-    def asking(self, answers: Collection[str]) -> BatchSpec:
-        """Return a spec with the same inputs whose only labels are `answers`."""
-        left_out = {*self.answers} - {*answers}
-        return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in left_out})
+    def with_labels(self, names: Collection[str]) -> BatchSpec:
+        """Return a spec with the same inputs whose only labels are `names`."""
+        dropped = {*self.label_names} - {*names}
+        return BatchSpec(self.streams, {name: field for name, field in self.fields.items() if name not in dropped})
 
     def lengths(self, prefixes: Mapping[str, str]) -> dict[str, int]:
         """Return stack -> length of its sequences; `prefixes` are the family's."""
         return {stack: self.streams[prefix] for stack, prefix in prefixes.items()}
 
-    def widened(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
+    def pad_sample(self, sample: Mapping[str, np.ndarray], *, pad: int | None) -> dict[str, np.ndarray]:
         """Pad a sample with fewer or shorter fields to this spec; labels are padded with `IGNORED`."""
-        made = {}
+        padded = {}
         for name, field in self.fields.items():
-            prefix, stem = self._read_as(name)
+            prefix, stem = self._parse_name(name)
             if stem == "document_ids" and name not in sample and f"{prefix}tokens" in sample:
                 # Without document ids the sequence is one document; its padding belongs to none.
                 own = np.ones(sample[f"{prefix}tokens"].shape, field.dtype)
-                made[name] = _widened(stem, own, field, pad)
+                padded[name] = _pad_field(stem, own, field, pad)
             else:
-                made[name] = _widened(stem, sample.get(name), field, pad)
-        return made
+                padded[name] = _pad_field(stem, sample.get(name), field, pad)
+        return padded
 
-    def _read_as(self, field: str) -> tuple[str, str | None]:
+    def _parse_name(self, field: str) -> tuple[str, str | None]:
         """Return the prefix of a field's stream and its name in `READ`; None for the name of a label."""
         stems = ((prefix, field.removeprefix(prefix)) for prefix in self.streams if field.startswith(prefix))
-        return next(((prefix, stem) for prefix, stem in stems if stem in READ), ("", None))
+        return next(((prefix, stem) for prefix, stem in stems if stem in INPUT_FIELDS), ("", None))
 
     def check(self, sample: Mapping[str, np.ndarray], *, maker: str) -> None:
         """Raise TypeError if a sample does not match this spec."""
         # Every sample is checked here: the valid case takes a microsecond.
         if type(sample) is dict and sample.keys() == self.fields.keys():
-            for name, shape, dtype in self._wanted:
+            for name, shape, dtype in self._expected:
                 array = sample[name]
                 if not isinstance(array, _ARRAYS) or array.shape != shape or array.dtype != dtype:
                     break
@@ -156,27 +156,27 @@ class BatchSpec:
         raise TypeError(f"{maker} {self._difference(sample)}")
 
     @cached_property
-    def _wanted(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
+    def _expected(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
         return [(name, field.shape, np.dtype(field.dtype)) for name, field in self.fields.items()]
 
     def _difference(self, sample: object) -> str:
         """Describe the difference between a sample and this spec, in the alphabetically first field that differs."""
         if not isinstance(sample, dict):
-            return f"made {_kind(sample)} and not a dict of arrays"
-        found = {str(name): _kind(array) for name, array in sample.items()}
-        said = {name: f"{field.dtype} {[*field.shape]}" for name, field in self.fields.items()}
-        wrong = min((name for name in {*found, *said} if found.get(name) != said.get(name)), default="")
-        if wrong not in found:
-            return f"made no {wrong}, and says that it is {said[wrong]}"
-        if wrong not in said:
-            return f"made {wrong}, of which it says nothing"
-        return f"made {wrong} as {found[wrong]}, and says that it is {said[wrong]}"
+            return f"returned {_describe(sample)}, not a dict of arrays"
+        actual = {str(name): _describe(array) for name, array in sample.items()}
+        expected = {name: f"{field.dtype} {[*field.shape]}" for name, field in self.fields.items()}
+        name = min((name for name in {*actual, *expected} if actual.get(name) != expected.get(name)), default="")
+        if name not in actual:
+            return f"returned no {name}, but its batch specification has {name} as {expected[name]}"
+        if name not in expected:
+            return f"returned {name}, which its batch specification lacks"
+        return f"returned {name} as {actual[name]}, but its batch specification has {expected[name]}"
 
 
 _ARRAYS = (np.ndarray, np.generic)
 
 
-def _kind(value: object) -> str:
+def _describe(value: object) -> str:
     """Describe the type of a value: dtype and shape of an array, otherwise the class."""
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
@@ -186,13 +186,13 @@ def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
     return dict.fromkeys(names, Field(shape))
 
 
-def _widened(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
+def _pad_field(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
     if array is None:
         if stem == "positions":
             return np.arange(field.shape[0], dtype=field.dtype)
         return np.full(field.shape, IGNORED if stem is None else 0, field.dtype)
     if array.shape == field.shape:
         return array
-    wide = np.full(field.shape, IGNORED if stem is None else (pad or 0) if stem == "tokens" else 0, field.dtype)
-    wide[: len(array)] = array
-    return wide
+    padded = np.full(field.shape, IGNORED if stem is None else (pad or 0) if stem == "tokens" else 0, field.dtype)
+    padded[: len(array)] = array
+    return padded

@@ -10,14 +10,14 @@ LIKE_GPT3 = BatchSchedule(1536, start=16, increment=16, samples=100_000)
 ODD = BatchSchedule(70, start=10, increment=20, samples=333)
 STEEP = BatchSchedule(1000, start=1, increment=37, samples=50)
 """One step passes several increments."""
-PALM = BatchSchedule(2048, at=((0, 512), (50_000, 1024), (115_000, 2048)))
+PALM = BatchSchedule(2048, sizes_by_step=((0, 512), (50_000, 1024), (115_000, 2048)))
 """arXiv:2204.02311, section 5: of 255,000 steps."""
 
 
 def test_without_a_ramp_every_step_is_whole():
     batches = BatchSchedule(12)
     assert [batches.size(step) for step in (0, 1, 10**9)] == [12] * 3
-    assert [batches.first(step) for step in (0, 1, 10**9)] == [0, 12, 12 * 10**9]
+    assert [batches.first_sample(step) for step in (0, 1, 10**9)] == [0, 12, 12 * 10**9]
     assert [batches.steps_in(samples) for samples in (0, 11, 12, 30)] == [0, 0, 1, 2]
     assert batches.sizes(3, 10) == {12: 7}
 
@@ -28,15 +28,15 @@ def test_a_step_begins_where_the_one_before_it_ended_and_grows_with_what_was_rea
     while seen < batches.samples or len(sizes) < 20:
         step = len(sizes)
         share = min(1.0, seen / batches.samples)
-        times = int(share * ((batches.whole - batches.start) // batches.increment) + 1e-9)
-        assert batches.first(step) == seen
+        times = int(share * ((batches.final_size - batches.start) // batches.increment) + 1e-9)
+        assert batches.first_sample(step) == seen
         assert batches.size(step) == batches.start + times * batches.increment
         assert batches.steps_in(seen) == step
         assert batches.steps_in(seen + batches.size(step) - 1) == step
         sizes.append(batches.size(step))
         seen += sizes[-1]
     end = len(sizes)
-    assert (batches.first(end), batches.size(end)) == (seen, batches.whole)
+    assert (batches.first_sample(end), batches.size(end)) == (seen, batches.final_size)
     assert batches.sizes(0, end) == {size: sizes.count(size) for size in sizes}
     assert batches.sizes(2, end - 1) == {size: sizes[2:-1].count(size) for size in sizes[2:-1]}
 
@@ -46,7 +46,7 @@ def test_the_steps_of_gpt3_are_counted_without_walking_them():
     steps = GPT3.steps_in(300 * 10**9 // 2048)
     sizes = GPT3.sizes(0, steps)
     assert sum(sizes.values()) == steps > 300e9 / (2048 * 1536)
-    assert sum(size * number for size, number in sizes.items()) == GPT3.first(steps)
+    assert sum(size * number for size, number in sizes.items()) == GPT3.first_sample(steps)
     assert sorted(sizes) == list(range(16, 1537, 16))
 
 
@@ -59,36 +59,41 @@ def test_a_batch_that_doubles_at_given_steps_reads_the_tokens_of_palm():
         2048,
         2048,
     ]
-    assert PALM.first(255_000) == 50_000 * 512 + 65_000 * 1024 + 140_000 * 2048
-    assert PALM.first(255_000) * 2048 == pytest.approx(780e9, rel=0.01)
-    assert PALM.steps_in(PALM.first(60_000)) == 60_000
+    assert PALM.first_sample(255_000) == 50_000 * 512 + 65_000 * 1024 + 140_000 * 2048
+    assert PALM.first_sample(255_000) * 2048 == pytest.approx(780e9, rel=0.01)
+    assert PALM.steps_in(PALM.first_sample(60_000)) == 60_000
     assert PALM.sizes(49_000, 255_000) == {512: 1000, 1024: 65_000, 2048: 140_000}
 
 
-@pytest.mark.parametrize("batches", [BatchSchedule(12, at=((0, 4), (3, 8), (5, 12))), BatchSchedule(12, at=((0, 12),))])
+@pytest.mark.parametrize(
+    "batches", [BatchSchedule(12, sizes_by_step=((0, 4), (3, 8), (5, 12))), BatchSchedule(12, sizes_by_step=((0, 12),))]
+)
 def test_given_steps_begin_where_the_one_before_ended(batches):
     seen = 0
     for step in range(10):
-        assert batches.first(step) == seen
+        assert batches.first_sample(step) == seen
         assert batches.steps_in(seen) == batches.steps_in(seen + batches.size(step) - 1) == step
-        assert batches.size(step) == max(rows for begin, rows in batches.at if begin <= step)
+        assert batches.size(step) == max(rows for begin, rows in batches.sizes_by_step if begin <= step)
         seen += batches.size(step)
 
 
 @pytest.mark.parametrize(
     ("ramp", "sentence"),
     [
-        ({"at": ((1, 4), (2, 12))}, r"train.ramp.steps begins with step 1: say how many rows step 0 has."),
-        ({"at": ((0, 4), (2, 8))}, r"train.ramp.steps ends on 8 rows, which must be train.batch \(12\)."),
-        ({"at": ((0, 12), (2, 12))}, r"train.ramp.steps has rows that do not grow \(12, 12\)"),
-        ({"at": ((0, 4), (9, 8), (2, 12))}, r"train.ramp.steps has steps that do not grow \(0, 9, 2\)"),
+        ({"sizes_by_step": ((1, 4), (2, 12))}, r"train.ramp.steps starts at step 1: add the batch size of step 0."),
+        (
+            {"sizes_by_step": ((0, 4), (2, 8))},
+            r"train.ramp.steps ends .* batch size of 8, which must be train.batch \(12\).",
+        ),
+        ({"sizes_by_step": ((0, 12), (2, 12))}, r"train.ramp.steps: the batch sizes \(12, 12\) must be ascending"),
+        ({"sizes_by_step": ((0, 4), (9, 8), (2, 12))}, r"train.ramp.steps: the steps \(0, 9, 2\) must be ascending"),
         (
             {"start": 12, "increment": 4, "samples": 99},
             r"train.ramp.start \(12\) must be less than train.batch \(12\).",
         ),
         (
             {"start": 4, "increment": 3, "samples": 99},
-            r"train.ramp.increment \(3\) must divide the 8 rows between train.ramp.start \(4\) and train.batch \(12\).",
+            r"train\.ramp\.increment \(3\) must divide the 8 samples between train\.ramp\.start \(4\) and",
         ),
     ],
 )
@@ -103,7 +108,7 @@ def test_batches_that_are_passed_over_are_read_by_no_step_and_count_for_nothing_
     passed = [0, 0, *[3 * plain.size(2)] * 3, *[3 * plain.size(2) + plain.size(5)] * 4]
     for step, samples in enumerate(passed):
         assert skipping.size(step) == plain.size(step)
-        assert skipping.trained(step) == plain.first(step)
-        assert skipping.first(step) == plain.first(step) + samples
-        end = skipping.first(step) + skipping.size(step)
+        assert skipping.num_trained(step) == plain.first_sample(step)
+        assert skipping.first_sample(step) == plain.first_sample(step) + samples
+        end = skipping.first_sample(step) + skipping.size(step)
         assert (skipping.steps_in(end - 1), skipping.steps_in(end)) == (step, step + 1)

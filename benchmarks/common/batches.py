@@ -113,7 +113,7 @@ def head_fields(
     for head in family.heads:
         fields |= _fields_of_head(HEADS[head], read[f"{_prefix(family, head)}document_ids"], draw, positions, answers)
     if family.drawn:
-        fields["draws"] = torch.rand(fields["labels"].shape, generator=draw.generator)
+        fields["uniforms"] = torch.rand(fields["labels"].shape, generator=draw.generator)
     return fields
 
 

@@ -17,11 +17,11 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from megaptm.data.retrieved import RetrievedFrom, RetrievedHeader, write_retrieved
+from megaptm.data.retrieved import RetrievedCorpus, RetrievedHeader, write_retrieved
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED
-from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
+from megaptm.objectives.region_files import SUFFIX, RegionError, Regions, read_regions
 from megaptm.storage import AtomicFile, is_remote, write_atomically
 
 QUERIES_AT_ONCE = 128
@@ -123,7 +123,7 @@ def retrieve(
     for kind in ("images", "captions"):  # a wrong `detector` fails here, before anything is stored
         _ = [*_read_documents(sources[kind], splits[0], 0, 1, options, regions=True)]
     source_headers = {
-        kind: RetrievedFrom(document.manifest.id, _location(document)) for kind, document in sources.items()
+        kind: RetrievedCorpus(document.manifest.id, _location(document)) for kind, document in sources.items()
     }
     header = RetrievedHeader(corpus.manifest.id, options.max_tokens, source_headers)
     work = _BlockFolder.begin(out, header, options)
@@ -251,7 +251,7 @@ def _read_documents(
             features, classes = options.detector
             try:
                 retrieved = read_regions(content, features=features, classes=classes)
-            except RefusedRegions as refused:
+            except RegionError as refused:
                 raise UserError(
                     f"the regions of document {document:,} of {shard.path} cannot be read ({refused}): set "
                     "--detector FEATURES CLASSES, or build the corpus again."
@@ -265,8 +265,8 @@ def max_class_probabilities(retrieved: Regions, columns: int) -> np.ndarray:
     """Return float32 [D]: maximum probability of each class in each column, by the centers of regions."""
     middle_R = (retrieved.boxes[:, 0].astype(np.float32) + retrieved.boxes[:, 2]) / 2
     column_R = np.clip(middle_R * columns, 0, columns - 1).astype(np.int64)
-    probabilities_LC = np.zeros((columns, retrieved.likely.shape[1] - 1), dtype=np.float32)
-    np.maximum.at(probabilities_LC, column_R, retrieved.likely[:, 1:].astype(np.float32))
+    probabilities_LC = np.zeros((columns, retrieved.probabilities.shape[1] - 1), dtype=np.float32)
+    np.maximum.at(probabilities_LC, column_R, retrieved.probabilities[:, 1:].astype(np.float32))
     return probabilities_LC.reshape(-1)
 
 

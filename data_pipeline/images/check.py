@@ -11,8 +11,8 @@ from data_pipeline.images.duplicates import appearance_sketch
 from data_pipeline.images.region_hdf5 import SUFFIXES as HDF5
 from data_pipeline.images.suffixes import MEMBERS
 from data_pipeline.images.truncation import is_truncated
-from megaptm.objectives.pixels import FORMATS, SIXTEEN_BITS, SUFFIXES, open_image, rgb
-from megaptm.objectives.region_files import SUFFIX, RefusedRegions, read_regions
+from megaptm.objectives.pixels import FORMATS, HIGH_BIT_DEPTH_MODES, SUFFIXES, open_image, to_rgb
+from megaptm.objectives.region_files import SUFFIX, RegionError, read_regions
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,8 +118,8 @@ def check_image(content: bytes, limits: ImageLimits) -> ValidImage | InvalidImag
 def _check_regions(content: bytes, features: int, classes: int) -> ValidImage | InvalidImage:
     try:
         regions = read_regions(content, features=features, classes=classes)
-    except RefusedRegions as refused:
-        return InvalidImage(refused.reason, refused.said)
+    except RegionError as refused:
+        return InvalidImage(refused.reason, refused.details)
     return ValidImage(SUFFIX, content, len(regions), len(regions))
 
 
@@ -138,7 +138,7 @@ def _check_opened(image: Image, content: bytes, limits: ImageLimits) -> ValidIma
     if limits.check == "header" and is_truncated(content, suffix):
         return InvalidImage("damaged", "the file is truncated")
     if limits.check == "pixels" or suffix is None:
-        picture = rgb(image)  # decodes the full image
+        picture = to_rgb(image)  # decodes the full image
         sketch = appearance_sketch(picture) if limits.sketch else 0
         if suffix is None:
             # GIF, BMP, TIFF ...: webdataset readers support only the others.
@@ -151,7 +151,7 @@ def _check_opened(image: Image, content: bytes, limits: ImageLimits) -> ValidIma
 
 def _oddities(image: Image) -> tuple[str, ...]:
     regions = []
-    if image.mode in SIXTEEN_BITS:
+    if image.mode in HIGH_BIT_DEPTH_MODES:
         regions.append("16 bits")
     elif image.mode in ("1", "L", "LA"):
         regions.append("grey")

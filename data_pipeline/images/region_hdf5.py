@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.objectives.region_files import ARRAYS, MOST_BYTES, RefusedRegions
+from megaptm.objectives.region_files import ARRAYS, MAX_BYTES, RegionError
 
 SUFFIXES = (".h5", ".hdf5")
 MAX_COMPRESSION = 64
@@ -29,18 +29,18 @@ FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 
 
 def groups_in(path: Path) -> list[str]:
-    """Return the sorted names of images; raise `RefusedRegions` if the file is damaged."""
+    """Return the sorted names of images; raise `RegionError` if the file is damaged."""
     with _errors_as_refused(), _library().File(path, "r") as file:
         return sorted(file)
 
 
 def regions_of(path: Path, name: str) -> bytes:
-    """Return the regions of an image as `.npz`; raise `RefusedRegions` if they are invalid."""
+    """Return the regions of an image as `.npz`; raise `RegionError` if they are invalid."""
     library = _library()
     with _errors_as_refused(), library.File(path, "r") as file:
         group = _own_item(library, file, name)
         if not isinstance(group, library.Group):
-            raise RefusedRegions("HDF5 regions outside of a group")
+            raise RegionError("HDF5 regions outside of a group")
         read: dict[str, Any] = {
             array: _read(library, _own_item(library, group, array)) for array in ARRAYS if array in group
         }
@@ -51,30 +51,30 @@ def regions_of(path: Path, name: str) -> bytes:
 
 @contextmanager
 def _errors_as_refused() -> Iterator[None]:
-    """Convert errors of h5py to `RefusedRegions`. Errors of the disk are re-raised unchanged."""
+    """Convert errors of h5py to `RegionError`. Errors of the disk are re-raised unchanged."""
     try:
         yield
     except FAILURES as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise RefusedRegions("damaged", f"{type(error).__name__}: {error}"[:200]) from None
+        raise RegionError("damaged", f"{type(error).__name__}: {error}"[:200]) from None
 
 
 def _own_item(library: Any, group: Any, name: str) -> Any:
     """Return the item of a group. Links and virtual data sets are rejected: they could read any file of this
     machine."""
     if not isinstance(group.get(name, getlink=True), library.HardLink):
-        raise RefusedRegions("HDF5 regions behind a link")
+        raise RegionError("HDF5 regions behind a link")
     return group[name]
 
 
 def _read(library: Any, item: Any) -> np.ndarray:
     if not isinstance(item, library.Dataset) or item.external or item.is_virtual or item.dtype.kind not in "fiu":
-        raise RefusedRegions("regions of another shape", "not numbers in this file")
-    if item.nbytes > MOST_BYTES or item.id.get_storage_size() * MAX_COMPRESSION < item.nbytes:
-        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"{item.nbytes:,} bytes")
+        raise RegionError("regions of another shape", "not numbers in this file")
+    if item.nbytes > MAX_BYTES or item.id.get_storage_size() * MAX_COMPRESSION < item.nbytes:
+        raise RegionError(f"regions of more than {MAX_BYTES >> 20} MiB", f"{item.nbytes:,} bytes")
     if math.prod(item.chunks or (0,)) > MAX_CHUNK_ELEMENTS:
-        raise RefusedRegions(f"regions of more than {MOST_BYTES >> 20} MiB", f"chunks of {item.chunks}")
+        raise RegionError(f"regions of more than {MAX_BYTES >> 20} MiB", f"chunks of {item.chunks}")
     return np.asarray(item[()])
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from data_pipeline.images.folders import require_utf8
 from data_pipeline.sources.remote import list_url
-from megaptm.data.addresses import is_address
+from megaptm.data.addresses import is_shard_url
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, open_remote
 from megaptm.storage.atomic_file import SUFFIX
@@ -73,7 +73,7 @@ def _list_url(url: str) -> list[ExistingShard]:
         for shard in listing.files
         if shard.name.count("/") == 1 and shard.name.endswith((".tar", *COMPRESSED_SUFFIXES))
     ]
-    if invalid_urls := [shard.path for shard in shards if not is_address(shard.path)]:
+    if invalid_urls := [shard.path for shard in shards if not is_shard_url(shard.path)]:
         raise UserError(f"{invalid_urls[0]} is not a URL that a corpus can store: use URLs without archives or keys.")
     if not shards and (tables := [shard.path for shard in listing.files if shard.name.endswith(".parquet")]):
         raise UserError(

@@ -26,12 +26,12 @@ from data_pipeline.images.region_hdf5 import groups_in, regions_of
 from data_pipeline.images.text_steps import InvalidTextError, TextSteps
 from data_pipeline.images.thumbnails import DroppedImages
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.data.files import array_of, npy_bytes, tar_header
+from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
 from megaptm.data.manifest import TEXTS, text_columns
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, through_outages
 from megaptm.data.table import index_name
 from megaptm.errors import UserError
-from megaptm.objectives.region_files import RefusedRegions
+from megaptm.objectives.region_files import RegionError
 from megaptm.storage import AtomicFile, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
@@ -116,8 +116,8 @@ def _list_groups(path: Path, dropped: Dropped) -> list[ImageFile]:
         return []
     try:
         names = through_outages(partial(groups_in, path), path)
-    except RefusedRegions as refused:
-        dropped.add(refused.reason, path.name, message=refused.said)
+    except RegionError as refused:
+        dropped.add(refused.reason, path.name, message=refused.details)
         return []
     except OSError as error:
         dropped.add("unreadable", path.name, message=str(error))
@@ -176,8 +176,8 @@ def pack_shard(job: PackJob) -> PackedShard:
             except InvalidTextError as refused:
                 record.dropped.add_text(refused, file.name, content)
                 continue
-            except RefusedRegions as refused:
-                record.dropped.add(refused.reason, file.name, message=refused.said)
+            except RegionError as refused:
+                record.dropped.add(refused.reason, file.name, message=refused.details)
                 continue
             except OSError as error:
                 record.dropped.add("unreadable", file.name, message=str(error))
@@ -251,7 +251,7 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     tokenizer, record = load(Path(job.tokenizer)), TEXTS.fullmatch(job.dtype)
     assert record is not None
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
-    rows_of_index = array_of(content, np.dtype("<i8"), (job.columns,)).copy()
+    rows_of_index = array_from_bytes(content, np.dtype("<i8"), (job.columns,)).copy()
     rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
     kind = np.dtype(record[1]).newbyteorder("<")
     ids = np.zeros((len(rows_of_index), 8 * text_columns(job.dtype) // kind.itemsize), kind)
@@ -302,7 +302,7 @@ def text_tokenizer(
 def read_sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:
     """Return int64 [samples]: image sketches from the first round."""
     content = Path(work.folder, SHARDS, index_name(info.name)).read_bytes()
-    return array_of(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
+    return array_from_bytes(content, np.dtype("<i8"), (columns,))[:, TOKENS_AT]
 
 
 def encode_shards(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from data_pipeline.document import EXAMPLES, Dropped
 from data_pipeline.images.text_steps import InvalidTextError
-from megaptm.objectives.pixels import open_image, rgb
+from megaptm.objectives.pixels import open_image, to_rgb
 
 SIDE = 96
 """Longer side of a thumbnail in pixels."""
@@ -30,7 +30,7 @@ def make_thumbnail(content: bytes) -> str:
                 image.draft(image.mode, (2 * SIDE, 2 * SIDE))
             if image.width * image.height > MAX_PIXELS:
                 return ""
-            picture = rgb(image)
+            picture = to_rgb(image)
             picture.thumbnail((SIDE, SIDE))
             encoded = io.BytesIO()
             picture.save(encoded, "JPEG", quality=QUALITY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.batch import CHARACTERS, LONGEST_WORD
+from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.bricks.brick import Map
 from megaptm.spec import ModelSpec, Size
 
@@ -30,13 +30,13 @@ def word_maps(size: Size) -> Iterator[Map]:
 def character_maps(spec: ModelSpec) -> Iterator[Map]:
     """Yield all linear layers of a family that reads characters. The character table counts as one from its width to
     its rows."""
-    yield Map(spec.size.character_width, CHARACTERS, False)
+    yield Map(spec.size.character_width, NUM_CHARACTERS, False)
     yield from convolution_maps(spec.size)
     yield from word_maps(spec.size)
 
 
 def word_products(spec: ModelSpec) -> int:
     """Return the multiply-adds of a word for a family that reads characters."""
-    positions = [LONGEST_WORD - characters + 1 for characters, _ in spec.size.filters]
+    positions = [MAX_WORD_LENGTH - characters + 1 for characters, _ in spec.size.filters]
     along = sum(many * one.weights for many, one in zip(positions, convolution_maps(spec.size), strict=True))
     return along + sum(one.weights for one in word_maps(spec.size))

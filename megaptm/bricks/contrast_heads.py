@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS
+from megaptm.batch import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.bricks.brick import Map
 from megaptm.bricks.head import HeadBrick
 
-COMPARED = COMPARED_IMAGES + COMPARED_TEXTS
+COMPARED = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
 """Vectors of a sample of images and texts."""
 
 
@@ -17,7 +17,7 @@ class CrossModalHeadBrick(HeadBrick):
     (UNIMO, arXiv:2012.15409, section 2.1). No parameters."""
 
     name = "cmcl"
-    answers = "right_texts"
+    answers = "num_positive_texts"
     projects = False
     chooses = False
     contrasts = True

@@ -29,7 +29,7 @@ class RegionFeatureHeadBrick(_HiddenRegionHeadBrick):
     """MRFR: features of hidden regions, by the transposed projection of features and a bias."""
 
     name = "mrfr"
-    answers = "hidden_features"
+    answers = "masked_region_features"
     regresses = True
     chooses = False
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from megaptm.batch import BOX_NUMBERS
+from megaptm.batch import NUM_BOX_VALUES
 from megaptm.bricks.brick import Map
 from megaptm.errors import UserError
 from megaptm.spec import ModelSpec
 
 NORMS = {"each": 3, "sum": 1}
 """Value of `Family.region_norms` -> number of norms."""
-BOXES = (BOX_NUMBERS, BOX_NUMBERS - 2)
+BOXES = (NUM_BOX_VALUES, NUM_BOX_VALUES - 2)
 """Numbers of a box that are read: all, or those without its width and height."""
 HIDDEN = ("vector", "zeros")
 
@@ -65,7 +65,7 @@ def region_products(spec: ModelSpec) -> tuple[int, int]:
 
 def given_bytes(spec: ModelSpec) -> int:
     """Return the bytes of a region in a batch: features in half precision, a box in float32."""
-    return 2 * detector_of(spec).features + 4 * BOX_NUMBERS
+    return 2 * detector_of(spec).features + 4 * NUM_BOX_VALUES
 
 
 def region_bytes(spec: ModelSpec, element: int) -> int:

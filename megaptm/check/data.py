@@ -16,7 +16,15 @@ from megaptm.config import Config
 from megaptm.data import Corpus
 from megaptm.data.files import npy_bytes
 from megaptm.data.mix import Mix
-from megaptm.data.shards import TOKENS_AT, CaptionedShard, LabeledShard, Shard, ShardInfo, damaged, size_mismatch
+from megaptm.data.shards import (
+    TOKENS_AT,
+    CaptionedShard,
+    LabeledShard,
+    Shard,
+    ShardInfo,
+    damaged_message,
+    describe_size_mismatch,
+)
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved
@@ -135,7 +143,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     validation = corpora.mix("validation")
     held_out = validation.fresh_batches(train.batch)
     check_cached_logits(config, {"train": text, "validation": validation})
-    samples = config.batch_schedule.first(train.steps)
+    samples = config.batch_schedule.first_sample(train.steps)
     yield Finding(
         "data",
         "ok",
@@ -174,7 +182,7 @@ def _check_sample_length(config: Config, text: Mix) -> Iterator[Finding]:
         if source.task.objective.blobs:  # an image fits into any sample
             continue
         documents = [*islice(order.documents(random.randrange(len(order.shards))), SAMPLE_DOCUMENTS)]
-        if too_long := sum(not source.task.objective.has_room(document, sequence) for document in documents):
+        if too_long := sum(not source.task.objective.fits(document, sequence) for document in documents):
             yield Finding(
                 "data",
                 "warning",
@@ -188,7 +196,7 @@ def check_shards(case: Case, corpus: Corpus) -> Iterator[Finding]:
     """Yield a fault for each shard that differs from the manifest, or one good finding for all."""
     shards = [info for split in corpus.manifest.splits.values() for info in split.shards]
     sizes = _file_sizes(corpus)
-    problems = [problem for info in shards if (problem := size_mismatch(corpus.name, info, sizes))]
+    problems = [problem for info in shards if (problem := describe_size_mismatch(corpus.name, info, sizes))]
     sample = _sample_shards(case, [] if problems else shards)
     problems += _find_damage(case, corpus, sample)
     for problem in problems[:MAX_REPORTED]:
@@ -256,9 +264,9 @@ def _find_damage(case: Case, corpus: Corpus, shards: Sequence[ShardInfo]) -> lis
 
 def _hash_problem(corpus: Corpus, info: ShardInfo) -> str | None:
     for name, expected in info.hashes.items():
-        file = corpus.address_of(name)
+        file = corpus.url_of(name)
         if file_sha256(file, _retry(corpus)) != expected:
-            return damaged(file)
+            return damaged_message(file)
     return None
 
 

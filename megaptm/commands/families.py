@@ -99,7 +99,7 @@ def _family_json(family: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     from megaptm.hub.counterparts import hugging_face_models
-    from megaptm.objectives import objective_of
+    from megaptm.objectives import build_objective
     from megaptm.plan.count import count_parameters
     from megaptm.spec import published
 
@@ -111,7 +111,7 @@ def _family_json(family: Any) -> dict[str, Any]:
         "paper": family.paper,
         "stacks": {stack: asdict(block) for stack, block in family.stacks.items()},
         "objectives": family.objectives,
-        "supervised": [name for name in family.objectives if objective_of(name).supervised],
+        "supervised": [name for name in family.objectives if build_objective(name).is_supervised],
         "hugging_face": hugging_face_models(family),
         "tokenizer": family.tokenizer,
         "specials": family.specials,

@@ -107,9 +107,9 @@ def _task_corpora(objective: Composed, mix: Mapping[str, float]) -> Iterator[str
 
 def _segments_and_task_ids(task: BaseObjective, family: Family) -> Iterator[str]:
     """Yield an error if segments or task ids exceed the family's tables."""
-    if "segment" in family.inputs and task.segments > family.segments:
+    if "segment" in family.inputs and task.num_segments > family.segments:
         yield (
-            f"objective ({task.name}) needs {task.segments} segments, and {family.name} has {family.segments}: use "
+            f"objective ({task.name}) needs {task.num_segments} segments, and {family.name} has {family.segments}: use "
             "another objective."
         )
     ids = {part.label: part.task_id for part in tasks_of(task) if part.task_id is not None}
@@ -145,7 +145,7 @@ def _model(config: Config) -> Iterator[str]:
     yield from layered_model_errors(config.model)
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
-    region_positions = config.batch_spec.regions
+    region_positions = config.batch_spec.num_regions
     if spec.longest is not None and config.data.sequence - region_positions > spec.context_of(first):
         without = f", of which {region_positions} are image regions," if region_positions else ""
         yield (
@@ -198,7 +198,7 @@ def _learned_positions(config: Config, spec: ModelSpec) -> Iterator[str]:
     task = config.built_objective
     streams = config.batch_spec.streams
     for stack, prefix in spec.family.prefixes.items():
-        positions, longest = streams[prefix] - config.batch_spec.regions, spec.context_of(stack)
+        positions, longest = streams[prefix] - config.batch_spec.num_regions, spec.context_of(stack)
         if positions > longest:
             own = spec.size.stacks[stack].context if stack in spec.size.stacks else None
             key = "model.context" if own is None else f"model.stacks.{stack}.context"
@@ -375,7 +375,7 @@ def _skip(config: Config) -> Iterator[str]:
     if not train.skip_batches:
         return
     with contextlib.suppress(UserError):  # reported by other code
-        if "begins" in config.batch_spec.fields:
+        if "reset_state" in config.batch_spec.fields:
             objective_name = config.built_objective.name
             yield (
                 f"train.skip_batches: sequences of {objective_name} continue those of the step before, so no batch can "

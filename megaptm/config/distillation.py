@@ -170,9 +170,10 @@ def _shared_inputs(config: Config, student: ModelSpec, teacher: ModelSpec) -> It
     for field, is_needed in needed.items():
         if is_needed and field not in batch.fields:
             yield f"distill.model ({teacher.name}) reads {field}, which objective ({task.name}) does not provide."
-    if needed["segments"] and task.segments > teacher.family.segments:
+    if needed["segments"] and task.num_segments > teacher.family.segments:
         yield (
-            f"objective ({task.name}) needs {task.segments} segments, and distill.model has {teacher.family.segments}: "
+            f"objective ({task.name}) needs {task.num_segments} segments, and distill.model has "
+            f"{teacher.family.segments}: "
             "use another teacher."
         )
     for loss in task.losses:

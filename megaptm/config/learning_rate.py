@@ -20,13 +20,13 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
         return learning_rate(step, config.optimizer, steps=config.train.steps, width=_width(config), rose=rose)
     batches, full_batch = config.batch_schedule, config.train.batch
     return learning_rate(
-        batches.trained(step) / full_batch,
+        batches.num_trained(step) / full_batch,
         config.optimizer,
-        steps=batches.trained(config.train.steps) / full_batch,
+        steps=batches.num_trained(config.train.steps) / full_batch,
         restarts=schedule_restarts(config),
         size=batches.size(step) / full_batch,
         width=_width(config),
-        rose=None if rose is None else batches.trained(rose) / full_batch,
+        rose=None if rose is None else batches.num_trained(rose) / full_batch,
     )
 
 
@@ -37,7 +37,7 @@ def decay_end(config: Config, step: int) -> int:
     position, steps = (float(step), float(config.train.steps))
     if config.optimizer.step_unit == "batches":
         position, steps = (
-            config.batch_schedule.trained(count) / config.train.batch for count in (step, config.train.steps)
+            config.batch_schedule.num_trained(count) / config.train.batch for count in (step, config.train.steps)
         )
     return round(_since_restart(position, steps, schedule_restarts(config))[1])
 
@@ -48,7 +48,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
     restarts = config.optimizer.restarts
     if config.optimizer.step_unit == "steps":
         return restarts
-    return tuple(config.batch_schedule.trained(restart) / config.train.batch for restart in restarts)
+    return tuple(config.batch_schedule.num_trained(restart) / config.train.batch for restart in restarts)
 
 
 def peak_learning_rate(config: Config) -> float:

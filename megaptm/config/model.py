@@ -75,7 +75,7 @@ def resolve(config: Config) -> ModelSpec | WordSpec:
     task = config.built_objective
     return replace(
         word_spec(config.model, family),
-        tags=task.tags if isinstance(task, WindowRanking) else 0,
+        tags=task.num_tags if isinstance(task, WindowRanking) else 0,
         positions=2 * task.window if isinstance(task, CBOW) and task.position_weights else 0,
     )
 

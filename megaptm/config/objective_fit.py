@@ -84,7 +84,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     if family.reads_images != (bool(task.blobs) and not regions):
         images, text = "it provides images", "it provides text, and this family reads images"
         yield images if task.blobs else text
-    if any(_is_lstm(block) for block in family.stacks.values()) and batch.masked:
+    if any(_is_lstm(block) for block in family.stacks.values()) and batch.needs_attention_mask:
         yield (
             "its sequences hold several documents, and a recurrent state passes through them (data.document_mask=false)"
         )
@@ -95,16 +95,16 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
             if not ordered
             else ("it does not provide the attention order that this family needs")
         )
-    if batch.marks and not any(
+    if batch.has_global_tokens and not any(
         record.reads_global_tokens for block in family.stacks.values() for record in block.attentions
     ):
         yield (
             "it marks global tokens (global_tokens), and this family's attention pattern masks no position from any "
             "other"
         )
-    if "begins" in batch.fields and not any(block.relative or _is_lstm(block) for block in family.stacks.values()):
+    if "reset_state" in batch.fields and not any(block.relative or _is_lstm(block) for block in family.stacks.values()):
         yield "its sequences continue from step to step, and this family has no recurrence cache"
-    if bool(family.drawn) != ("draws" in batch.fields):
+    if bool(family.drawn) != ("uniforms" in batch.fields):
         yield (
             "it samples tokens for a second model"
             if not family.drawn
@@ -113,7 +113,7 @@ def _reasons(task: BaseObjective, batch: BatchSpec, family: Family) -> Iterator[
     relative_stack = next(
         (name for name, block in family.stacks.items() if block.score_bias or block.distance_rows), None
     )
-    if task.restarts and relative_stack is not None:
+    if task.resets_positions and relative_stack is not None:
         yield f"its second texts restart positions, and the {relative_stack} uses relative positions"
     for loss in task.losses:
         if loss in HEADS and not HEADS[loss].module:

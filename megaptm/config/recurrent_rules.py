@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.batch import LONGEST_WORD
+from megaptm.batch import MAX_WORD_LENGTH
 from megaptm.config.schema import Layout
 from megaptm.spec import ModelSpec
 
@@ -29,8 +29,8 @@ def recurrent_model_errors(spec: ModelSpec) -> Iterator[str]:
     family, size = spec.family, spec.size
     if family.reads_characters and not size.filters:
         yield f"model.size custom of {family.name} needs model.filters, such as [[1, 32], [2, 32], [3, 64]]."
-    if (widest := max((characters for characters, _ in size.filters), default=0)) > LONGEST_WORD:
-        yield f"model.filters has a filter of {widest} characters, and words have at most {LONGEST_WORD}: narrow it."
+    if (widest := max((characters for characters, _ in size.filters), default=0)) > MAX_WORD_LENGTH:
+        yield f"model.filters has a filter of {widest} characters, and words have at most {MAX_WORD_LENGTH}: narrow it."
     if family.is_recurrent and family.reads_characters and size.remembered > 1:
         yield f"model.memory ({size.remembered}) must be 0 or 1: {family.name} is recurrent, and keeps one state."
     if family.is_recurrent and size.heads > 1:

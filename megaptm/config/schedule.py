@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaptm.config.learning_rate import learning_rate_at, peak_learning_rate
 from megaptm.config.schema import Config
-from megaptm.objectives.composed import StepValue, by_step, tasks_of
+from megaptm.objectives.composed import StepValue, tasks_of, values_by_step
 
 HIGH_FINAL_RATE = 0.5
 """Minimum rate at the end, as a share of the peak, for a warning."""
@@ -58,7 +58,7 @@ def _schedule_length(config: Config) -> int:
     """Return the length of the run in the unit of the optimizer's steps."""
     if config.optimizer.step_unit == "steps":
         return config.train.steps
-    return config.batch_schedule.trained(config.train.steps) // config.train.batch
+    return config.batch_schedule.num_trained(config.train.steps) // config.train.batch
 
 
 def config_warnings(config: Config) -> Iterator[str]:
@@ -114,7 +114,7 @@ def _rate(config: Config) -> Iterator[str]:
 def _stages(config: Config) -> Iterator[str]:
     """Yield warnings about changes of shares and weights after the end of the run."""
     objective, steps = config.built_objective, config.train.steps
-    for (kind, name), value in by_step(objective).items():
+    for (kind, name), value in values_by_step(objective).items():
         later = _next_change(value, steps)
         if later is None:
             continue

@@ -22,7 +22,7 @@ from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.objectives import BaseObjective, objective_of
+from megaptm.objectives import BaseObjective, build_objective
 
 __all__ = [
     "AdafactorConfig",
@@ -193,7 +193,7 @@ def _with_document_mask(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(data, dict) or "document_mask" in data:
         return values
     with suppress(Exception):  # an invalid objective is reported by other code
-        if objective_of(values["objective"]).unit == "lane":
+        if build_objective(values["objective"]).unit == "lane":
             return {**values, "data": {**data, "document_mask": False}}
     return values
 
@@ -249,7 +249,7 @@ class Config(Section):
     @property
     def built_objective(self) -> BaseObjective:
         """Objective built from `objective`."""
-        return objective_of(self.objective)
+        return build_objective(self.objective)
 
     @property
     def batch_spec(self) -> BatchSpec:
@@ -268,7 +268,7 @@ class Config(Section):
         if ramp is None:
             return BatchSchedule(batch, skips=skips)
         if ramp.steps:
-            return BatchSchedule(batch, at=tuple(ramp.steps.items()), skips=skips)
+            return BatchSchedule(batch, sizes_by_step=tuple(ramp.steps.items()), skips=skips)
         return BatchSchedule(batch, ramp.start or 0, ramp.increment or 0, ramp.samples or 0, skips=skips)
 
 

@@ -14,7 +14,7 @@ from megaptm.data.table import ShardInfo
 from megaptm.errors import UserError, shown
 from megaptm.storage import PROTOCOLS, write_atomically
 
-ADDRESS = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
+SHARD_URL = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
 """URL with a lower-case protocol, because libraries know no other."""
 
 
@@ -30,22 +30,24 @@ def write_addresses(folder: Path, split: str, urls: Sequence[str]) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_addresses(path: Path, table: Sequence[ShardInfo], place: str) -> dict[str, str]:
+def read_addresses(path: Path, table: Sequence[ShardInfo], url: str) -> dict[str, str]:
     """Return shard name -> URL. Raises `UserError` if the file does not match the table. `path` is a local copy of
-    `place`."""
+    the file at `url`."""
     try:
         urls = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError, RecursionError):
-        raise UserError(f"{place} cannot be read: copy it again or rebuild the corpus.") from None
-    for url in urls:
-        if not isinstance(url, str) or not is_address(url):
-            raise UserError(f"{place} has {shown(str(url))}, which is no address of a shard: rebuild the corpus.")
+        raise UserError(f"{url} cannot be read: copy it again or build the corpus again.") from None
+    for shard_url in urls:
+        if not isinstance(shard_url, str) or not is_shard_url(shard_url):
+            raise UserError(
+                f"{url} has {shown(str(shard_url))}, which is not the URL of a shard: build the corpus again."
+            )
     if len(urls) != len(table):
-        raise UserError(f"{place} has {len(urls):,} addresses of {len(table):,} shards: rebuild the corpus.")
-    return {info.name: url for info, url in zip(table, urls, strict=True)}
+        raise UserError(f"{url} has {len(urls):,} URLs for {len(table):,} shards: build the corpus again.")
+    return {info.name: shard_url for info, shard_url in zip(table, urls, strict=True)}
 
 
-def is_address(url: str) -> bool:
+def is_shard_url(url: str) -> bool:
     """Whether a URL may be stored in a corpus as the location of a shard."""
-    said = ADDRESS.fullmatch(url)
-    return said is not None and said[1] in PROTOCOLS and "::" not in url and not has_credentials(url)
+    match = SHARD_URL.fullmatch(url)
+    return match is not None and match[1] in PROTOCOLS and "::" not in url and not has_credentials(url)

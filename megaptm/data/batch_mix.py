@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megaptm.batch import BatchSpec
-from megaptm.data.mix import Mix, MixSource, corpus_shares, ranks, rounded, task_shares
+from megaptm.data.mix import Mix, MixSource, corpus_shares, divide_by_shares, ranks_in_source, task_shares
 from megaptm.data.seeds import generator
 from megaptm.errors import UserError
 
@@ -26,32 +26,34 @@ class BatchMix(Mix):
         """`rows`: samples of a batch, the same in every step."""
         self.rows, self.block = rows, rows * BATCHES
         labels = np.array([source.task.label for source in sources])
-        self._of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
+        self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
         """Source indexes of each task."""
         super().__init__(sources, **options)
-        self._asked = [self._batch.asking(made.answers) for made in self._made]
+        self._specs_of_task = [self._batch.with_labels(spec.label_names) for spec in self._source_specs]
 
     def _sample_spec(self, source: int) -> BatchSpec:
-        return self._asked[source]
+        return self._specs_of_task[source]
 
     def _quotas(self, step: int) -> list[int]:
         shares, quotas = task_shares(self.sources, step), np.zeros(len(self.sources), dtype=np.int64)
-        batches = rounded(np.array([*shares.values()]), BATCHES)
-        of_corpora = corpus_shares(self.sources)
-        for (label, share), own, number in zip(shares.items(), self._of_task, batches, strict=True):
+        batches = divide_by_shares(np.array([*shares.values()]), BATCHES)
+        shares_of_corpora = corpus_shares(self.sources)
+        for (label, share), own, number in zip(shares.items(), self._sources_of_task, batches, strict=True):
             if share and not number:
-                raise UserError(f"objective.{label}.share is below one batch in {BATCHES}: raise it or leave it out.")
-            quotas[own] = rounded(of_corpora[own], number * self.rows)
+                raise UserError(
+                    f"objective.{label}.share is less than one batch in {BATCHES}: raise it, or remove the task."
+                )
+            quotas[own] = divide_by_shares(shares_of_corpora[own], number * self.rows)
         return quotas.tolist()
 
-    def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    def _assign_block(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         index, block = key
         quotas = np.array(self.phases[index].quotas)
-        batches = [int(quotas[own].sum()) // self.rows for own in self._of_task]
+        batches = [int(quotas[own].sum()) // self.rows for own in self._sources_of_task]
         task = generator(self.seed, "batches", index, block).permutation(np.repeat(np.arange(len(batches)), batches))
         task = task.repeat(self.rows)
         source = np.empty(self.block, dtype=np.int64)
-        for number, own in enumerate(self._of_task):
-            dealt = np.repeat(own, quotas[own])
-            source[task == number] = generator(self.seed, "mix", index, block, number).permutation(dealt)
-        return source, ranks(source, quotas.tolist())
+        for task_index, own in enumerate(self._sources_of_task):
+            unshuffled = np.repeat(own, quotas[own])
+            source[task == task_index] = generator(self.seed, "mix", index, block, task_index).permutation(unshuffled)
+        return source, ranks_in_source(source, quotas.tolist())

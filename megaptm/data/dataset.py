@@ -22,7 +22,7 @@ class MixDataset(Dataset):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, number: int) -> MicroBatch:
-        if not -self._length <= number < self._length:
-            raise IndexError(f"sample {number} of {self._length}")
-        return as_tensors(self.mix.sample(number % self._length))
+    def __getitem__(self, index: int) -> MicroBatch:
+        if not -self._length <= index < self._length:
+            raise IndexError(f"sample {index} of {self._length}")
+        return as_tensors(self.mix.sample(index % self._length))

@@ -42,34 +42,34 @@ def open_array(path: str | os.PathLike[str], dtype: np.dtype, inner: tuple[int, 
     `OSError`.
     """
     with regular_file(path).open("rb") as file:
-        rows, at = _rows(file.read(HEADER), os.fstat(file.fileno()).st_size, dtype, inner)
+        rows, at = _parse_header(file.read(MAX_HEADER_BYTES), os.fstat(file.fileno()).st_size, dtype, inner)
         if not rows:  # an empty file cannot be mapped
             return np.zeros((0, *inner), dtype)
         return np.memmap(file, dtype, "r", at, (rows, *inner))
 
 
-def array_of(content: bytes, dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
+def array_from_bytes(content: bytes, dtype: np.dtype, inner: tuple[int, ...] = ()) -> np.ndarray:
     """Return a read-only array from the bytes of a `.npy` file: [rows, *inner] of `dtype`. Raises `ValueError` unless
     `npy_bytes` wrote them."""
-    rows, at = _rows(content[:HEADER], len(content), dtype, inner)
+    rows, at = _parse_header(content[:MAX_HEADER_BYTES], len(content), dtype, inner)
     return np.frombuffer(content, dtype, rows * math.prod(inner), at).reshape(rows, *inner)
 
 
-HEADER = 1024
-"""Bytes that contain the complete header of any array of ours."""
+MAX_HEADER_BYTES = 1024
+"""Number of bytes that contain the complete header of any array written by `npy_bytes`."""
 
 
-def _rows(begin: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> tuple[int, int]:
+def _parse_header(start: bytes, size: int, dtype: np.dtype, inner: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of rows in a file of this size, and the offset of the data. Raises `ValueError` for a wrong
     header."""
-    at = 10 + int.from_bytes(begin[8:10], "little")
-    rows, rest = divmod(size - at, dtype.itemsize * math.prod(inner))
-    if rows < 0 or rest or begin[:at] != _npy_header(dtype, (rows, *inner)):
-        raise ValueError(f"it holds no array of {dtype}")
+    at = 10 + int.from_bytes(start[8:10], "little")
+    rows, remainder = divmod(size - at, dtype.itemsize * math.prod(inner))
+    if rows < 0 or remainder or start[:at] != _npy_header(dtype, (rows, *inner)):
+        raise ValueError(f"it is not an array of {dtype}")
     return rows, at
 
 
-TAR_NAME = 100
+MAX_TAR_NAME_BYTES = 100
 """Maximum bytes of a member's name in a plain header."""
 
 
@@ -80,13 +80,15 @@ def tar_header(name: str, size: int) -> bytes:
     The bytes are those of `tarfile`, in a tenth of the time: only name, size and checksum vary.
     """
     encoded = name.encode()
-    if len(encoded) > TAR_NAME or size >= 8**11:
+    if len(encoded) > MAX_TAR_NAME_BYTES or size >= 8**11:
         header = tarfile.TarInfo(name)
         header.size = size
         return header.tobuf(tarfile.USTAR_FORMAT)
     digits = b"%011o" % size
     checksum = b"%06o" % (_BLANK_SUM + sum(encoded) + sum(digits))
-    return encoded.ljust(TAR_NAME, b"\0") + _BLANK[100:124] + digits + _BLANK[135:148] + checksum + _BLANK[154:]
+    return (
+        encoded.ljust(MAX_TAR_NAME_BYTES, b"\0") + _BLANK[100:124] + digits + _BLANK[135:148] + checksum + _BLANK[154:]
+    )
 
 
 def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
@@ -123,9 +125,9 @@ def _tar_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno != errno.EINVAL:  # EINVAL is a seek to an invalid offset
             raise
-        raise tarfile.ReadError(f"a header that is none: {error}") from None
+        raise tarfile.ReadError(f"invalid header: {error}") from None
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-        raise tarfile.ReadError(f"a header that is none: {error}") from None
+        raise tarfile.ReadError(f"invalid header: {error}") from None
 
 
 _BLANK = tarfile.TarInfo("").tobuf(tarfile.USTAR_FORMAT)

@@ -13,7 +13,7 @@ from megaptm.data.lru import LRUCache
 from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import StreamOrder
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, RowWindow
+from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 
 SHUFFLED = 1
 """Shards shuffled together. Lanes are far apart, and each keeps its own shards open."""
@@ -22,9 +22,9 @@ SHUFFLED = 1
 class LaneOrder(StreamOrder):
     """Position p is sequence p // lanes of lane p % lanes. A lane is a stretch of the stream, read in order.
 
-    With `both_ways`, every second lane is read backward. A random share `elsewhere` of sequences is followed by the
-    text of another sequence nearby. Each epoch shuffles the documents again and restarts all lanes; sequences that do
-    not fill all lanes are dropped.
+    With `alternating`, every second lane is read backward. A random share `random_segment_prob` of sequences is
+    followed by the text of another sequence nearby. Each epoch shuffles the documents again and restarts all lanes;
+    sequences that do not fill all lanes are dropped.
     """
 
     def __init__(
@@ -32,20 +32,26 @@ class LaneOrder(StreamOrder):
         corpus: Corpus,
         split: str,
         *,
-        cut: RowWindow,
+        cut: SequenceWindow,
         lanes: int,
-        both_ways: bool,
-        elsewhere: float = 0.0,
+        alternating: bool,
+        random_segment_prob: float = 0.0,
         **options: Any,
     ):
         super().__init__(corpus, split, cut=cut, **{**options, "window": SHUFFLED})
-        self.lanes, self.rows, self.both_ways, self.elsewhere = lanes, self.per_epoch, both_ways, elsewhere
+        self.lanes, self.rows, self.alternating, self.random_segment_prob = (
+            lanes,
+            self.per_epoch,
+            alternating,
+            random_segment_prob,
+        )
         self.per_lane = self.rows // lanes
         if not self.per_lane:
             raise UserError(
-                f"{corpus.name} holds {self.rows} rows in its split `{split}`, and {lanes} rows of a batch each read a "
-                "text of their own on and on: lower train.batch, shorten data.sequence, or build the corpus from more "
-                "text."
+                f"{corpus.name} has {self.rows} sequences in its split `{split}`, but each of the {lanes} "
+                "sequences of a "
+                "batch continues through its own part: lower train.batch or data.sequence, or build the corpus from "
+                "more text."
             )
         self.per_epoch = self.per_lane * lanes
         # Each lane is within one window or between two.
@@ -53,32 +59,34 @@ class LaneOrder(StreamOrder):
         self._window = LRUCache(self._shuffle, 2 * lanes + 2)
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
-        first, *others = super().piece(epoch, position)
-        mine = [replace(first, begins=position < self.lanes, backward=self._backward(position)), *others]
-        return [*mine, *self._from_elsewhere(epoch, position)]
+        first, *following = super().piece(epoch, position)
+        own = [replace(first, starts_lane=position < self.lanes, backward=self._backward(position)), *following]
+        return [*own, *self._random_segment(epoch, position)]
 
-    def _from_elsewhere(self, epoch: int, position: int) -> Iterator[DocumentSlice]:
+    def _random_segment(self, epoch: int, position: int) -> Iterator[DocumentSlice]:
         """Yield the text of another sequence for a random share of sequences. The two share no text.
 
         The other sequence is from the same window, so that no further shard is opened, or from the next if there is
         none.
         """
-        if not self.elsewhere:
+        if not self.random_segment_prob:
             return
         window, row = self._find(epoch, position)
         rng = self._generator("elsewhere", epoch, row)
-        if rng.random() >= self.elsewhere:
+        if rng.random() >= self.random_segment_prob:
             return
         samples, reach = self._epoch(epoch).samples, -(-self.cut.lookahead // self.cut.stride)
         for near in (window, (window + 1) % (len(samples) - 1)):
-            others = np.arange(samples[near], samples[near + 1])
-            others = others[abs(others - row) > reach]
-            if len(others):
-                yield from (replace(part, elsewhere=True) for part in self._row(epoch, near, int(rng.choice(others))))
+            candidates = np.arange(samples[near], samples[near + 1])
+            candidates = candidates[abs(candidates - row) > reach]
+            if len(candidates):
+                yield from (
+                    replace(part, other_segment=True) for part in self._row(epoch, near, int(rng.choice(candidates)))
+                )
                 return
 
     def _backward(self, position: int) -> bool:
-        return self.both_ways and position % self.lanes % 2 == 1
+        return self.alternating and position % self.lanes % 2 == 1
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
         step, lane = divmod(position, self.lanes)
@@ -96,7 +104,7 @@ class BothEndsOrder(LaneOrder):
     from the end, marked `backward`."""
 
     def __init__(self, corpus: Corpus, split: str, **options: Any):
-        super().__init__(corpus, split, both_ways=False, **options)
+        super().__init__(corpus, split, alternating=False, **options)
         self.shards.get = LRUCache(self.shards.get.build, 4 * self.lanes * SHUFFLED + 2)
         self._window = LRUCache(self._shuffle, 4 * self.lanes + 2)
 

@@ -25,13 +25,13 @@ from megaptm.objectives.objective import Sample
 from megaptm.processes import end_with_parent
 
 if TYPE_CHECKING:
-    from megaptm.data.teacher_logits import TaughtMix
+    from megaptm.data.teacher_logits import TeacherLogitsMix
 
 # Time for the thread to finish a sample. A thread that waits for a server is abandoned, and ends with the process.
 JOIN_SECONDS = 5.0
 VALIDATION_PREFETCH = 2
 """Micro-batches that each worker reads ahead in validation, while those of training stay in memory."""
-ALIGNED = 64
+ALIGNMENT = 64
 """Alignment in bytes of the arrays of a micro-batch."""
 
 
@@ -46,21 +46,21 @@ class RankSlice:
     ranks: int
 
     def __post_init__(self) -> None:
-        if self.schedule.whole % (self.ranks * self.microbatch):
+        if self.schedule.final_size % (self.ranks * self.microbatch):
             raise UserError(
-                f"train.batch ({self.schedule.whole}) must be a multiple of layout.data ({self.ranks}) x "
+                f"train.batch ({self.schedule.final_size}) must be a multiple of layout.data ({self.ranks}) x "
                 f"layout.microbatch ({self.microbatch})."
             )
 
-    def of(self, step: int) -> list[range]:
+    def sample_ranges(self, step: int) -> list[range]:
         """Return the sample numbers of each micro-batch of a step."""
-        mine = self.schedule.size(step) // self.ranks
-        first = self.schedule.first(step) + self.rank * mine
-        return [range(at, at + self.microbatch) for at in range(first, first + mine, self.microbatch)]
+        per_rank = self.schedule.size(step) // self.ranks
+        first = self.schedule.first_sample(step) + self.rank * per_rank
+        return [range(at, at + self.microbatch) for at in range(first, first + per_rank, self.microbatch)]
 
 
 class LostWorkerError(RuntimeError):
-    """Raised if a process that reads data has exited unexpectedly."""
+    """Raised if a data loader worker has exited unexpectedly."""
 
     def __init__(self, pid: int, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -68,7 +68,7 @@ class LostWorkerError(RuntimeError):
         ended = f"exit code {exit_code}"
         if exit_code < 0:
             ended = f"signal {-exit_code}, {signal.strsignal(-exit_code)}"
-        super().__init__(f"process {pid}, which reads data, was lost ({ended})")
+        super().__init__(f"data loader worker {pid} died ({ended})")
 
 
 class Loader:
@@ -80,7 +80,7 @@ class Loader:
 
     def __init__(
         self,
-        mix: Mix | TaughtMix,
+        mix: Mix | TeacherLogitsMix,
         *,
         start_step: int = 0,
         end_step: int | None = None,
@@ -108,7 +108,7 @@ class Loader:
     def __next__(self) -> tuple[int, list[MicroBatch]]:
         if self.step == self.end_step:
             raise StopIteration
-        batches = [self._reader.next() for _ in self.slice.of(self.step)]
+        batches = [self._reader.next() for _ in self.slice.sample_ranges(self.step)]
         self.step += 1
         return self.step - 1, batches
 
@@ -122,36 +122,42 @@ class Loader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def numbers(self) -> Iterator[range]:
+    def sample_ranges(self) -> Iterator[range]:
         """Yield the sample numbers of all following micro-batches."""
         for step in count(self.step) if self.end_step is None else range(self.step, self.end_step):
-            yield from self.slice.of(step)
+            yield from self.slice.sample_ranges(step)
 
 
 def validation_batches(
-    mix: Mix | TaughtMix, *, batch: int, microbatch: int, rank: int = 0, ranks: int = 1, most: int | None = None
-) -> list[list[MicroBatch]]:
-    """Return the first `most` steps of a validation mix, or all before text repeats. Each call gives the same list."""
-    return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, most=most)]
-
-
-def read_validation(
-    mix: Mix | TaughtMix,
+    mix: Mix | TeacherLogitsMix,
     *,
     batch: int,
     microbatch: int,
     rank: int = 0,
     ranks: int = 1,
-    most: int | None = None,
+    max_steps: int | None = None,
+) -> list[list[MicroBatch]]:
+    """Return the first `most` steps of a validation mix, or all before text repeats. Each call gives the same list."""
+    return [*read_validation(mix, batch=batch, microbatch=microbatch, rank=rank, ranks=ranks, max_steps=max_steps)]
+
+
+def read_validation(
+    mix: Mix | TeacherLogitsMix,
+    *,
+    batch: int,
+    microbatch: int,
+    rank: int = 0,
+    ranks: int = 1,
+    max_steps: int | None = None,
     workers: int | None = None,
 ) -> Iterator[list[MicroBatch]]:
     """Yield the steps of `validation_batches`, holding one at a time. With `workers`, as in `Loader`, micro-batches are
     read ahead, which is useful for images that must be decoded."""
     slice_ = RankSlice(schedule=BatchSchedule(batch), microbatch=microbatch, rank=rank, ranks=ranks)
-    steps = validation_steps(mix, batch=batch, most=most)
+    steps = validation_steps(mix, batch=batch, max_steps=max_steps)
     if workers is None:
         for step in range(steps):
-            yield [as_tensors(stacked(mix, numbers)) for numbers in slice_.of(step)]
+            yield [as_tensors(stacked(mix, sample_ranges)) for sample_ranges in slice_.sample_ranges(step)]
         return
     with Loader(
         mix,
@@ -167,15 +173,15 @@ def read_validation(
             yield batches
 
 
-def validation_steps(mix: Mix | TaughtMix, *, batch: int, most: int | None = None) -> int:
+def validation_steps(mix: Mix | TeacherLogitsMix, *, batch: int, max_steps: int | None = None) -> int:
     """Return the number of steps of `validation_batches`, without reading them."""
     steps = mix.fresh_batches(batch)
-    return steps if most is None else min(steps, most)
+    return steps if max_steps is None else min(steps, max_steps)
 
 
-def stacked(mix: Mix | TaughtMix, numbers: Iterable[int]) -> Sample:
+def stacked(mix: Mix | TeacherLogitsMix, sample_ranges: Iterable[int]) -> Sample:
     """Return the samples of a micro-batch, stacked: field -> [B, ...]."""
-    samples = [mix.sample(number) for number in numbers]
+    samples = [mix.sample(number) for number in sample_ranges]
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 
@@ -193,29 +199,30 @@ class BatchMemory:
     split the data and copy it four times.
     """
 
-    def __init__(self, batch: BatchSpec, *, rows: int, number: int):
-        self.number = number
-        self._places: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
+    def __init__(self, batch: BatchSpec, *, rows: int, capacity: int):
+        """`rows`: samples per micro-batch. `capacity`: number of micro-batches."""
+        self.capacity = capacity
+        self._layout: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
         self._size = 0
         for name, field in batch.fields.items():
             shape, dtype = (rows, *field.shape), np.dtype(field.dtype)
-            self._places[name] = (self._size, shape, dtype)
-            self._size += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNED) * ALIGNED
+            self._layout[name] = (self._size, shape, dtype)
+            self._size += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         try:
-            self._memory = mmap.mmap(-1, self._size * number)
+            self._memory = mmap.mmap(-1, self._size * capacity)
         except (OSError, OverflowError, ValueError) as error:
             raise UserError(
-                f"{number} micro-batches of {self._size:,} bytes, which workers are ahead, do not fit into memory "
+                f"{capacity} micro-batches of {self._size:,} bytes, which workers read ahead, do not fit into memory "
                 f"({error}): lower data.workers or layout.microbatch."
             ) from None
 
     def arrays(self, micro_batch: int) -> Sample:
-        """Return field -> [rows, ...] of a micro-batch. Its memory is that of the one `number` micro-batches
+        """Return field -> [rows, ...] of a micro-batch. Its memory is that of the one `capacity` micro-batches
         earlier."""
-        first = micro_batch % self.number * self._size
+        first = micro_batch % self.capacity * self._size
         return {
             name: np.frombuffer(self._memory, dtype, int(np.prod(shape)), first + at).reshape(shape)
-            for name, (at, shape, dtype) in self._places.items()
+            for name, (at, shape, dtype) in self._layout.items()
         }
 
 
@@ -223,12 +230,12 @@ class _SharedBatches(Dataset):
     """Data set of a worker: writes a micro-batch to shared memory and returns the names of its fields. A `UserError` is
     returned as a value, so that its message is unchanged."""
 
-    def __init__(self, mix: Mix | TaughtMix, memory: BatchMemory):
+    def __init__(self, mix: Mix | TeacherLogitsMix, memory: BatchMemory):
         self.mix = mix
         self.memory = memory
 
-    def __getitem__(self, asked: tuple[int, range]) -> UserError | list[str]:
-        number, samples = asked
+    def __getitem__(self, item: tuple[int, range]) -> UserError | list[str]:
+        number, samples = item
         arrays = self.memory.arrays(number)
         try:
             with storage_errors_as_user_errors("a corpus"):
@@ -248,12 +255,12 @@ class _Processes:
         self._next = 0
         """Index of the next micro-batch, counted from the first that was read."""
         # One more, because workers start the next micro-batch when one has arrived and before it is copied.
-        self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, number=workers * prefetch + 1)
-        heeded = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
+        self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, capacity=workers * prefetch + 1)
+        handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
         self._batches = self._start(loader, workers, prefetch)
         # torch's handler would raise the loss of a worker at any point of the code, even in the middle of a step.
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, heeded)
+            signal.signal(signal.SIGCHLD, handler)
 
     def _start(self, loader: Loader, workers: int, prefetch: int) -> Iterator[UserError | list[str]]:
         # Queues between processes use semaphores in shared memory.
@@ -261,12 +268,12 @@ class _Processes:
             batches = DataLoader(
                 _SharedBatches(loader.mix, self._memory),
                 batch_size=None,
-                sampler=enumerate(loader.numbers()),
+                sampler=enumerate(loader.sample_ranges()),
                 num_workers=workers,
                 # Forked workers end with this process. The default of later Python versions is a fork server.
                 multiprocessing_context="fork",
                 prefetch_factor=prefetch,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 worker_init_fn=partial(_begin_worker, os.getpid()),
                 # A separate generator: DataLoader samples a seed for its workers, which is unused here, and would
                 # change the state of the generator for dropout.
@@ -305,13 +312,13 @@ class _Thread:
         for _ in range(prefetch):
             self._room.put(None)
         self._closed = False
-        arguments = (loader.mix, loader.numbers())
+        arguments = (loader.mix, loader.sample_ranges())
         self._thread = threading.Thread(target=self._run, args=arguments, name="megaptm-data", daemon=True)
         self._thread.start()
 
-    def _run(self, mix: Mix, numbers: Iterator[range]) -> None:
+    def _run(self, mix: Mix, sample_ranges: Iterator[range]) -> None:
         try:
-            for samples in numbers:
+            for samples in sample_ranges:
                 self._room.get()
                 if self._closed:
                     return
@@ -339,5 +346,5 @@ def _begin_worker(parent: int, number: int) -> None:
     end_with_parent(parent)()
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

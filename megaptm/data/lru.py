@@ -20,7 +20,7 @@ class LRUCache(Generic[Key, Value]):
     def __init__(self, build: Callable[[Key], Value], size: int):
         self.build = build
         self.size = size
-        self._held: OrderedDict[Key, Value] = OrderedDict()
+        self._values: OrderedDict[Key, Value] = OrderedDict()
         self._last: tuple[Key, Value] | None = None
         self._lock = Lock()
 
@@ -29,13 +29,13 @@ class LRUCache(Generic[Key, Value]):
         if last is not None and last[0] == key:  # the common case, without a lock
             return last[1]
         with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                value = self._held[key]
+            if key in self._values:
+                self._values.move_to_end(key)
+                value = self._values[key]
             else:
-                value = self._held[key] = self.build(key)
-                if len(self._held) > self.size:
-                    self._held.popitem(last=False)
+                value = self._values[key] = self.build(key)
+                if len(self._values) > self.size:
+                    self._values.popitem(last=False)
             self._last = (key, value)
             return value
 
@@ -43,4 +43,4 @@ class LRUCache(Generic[Key, Value]):
         return {"build": self.build, "size": self.size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _held=OrderedDict(), _last=None, _lock=Lock())
+        self.__dict__.update(state, _values=OrderedDict(), _last=None, _lock=Lock())

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from megaptm.data.addresses import write_addresses
 from megaptm.data.files import npy_bytes
-from megaptm.data.table import MOST, ShardInfo, ShardTable, table_name, table_of
+from megaptm.data.table import MAX_COUNT, ShardInfo, ShardTable, shard_rows, table_name
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import FileName, Record, parse_json, regular_file, validate, write_atomically
 
@@ -65,7 +65,7 @@ class ManifestTokenizer(Record):
     """Description of the tokenizer in `manifest.json`."""
 
     kind: str
-    vocabulary: Annotated[int, Field(ge=1, lt=MOST)]
+    vocabulary: Annotated[int, Field(ge=1, lt=MAX_COUNT)]
     fingerprint: str
 
 
@@ -154,9 +154,9 @@ def write_manifest(
 class NoCorpusError(UserError):
     """Raised if there is no finished corpus. `command` builds one."""
 
-    def __init__(self, sentence: str, command: str = "megaptm corpus build") -> None:
-        super().__init__(f"{sentence} build it with `{command}`.")
-        self.sentence = sentence
+    def __init__(self, message: str, command: str = "megaptm corpus build") -> None:
+        super().__init__(f"{message} build it with `{command}`.")
+        self.message = message
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -179,25 +179,25 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     )
 
 
-def parse_manifest(written: bytes, place: str | os.PathLike[str]) -> dict[str, Any]:
-    """Parse and validate a `manifest.json`, and check its id. `place` is the location for error messages."""
-    content = parse_json(written, place, remedy=REMEDY)
+def parse_manifest(written: bytes, location: str | os.PathLike[str]) -> dict[str, Any]:
+    """Parse and validate a `manifest.json`, and check its id. `location` is used in error messages."""
+    content = parse_json(written, location, remedy=REMEDY)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{place} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
+        raise UserError(f"{location} is not a {FORMAT} manifest: build the corpus again with this version of megaptm.")
     if content.get("id") != content_id(content):
-        raise UserError(f"{place} was changed after it was written (its id does not match): build the corpus again.")
+        raise UserError(f"{location} was changed after it was written (its id does not match): build the corpus again.")
     # The id only detects changes after writing; the content must be validated as untrusted.
-    fields = validate(CorpusManifest, content, place, remedy=REMEDY).fields
+    fields = validate(CorpusManifest, content, location, remedy=REMEDY).fields
     if fields[0] != "tokens" or len(set(fields)) < len(fields):
-        raise UserError(f"{place}: fields must be `tokens` and then other names, each once: {REMEDY}.")
+        raise UserError(f"{location}: fields must be `tokens` and then other names, each once: {REMEDY}.")
     return content
 
 
 def text_columns(dtype: str) -> int:
     """Return the number of 8-byte columns for the ids of a text in the index; 0 if it has none."""
-    if (found := TEXTS.fullmatch(dtype)) is None:
+    if (match := TEXTS.fullmatch(dtype)) is None:
         return 0
-    return -(-int(found[2]) * np.dtype(found[1]).itemsize // 8)
+    return -(-int(match[2]) * np.dtype(match[1]).itemsize // 8)
 
 
 def np_name(dtype: Any) -> str:
@@ -209,7 +209,7 @@ def np_name(dtype: Any) -> str:
 
 
 def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[str, Any]:
-    rows = table_of(name, shards)
+    rows = shard_rows(name, shards)
     table = npy_bytes(rows)
     write_atomically(folder / table_name(name), table)
     return {**_sums(rows), "shards": len(rows), "table_sha256": hashlib.sha256(table).hexdigest()}
@@ -218,7 +218,7 @@ def _write_split(folder: Path, name: str, shards: Sequence[ShardInfo]) -> dict[s
 def _open_split(folder: Path, name: str, content: Mapping[str, Any]) -> Split:
     shards = ShardTable.open(folder, name, content["table_sha256"])
     if _sums(shards.rows) != {name: content[name] for name in SUMMED} or len(shards) != content["shards"]:
-        raise UserError(f"{shards.path} and the manifest beside it do not count the same: {REMEDY}.")
+        raise UserError(f"{shards.path} has other totals than the manifest beside it: {REMEDY}.")
     return Split(shards=shards, samples=content["samples"], tokens=content["tokens"], bytes=content["bytes"])
 
 

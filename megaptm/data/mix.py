@@ -91,15 +91,15 @@ class Mix:
         self.special = special
         self.dupe_factor = dupe_factor
         self._batch = objective.batch(sequence, document_mask)
-        self._made = [source.task.objective.batch(sequence, document_mask) for source in sources]
+        self._source_specs = [source.task.objective.batch(sequence, document_mask) for source in sources]
         """Batch specification of each source, before samples are widened to that of the objective."""
         self.phases: list[Phase] = []
-        self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._deal, 2)
+        self._block: LRUCache[tuple[int, int], tuple[np.ndarray, np.ndarray]] = LRUCache(self._assign_block, 2)
         steps = sorted({step for source in sources for step in source.task.share.steps})
         if not schedule:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
         for step in steps:
-            first = schedule.first(step) if schedule and step else 0
+            first = schedule.first_sample(step) if schedule and step else 0
             before = [*self.cursors(first).values()] if self.phases else [0] * len(sources)
             self.phases.append(Phase(first, self._quotas(step), before))
 
@@ -126,9 +126,9 @@ class Mix:
     @property
     def losses(self) -> list[str]:
         """Losses of the tasks whose share is not 0 in the last phase."""
-        asking = (source.task.objective for source, quota in zip(self.sources, self.quotas, strict=True) if quota)
-        asked = {loss for task in asking for loss in task.losses}
-        return [loss for loss in self.objective.losses if loss in asked]
+        active = (source.task.objective for source, quota in zip(self.sources, self.quotas, strict=True) if quota)
+        losses = {loss for task in active for loss in task.losses}
+        return [loss for loss in self.objective.losses if loss in losses]
 
     @property
     def fresh_samples(self) -> int:
@@ -139,90 +139,91 @@ class Mix:
         """Return the number of samples before the first that reads any text more than `epochs` times."""
         last = self.phases[-1]
         return min(
-            self._number(source, epochs * order.per_epoch)
+            self._index_in_mix(source, epochs * order.per_epoch)
             for source, order in enumerate(self.orders)
             if last.quotas[source] or last.before[source] > epochs * order.per_epoch
         )
 
-    def epochs_begun(self, number: int) -> dict[str, int]:
-        """Return how often each corpus was started by the samples before `number`."""
+    def epochs_started(self, sample: int) -> dict[str, int]:
+        """Return how often each corpus was started by the samples before `sample`."""
         per_epoch = [order.per_epoch for order in self.orders]
-        cursors = self.cursors(number).items()
+        cursors = self.cursors(sample).items()
         return {name: -(-cursor // size) for (name, cursor), size in zip(cursors, per_epoch, strict=True)}
 
     def fresh_batches(self, batch: int) -> int:
         """Return the number of full batches before text repeats. Raises `UserError` if there is none."""
         if batch > self.fresh_samples:
             split = self.orders[0].split
-            words = " (validation=0.1 overwrite=true)" if split == "validation" else ""
+            option = " (validation=0.1 overwrite=true)" if split == "validation" else ""
             raise UserError(
-                f"the {split} split gives {self.fresh_samples} rows of {self.sequence} tokens, less than one batch of "
-                f"{batch}: build the corpus with a larger {split} split{words}, or lower train.batch."
+                f"the {split} split has {self.fresh_samples} sequences of {self.sequence} tokens, less than "
+                "one batch of "
+                f"{batch}: build the corpus with a larger {split} split{option}, or lower train.batch."
             )
         return self.fresh_samples // batch
 
-    def sample(self, number: int) -> Sample:
-        """Return sample `number`, 0 or more: the fields of `batch`, without batch axis.
+    def sample(self, index: int) -> Sample:
+        """Return sample `index`, 0 or more: the fields of `batch`, without batch axis.
 
-        Raises `UserError` with the number of the sample if a user's objective fails, or if a file of a document is
+        Raises `UserError` with the index of the sample if a user's objective fails, or if a file of a document is
         damaged.
         """
-        place = self.locate(number)
-        source = self.sources[place.source]
+        located = self.locate(index)
+        source = self.sources[located.source]
         task = source.task.objective
-        epoch, drawn_for = place.epoch, [number]
+        epoch, key = located.epoch, [index]
         if self.dupe_factor:  # with `dupe_factor`, samples are seeded by their source and position, so that they repeat
-            epoch, drawn_for = place.epoch % self.dupe_factor, [place.source, place.position]
-        piece = source.order.piece(epoch, place.position)
-        rng: Any = generator(self.seed, task.name, epoch, *drawn_for) if task.draws else None
+            epoch, key = located.epoch % self.dupe_factor, [located.source, located.position]
+        piece = source.order.piece(epoch, located.position)
+        rng: Any = generator(self.seed, task.name, epoch, *key) if task.uses_rng else None
         try:
             sample = task.make(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
-            self._made[place.source].check(sample, maker=task.name)
+            self._source_specs[located.source].check(sample, maker=task.name)
         except (Exception, SystemExit) as error:
             if type(error) is UserError and task.blobs:  # files are decoded only here
-                raise UserError(f"sample {number:,}, of {source.name}: {error}") from None
+                raise UserError(f"sample {index:,}, of {source.name}: {error}") from None
             if is_builtin(type(error)) or not has_plugin(task):
                 raise
-            raise plugin_error(f"sample {number:,}, of {source.name}: objective {task.name}", error) from error
+            raise plugin_error(f"sample {index:,}, of {source.name}: objective {task.name}", error) from error
         if task is self.objective:
             return sample
-        return self._sample_spec(place.source).widened(source.task.with_task_id(sample), pad=self.special.pad)
+        return self._sample_spec(located.source).pad_sample(source.task.with_task_id(sample), pad=self.special.pad)
 
     def _sample_spec(self, source: int) -> BatchSpec:
         """Return the specification of a source's samples."""
         return self._batch
 
-    def locate(self, number: int) -> SamplePosition:
+    def locate(self, sample: int) -> SamplePosition:
         """Return source, epoch and position of a sample."""
-        index, phase, block, at = self._find(number)
+        index, phase, block, at = self._find(sample)
         source, rank = (int(table[at]) for table in self._block((index, block)))
         cursor = phase.before[source] + block * phase.quotas[source] + rank
         epoch, position = divmod(cursor, self.orders[source].per_epoch)
         return SamplePosition(source, epoch, position)
 
-    def cursors(self, number: int) -> dict[str, int]:
-        """Return the number of samples of each source before sample `number`: the read position of a run that stopped
+    def cursors(self, sample: int) -> dict[str, int]:
+        """Return the number of samples of each source before sample `sample`: the read position of a run that stopped
         there."""
-        index, phase, block, at = self._find(number)
-        begun = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
-        counted = zip(self.names, phase.before, phase.quotas, begun, strict=True)
+        index, phase, block, at = self._find(sample)
+        started = np.bincount(self._block((index, block))[0][:at], minlength=len(self.names)).tolist()
+        counted = zip(self.names, phase.before, phase.quotas, started, strict=True)
         return {name: before + block * quota + here for name, before, quota, here in counted}
 
-    def _find(self, number: int) -> tuple[int, Phase, int, int]:
+    def _find(self, sample: int) -> tuple[int, Phase, int, int]:
         """Return index and phase of a sample, its block in the phase, and its position in the block."""
-        index = bisect_right(self.phases, number, key=lambda phase: phase.first) - 1
+        index = bisect_right(self.phases, sample, key=lambda phase: phase.first) - 1
         phase = self.phases[index]
-        return index, phase, *divmod(number - phase.first, self.block)
+        return index, phase, *divmod(sample - phase.first, self.block)
 
-    def _deal(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    def _assign_block(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return for each sample of a block its source, and the number of the source's earlier samples in the block."""
         index, block = key
         quotas = self.phases[index].quotas
-        dealt = np.repeat(np.arange(len(quotas)), quotas)
-        source = generator(self.seed, "mix", *((index,) if index else ()), block).permutation(dealt)
-        return source, ranks(source, quotas)
+        unshuffled = np.repeat(np.arange(len(quotas)), quotas)
+        source = generator(self.seed, "mix", *((index,) if index else ()), block).permutation(unshuffled)
+        return source, ranks_in_source(source, quotas)
 
-    def _number(self, source: int, cursor: int) -> int:
+    def _index_in_mix(self, source: int, cursor: int) -> int:
         """Return the index in the mix of a source's sample `cursor`, which must exist."""
         index = bisect_right(self.phases, cursor, key=lambda phase: phase.before[source]) - 1
         phase = self.phases[index]
@@ -240,12 +241,12 @@ class Mix:
             for label, share in tasks.items():
                 own = np.array([source.task.label == label for source in self.sources])
                 shares[own] *= share / shares[own].sum()
-        quotas = rounded(shares, self.block)
+        quotas = divide_by_shares(shares, self.block)
         for source, quota, share in zip(self.sources, quotas, shares, strict=True):
             if share and not quota:
                 label = source.task.label if len(tasks) > 1 else ""
-                given = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
-                raise UserError(f"data.mix: {given} is below one sample in {BLOCK:,}: raise it or leave it out.")
+                setting = f"objective.{label}.share, of {source.corpus}," if label else f"the weight of {source.name}"
+                raise UserError(f"data.mix: {setting} is less than one sample in {BLOCK:,}: raise it, or remove it.")
         return quotas
 
 
@@ -264,15 +265,15 @@ def corpus_shares(sources: Sequence[MixSource]) -> np.ndarray:
     return shares
 
 
-def rounded(shares: np.ndarray, number: int) -> list[int]:
+def divide_by_shares(shares: np.ndarray, number: int) -> list[int]:
     """Divide `number` items by shares. The remainder goes to the shares that were rounded down most."""
     exact = shares / shares.sum() * number
-    dealt = np.floor(exact).astype(int)
-    dealt[np.argsort(dealt - exact, kind="stable")[: number - dealt.sum()]] += 1
-    return dealt.tolist()
+    assigned = np.floor(exact).astype(int)
+    assigned[np.argsort(assigned - exact, kind="stable")[: number - assigned.sum()]] += 1
+    return assigned.tolist()
 
 
-def ranks(source: np.ndarray, quotas: Sequence[int]) -> np.ndarray:
+def ranks_in_source(source: np.ndarray, quotas: Sequence[int]) -> np.ndarray:
     """Return int64: for each sample, the number of earlier samples of its source."""
     rank = np.empty(len(source), dtype=np.int64)
     rank[np.argsort(source, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])

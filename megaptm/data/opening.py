@@ -10,19 +10,19 @@ from typing import Any
 
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
-from megaptm.data.lane_mix import LaneMix, deal_lanes
+from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.manifest import LABELS
 from megaptm.data.mix import Mix, MixSource
-from megaptm.data.order import WINDOW, Order, check_annotated
+from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, StreamOrder
 from megaptm.errors import UserError
-from megaptm.objectives import Task, objective_of
+from megaptm.objectives import Task, build_objective
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective
+from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
 from megaptm.objectives.region_files import SUFFIX
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import Cache
@@ -61,18 +61,21 @@ def open_mix(
     - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
       corpus.
     """
-    whole = objective if isinstance(objective, BaseObjective) else objective_of(objective)
+    built = objective if isinstance(objective, BaseObjective) else build_objective(objective)
     if split != "train":
-        whole = whole.held_out()
+        built = built.for_validation()
     if not mix:
         raise UserError("data.mix is empty: name at least one corpus folder and its weight.")
-    whole.check(special, sequence)
-    if whole.unit == "pairs":
-        raise UserError(f"objective ({whole.name}) counts a corpus before it learns, and has no samples: train by it.")
-    if not (tasks := tasks_of(whole)):
+    built.check(special, sequence)
+    if built.unit == "pairs":
         raise UserError(
-            f"objective {whole.name} makes no samples: its class must be a `megaptm.objectives.Objective`, or a "
-            "`SampleObjective` of groups of sentences."
+            f"objective ({built.name}) is trained on co-occurrence counts of a corpus, and has no samples: use "
+            "`megaptm train`."
+        )
+    if not (tasks := tasks_of(built)):
+        raise UserError(
+            f"objective {built.name} makes no samples: its class must be a `megaptm.objectives.Objective`, or a "
+            "`SampleObjective` of sentence groups."
         )
     corpora = {name: Corpus.open(name, cache) for name in mix} if opened is None else dict(opened)
     check_together(corpora, special)
@@ -87,11 +90,11 @@ def open_mix(
     for name, corpus in corpora.items():
         _check_images(corpus, [task.objective for task in tasks if name in (task.corpora or [name])])
     for name, corpus in corpora.items():
-        asked = [task.objective.of_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
-        check_annotated(corpus, chain(*map(annotations_of, asked)), alone=len(corpora) == 1)
-    _refuse_lanes_beside_others(tasks)
-    on_and_on = whole.unit == "lane"
-    dealt = deal_lanes(weights, len(weights) if lanes is None else lanes) if on_and_on else {}
+        used = [task.objective.for_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
+        check_annotations(corpus, chain(*map(annotations_of, used)), alone=len(corpora) == 1)
+    _refuse_mixed_lanes(tasks)
+    has_lanes = built.unit == "lane"
+    lanes_of_corpora = assign_lanes(weights, len(weights) if lanes is None else lanes) if has_lanes else {}
     sources: list[MixSource] = []
     for task in tasks:
         # Each task reads the text in its own order.
@@ -100,29 +103,30 @@ def open_mix(
         for (name, corpus), weight in zip(corpora.items(), weights.values(), strict=True):
             if task.corpora and name not in task.corpora:
                 continue
-            own = task.objective.of_corpus(corpus.manifest.fields)
+            own = task.objective.for_corpus(corpus.manifest.fields)
             if own is not task.objective:
                 own.check(special, sequence)
                 _refuse_longer(own, task.objective, name, sequence, document_mask)
             retrieved = _retrieved(own, corpus, split, verify, cache, [*corpora.values()])
-            lanes_of_corpus = dealt.get(name, 1)
-            order = _order(
-                own, corpus, split, sequence, document_mask, options, lanes=lanes_of_corpus, retrieved=retrieved
-            )
+            own_lanes = lanes_of_corpora.get(name, 1)
+            order = _order(own, corpus, split, sequence, document_mask, options, lanes=own_lanes, retrieved=retrieved)
             shown = f"{name} ({label})" if label else name
             sources.append(MixSource(shown, name, order, weight, replace(task, objective=own)))
     if not sources:
-        raise UserError(f"objective: no task reads any of {', '.join(corpora)}: name one of them in its `corpora`.")
-    kind: Callable[..., Mix] = LaneMix if on_and_on else Mix
-    if whole.own_batches and len(tasks) > 1 and schedule is not None:
-        if schedule.samples or schedule.at:
+        raise UserError(
+            f"objective: no task reads any of {', '.join(corpora)}: add one of them to the `corpora` of a task."
+        )
+    kind: Callable[..., Mix] = LaneMix if has_lanes else Mix
+    if built.needs_own_batches and len(tasks) > 1 and schedule is not None:
+        if schedule.samples or schedule.sizes_by_step:
             raise UserError(
-                f"train.ramp: each batch is of one task of objective {whole.name}, so all have as many rows: remove it."
+                f"train.ramp: each batch belongs to one task of objective {built.name}, so all have the same "
+                "size: remove it."
             )
-        kind = partial(BatchMix, rows=schedule.whole)
+        kind = partial(BatchMix, rows=schedule.final_size)
     return kind(
         sources,
-        objective=whole,
+        objective=built,
         sequence=sequence,
         seed=seed,
         document_mask=document_mask,
@@ -133,34 +137,38 @@ def open_mix(
     )
 
 
-def _refuse_lanes_beside_others(tasks: tuple[Task, ...]) -> None:
+def _refuse_mixed_lanes(tasks: tuple[Task, ...]) -> None:
     """Raise `UserError` if a task whose sequences continue from batch to batch is combined with other tasks."""
     if len(tasks) > 1:
         for task in tasks:
             if task.objective.unit == "lane":
                 raise UserError(
-                    f"objective: the rows of {task.label} go on from step to step, so it cannot share a batch with "
-                    "other tasks: name it alone."
+                    f"objective: the sequences of {task.label} continue from batch to batch, so it cannot "
+                    "share a batch "
+                    "with other tasks: remove them."
                 )
 
 
-def _refuse_longer(own: BaseObjective, asked: BaseObjective, corpus: str, sequence: int, document_mask: bool) -> None:
+def _refuse_longer(
+    own: BaseObjective, configured: BaseObjective, corpus: str, sequence: int, document_mask: bool
+) -> None:
     """Raise `UserError` if the objective used for a corpus makes longer sequences than the configured one."""
-    room, wanted = (one.batch(sequence, document_mask).streams for one in (asked, own))
-    for prefix, length in wanted.items():
-        if length > room[prefix]:
+    limits, lengths = (task.batch(sequence, document_mask).streams for task in (configured, own))
+    for prefix, length in lengths.items():
+        if length > limits[prefix]:
             raise UserError(
-                f"objective {asked.name} asks {own.name} of {corpus}, in {prefix}rows of {length} places, and its own "
-                f"have {room[prefix]}: raise `targets`, or leave the corpus out."
+                f"objective {configured.name} uses {own.name} for {corpus}, whose {prefix}sequences have "
+                f"{length} positions, "
+                f"more than its own {limits[prefix]}: raise `max_target_length`, or remove the corpus."
             )
 
 
 def _by_size(corpus: Corpus, weight: float, exponent: float, limit: int | None) -> float:
     """Return the weight in tokens of T5's (arXiv:1910.10683, 3.5.2) and mT5's (arXiv:2010.11934, 3.1)
     examples-proportional mixing of documents. The training split determines the weights of all splits."""
-    held = corpus.split("train")
-    documents = held.samples if limit is None else min(held.samples, limit)
-    return weight * float(documents) ** exponent * held.tokens / held.samples
+    train = corpus.split("train")
+    documents = train.samples if limit is None else min(train.samples, limit)
+    return weight * float(documents) ** exponent * train.tokens / train.samples
 
 
 def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
@@ -168,30 +176,31 @@ def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
     for objective in objectives:
         if objective.blobs and not {*objective.blobs} & {*corpus.manifest.fields}:
             regions = objective.blobs == (SUFFIX,)
-            wanted, how = ("regions of images", " ... texts=true regions=true") if regions else ("images", "")
+            missing, options = ("regions of images", " ... texts=true regions=true") if regions else ("images", "")
             raise UserError(
-                f"{corpus.name} has no {wanted}, which objective {objective.name} reads: build one with "
-                f"`megaptm corpus images{how}`."
+                f"{corpus.name} has no {missing}, which objective {objective.name} reads: build a corpus with "
+                f"`megaptm corpus images{options}`."
             )
-        if objective.blobs and objective.reads_labels is not None:
-            labeled = corpus.manifest.dtype == LABELS
-            if labeled != objective.reads_labels:
-                has, wants = ("labels", "texts=true") if labeled else ("texts", "texts=false")
+        if isinstance(objective, Objective) and objective.blobs and objective.image_annotation is not None:
+            annotation = "label" if corpus.manifest.dtype == LABELS else "text"
+            if annotation != objective.image_annotation:
+                option = "texts=true" if objective.image_annotation == "text" else "texts=false"
                 raise UserError(
-                    f"{corpus.name} has images with {has}, and objective {objective.name} reads others: build one with "
-                    f"`megaptm corpus images ... {wants}`."
+                    f"{corpus.name} has images with a {annotation}, but objective {objective.name} reads images with a "
+                    f"{objective.image_annotation}: build a corpus with `megaptm corpus images ... {option}`."
                 )
         if not objective.blobs and corpus.manifest.dtype == LABELS:
             raise UserError(
-                f"{corpus.name} has images with labels, and objective {objective.name} reads text: build a corpus of "
-                "text with `megaptm corpus build`, or train a family that reads images."
+                f"{corpus.name} has images with labels, but objective {objective.name} reads text: build a "
+                "corpus of text "
+                "with `megaptm corpus build`, or train a family that reads images."
             )
 
 
 def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
     """Return the annotations that a corpus must have."""
-    pieces = (objective.pieces,) if objective.unit == "sentence-group" else ()
-    return (*dict.fromkeys((*pieces, *objective.annotations)),)
+    units = (objective.unit,) if objective.unit in GROUP_UNITS else ()
+    return (*dict.fromkeys((*units, *objective.annotations)),)
 
 
 def _order(
@@ -205,23 +214,23 @@ def _order(
     lanes: int,
     retrieved: RetrievedDocuments | None,
 ) -> Order:
-    known = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
-    if "labels" in task.annotations and known > task.answers:
+    num_labels = len(corpus.manifest.made_from.get("tables", {}).get("labels", ()))
+    if "labels" in task.annotations and num_labels > task.num_labels:
         raise UserError(
-            f"{corpus.name} has {known} labels, and the question {task.name} has {task.answers} answers: build it with "
-            "fewer (annotate.labels), or ask another question."
+            f"{corpus.name} has {num_labels} labels, more than the {task.num_labels} classes of question {task.name}: "
+            "build it with fewer (annotate.labels), or use another question."
         )
-    if task.unit == "sentence-group":
-        length, pieces = task.raw_length(sequence), task.pieces
-        return SentenceGroupOrder(corpus, split, length=length, pieces=pieces, annotations=task.annotations, **options)
+    if task.unit in GROUP_UNITS:
+        length = task.raw_length(sequence)
+        return SentenceGroupOrder(corpus, split, length=length, unit=task.unit, annotations=task.annotations, **options)
     if not isinstance(task, Objective):
         raise UserError(
-            f"objective {task.name} reads a {task.unit}, and does not say how that is cut: its class must be a "
-            "`megaptm.objectives.Objective`, with a method `cut`."
+            f"objective {task.name} has unit {task.unit} but no method `cut`: its class must be a "
+            "`megaptm.objectives.Objective`."
         )
     cut = task.cut(sequence, document_mask)
     if task.unit == "lane":
-        if task.from_both_ends:
+        if task.direction == "both":
             return BothEndsOrder(corpus, split, cut=cut, annotations=task.annotations, lanes=lanes, **options)
         return LaneOrder(
             corpus,
@@ -229,8 +238,8 @@ def _order(
             cut=cut,
             annotations=task.annotations,
             lanes=lanes,
-            both_ways=task.both_ways,
-            elsewhere=task.elsewhere,
+            alternating=task.direction == "alternating",
+            random_segment_prob=task.random_segment_prob,
             **options,
         )
     if task.unit == "document":
@@ -240,7 +249,7 @@ def _order(
             cut=cut,
             annotations=task.annotations,
             blobs=task.blobs,
-            elsewhere=task.elsewhere,
+            random_segment_prob=task.random_segment_prob,
             retrieved=retrieved,
             **options,
         )
@@ -248,9 +257,9 @@ def _order(
 
 
 def _retrieved(
-    task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, others: Sequence[Corpus]
+    task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, corpora: Sequence[Corpus]
 ) -> RetrievedDocuments | None:
-    if task.neighbors is None:
+    if not isinstance(task, Objective) or task.neighbors is None:
         return None
     return RetrievedDocuments(
         task.neighbors,
@@ -259,29 +268,29 @@ def _retrieved(
         blobs=task.blobs,
         verify=verify,
         cache=cache,
-        opened={one.manifest.id: one for one in others},
+        opened={opened.manifest.id: opened for opened in corpora},
     )
 
 
 def check_together(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
     """Raise `UserError` if a corpus occurs twice, or if corpora have different tokenizers."""
-    _refuse_doubles(corpora)
+    _refuse_duplicates(corpora)
     _refuse_mixed_tokenizers(corpora, special)
 
 
-def _refuse_doubles(corpora: Mapping[str, Corpus]) -> None:
-    seen: dict[str, str] = {}
+def _refuse_duplicates(corpora: Mapping[str, Corpus]) -> None:
+    names: dict[str, str] = {}
     for name, corpus in corpora.items():
-        if (other := seen.setdefault(corpus.manifest.id, name)) != name:
-            raise UserError(f"data.mix names one corpus twice, as {other} and as {name}: keep one and add the weights.")
+        if (other := names.setdefault(corpus.manifest.id, name)) != name:
+            raise UserError(f"data.mix has one corpus twice, as {other} and as {name}: keep one and add the weights.")
 
 
 def _refuse_mixed_tokenizers(corpora: Mapping[str, Corpus], special: SpecialTokens) -> None:
-    first, *others = corpora.items()
-    for name, corpus in others:
-        if corpus.manifest.tokenizer["fingerprint"] != first[1].manifest.tokenizer["fingerprint"]:
+    (first_name, first), *remaining = corpora.items()
+    for name, corpus in remaining:
+        if corpus.manifest.tokenizer["fingerprint"] != first.manifest.tokenizer["fingerprint"]:
             raise UserError(
-                f"data.mix: {first[0]} and {name} were made with different tokenizers: build one of them again with "
+                f"data.mix: {first_name} and {name} were made with different tokenizers: build one of them again with "
                 "the tokenizer of the other."
             )
     for name, corpus in corpora.items():

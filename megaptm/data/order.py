@@ -25,14 +25,14 @@ WINDOW = 8
 """Shards whose documents are shuffled together."""
 REMEDIES = {
     "parts": "sources with `parts` or `aligned`",
-    "labels": "annotate.labels, a list of what the note `label` of its documents may be",
-    "phrases": "annotate.phrases, a file of them",
-    "tags": "annotate.tags, a file of them",
+    "labels": "annotate.labels, a list of the values of the note `label` of its documents",
+    "phrases": "annotate.phrases, a file of phrases",
+    "tags": "annotate.tags, a file of tagged phrases",
 }
 """Annotation -> how to build a corpus with it, for annotations that are not switches."""
-BESIDE = {"turns": "sources with `messages`"}
+ALSO_REQUIRED = {"turns": "sources with `messages`"}
 """Annotation -> requirement of its switch."""
-MOST_COUNTED = 100_000
+MAX_INDEXED_SHARDS = 100_000
 """Maximum number of shards whose indexes are read to count sentences or parts: a minute from a local disk, longer from
 a remote one."""
 
@@ -40,7 +40,7 @@ a remote one."""
 class OpenShards:
     """Shards of a split. They are opened on demand and verified the first time."""
 
-    def __init__(self, corpus: Corpus, split: str, verify: Verify, most_open: int):
+    def __init__(self, corpus: Corpus, split: str, verify: Verify, max_open: int):
         self.corpus = corpus
         self.table = corpus.split(split).shards
         # Shards without documents are skipped.
@@ -50,33 +50,33 @@ class OpenShards:
         # One byte per shard, shared with the forked processes of the loader, so that each shard is hashed by only one
         # of them.
         self._checked = mmap.mmap(-1, len(self.rows))
-        self.get: LRUCache[int, Shard] = LRUCache(self._open, most_open)
+        self.get: LRUCache[int, Shard] = LRUCache(self._open, max_open)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def info(self, number: int) -> ShardInfo:
-        return self.table[int(self.rows[number])]
+    def info(self, shard: int) -> ShardInfo:
+        return self.table[int(self.rows[shard])]
 
     def sums(self, column: str) -> np.ndarray:
         """Return int64 [shards]: a column of the table."""
         return self.table.rows[column][self.rows]
 
-    def _open(self, number: int) -> Shard:
-        verify = "none" if self._checked[number] else self.verify
-        shard = self.corpus.open_shard(self.info(number), verify)
+    def _open(self, index: int) -> Shard:
+        verify = "none" if self._checked[index] else self.verify
+        shard = self.corpus.open_shard(self.info(index), verify)
         vocabulary = self.corpus.manifest.tokenizer["vocabulary"]
         if self.verify != "hash":
             shard.vocabulary = vocabulary  # without hashes, each read checks that ids are within the vocabulary
-        elif not self._checked[number]:
+        elif not self._checked[index]:
             shard.check_ids(vocabulary)
-        self._checked[number] = 1
+        self._checked[index] = 1
         return shard
 
-    def bring(self, numbers: np.ndarray, *, wait: bool) -> None:
+    def fetch(self, shards: np.ndarray, *, wait: bool) -> None:
         """Fetch remote shards: wait for them, or without `wait` prefetch them in the background."""
         if self.corpus.mirror:
-            self.corpus.bring([self.info(number) for number in numbers.tolist()], wait=wait)
+            self.corpus.fetch([self.info(shard) for shard in shards.tolist()], wait=wait)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_checked"}
@@ -122,28 +122,28 @@ class Window:
     """int64 [samples]: permutation of the samples that start in this window."""
 
 
-def check_annotated(corpus: Corpus, needed: Iterable[str], *, alone: bool = True) -> None:
+def check_annotations(corpus: Corpus, needed: Iterable[str], *, alone: bool = True) -> None:
     """Raise `UserError` if a corpus was built without a needed annotation, or has no instance of it.
 
     `alone`: whether no other corpora are configured that tasks could read instead.
     """
-    others = "" if alone else "name the corpora that its tasks read (`corpora`), "
-    needed, found = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("annotation_counts", {})
+    other_remedy = "" if alone else "set the corpora that its tasks read (`corpora`), "
+    needed, counts = [*dict.fromkeys(needed)], corpus.manifest.made_from.get("annotation_counts", {})
     if missing := [name for name in needed if name not in corpus.manifest.fields]:
         raise UserError(
-            f"{corpus.name} was built without the places of {' and '.join(missing)}, which the objective needs: build "
-            f"it with {_remedy(missing)}, {others}or use another objective."
+            f"{corpus.name} was built without {' and '.join(missing)}, which the objective needs: build it with "
+            f"{_remedy(missing)}, {other_remedy}or use another objective."
         )
-    if empty := [name for name in needed if found.get(name) == 0]:
+    if empty := [name for name in needed if counts.get(name) == 0]:
         raise UserError(
-            f"{corpus.name} has no {' and no '.join(empty)} at all, which the objective asks about: build it from text "
-            f"that has them, with {_remedy(empty)}, {others}or use another objective."
+            f"{corpus.name} has no {' and no '.join(empty)} at all, which the objective needs: build it from text that "
+            f"has them, with {_remedy(empty)}, {other_remedy}or use another objective."
         )
 
 
-def _remedy(lacking: Sequence[str]) -> str:
-    switches = " ".join(f"annotate.{name}=true" for name in lacking if name not in REMEDIES)
-    more = [table[name] for table in (REMEDIES, BESIDE) for name in lacking if name in table]
+def _remedy(missing: Sequence[str]) -> str:
+    switches = " ".join(f"annotate.{name}=true" for name in missing if name not in REMEDIES)
+    more = [table[name] for table in (REMEDIES, ALSO_REQUIRED) for name in missing if name in table]
     return " and ".join([*([switches] if switches else []), *more])
 
 
@@ -169,17 +169,17 @@ class Order(ABC):
         documents also include their files with a suffix in `blobs`."""
         self.annotations = annotations
         self.blobs = tuple(name for name in blobs if name in corpus.manifest.fields)
-        check_annotated(corpus, annotations)
+        check_annotations(corpus, annotations)
         self.corpus = corpus
         self.split = split
         self.seed = seed
         self.label = label
         self.window = window
         # Two windows, because a sequence may start in one and end in the next.
-        self.shards = OpenShards(corpus, split, verify, most_open=2 * window)
+        self.shards = OpenShards(corpus, split, verify, max_open=2 * window)
         self.shard_measures = self._shard_measures()
         self.total = int(self.shard_measures.sum())
-        self._epoch: LRUCache[int, Epoch] = LRUCache(self._deal, 2)
+        self._epoch: LRUCache[int, Epoch] = LRUCache(self._assign_shards, 2)
         self._window: LRUCache[tuple[int, int], Window] = LRUCache(self._shuffle, 2)
 
     @abstractmethod
@@ -198,18 +198,20 @@ class Order(ABC):
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         """Return the number of samples that start before each point of the epoch."""
 
-    def _counted(self) -> np.ndarray:
+    def _count_by_document(self) -> np.ndarray:
         """Return the measure of each shard by the lengths of its documents. The lengths are not in the manifest, so all
         indexes are read once when the mix is opened."""
-        if len(self.shards) > MOST_COUNTED:
+        if len(self.shards) > MAX_INDEXED_SHARDS:
             raise UserError(
-                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts counts in "
-                f"each of at most {MOST_COUNTED:,}: build it in larger shards, or use an objective on single texts."
+                f"{self.corpus.name} has {len(self.shards):,} shards, and an objective on pairs of texts reads the "
+                f"index of each, which is limited to {MAX_INDEXED_SHARDS:,}: build the corpus in larger "
+                "shards, or use an "
+                "objective on single texts."
             )
         indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
         return np.array([self.measure(index[:, TOKENS]).sum() for index in indexes])
 
-    def _deal(self, number: int) -> Epoch:
+    def _assign_shards(self, number: int) -> Epoch:
         order = self._generator("shards", number).permutation(len(self.shards))
         windows = np.add.reduceat(self.shard_measures[order], np.arange(0, len(order), self.window))
         measures = np.concatenate(([0], np.cumsum(windows)))
@@ -219,9 +221,9 @@ class Order(ABC):
         number, window = key
         epoch = self._epoch(number)
         numbers = epoch.shards_of(window)
-        self.shards.bring(numbers, wait=True)
+        self.shards.fetch(numbers, wait=True)
         opened = [self.shards.get(shard) for shard in numbers.tolist()]
-        self.shards.bring(epoch.shards_of(window + 1), wait=False)
+        self.shards.fetch(epoch.shards_of(window + 1), wait=False)
         order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
         tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]
         samples = int(epoch.samples[window + 1] - epoch.samples[window])

@@ -28,25 +28,27 @@ class Mirror:
     folder: Path
     cache: Cache
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """Name of a shard that is elsewhere -> its URL."""
+    """Name of a shard outside of the corpus folder -> its URL."""
 
     @classmethod
     def open(cls, url: str, cache: Cache) -> Mirror:
         """Fetch the metadata of a corpus: manifest, shard tables, tokenizer."""
-        url, address = url.rstrip("/"), storage.join_path(url, MANIFEST)
-        if not storage.exists(address, cache.retry):
-            raise NoCorpusError(f"{address} does not exist, so {url} is not a finished corpus: check the address, or")
-        storage.refuse_large_file(address, storage.file_size(address, cache.retry))
-        content = storage.read_file(address, cache.retry)
-        manifest = parse_manifest(content, address)
+        url, manifest_url = url.rstrip("/"), storage.join_path(url, MANIFEST)
+        if not storage.exists(manifest_url, cache.retry):
+            raise NoCorpusError(f"{manifest_url} does not exist, so {url} is not a finished corpus: check the URL, or")
+        storage.refuse_large_file(manifest_url, storage.file_size(manifest_url, cache.retry))
+        content = storage.read_file(manifest_url, cache.retry)
+        manifest = parse_manifest(content, manifest_url)
         mirror = cls(url, cache.folder / f"{url.rpartition('/')[2]}-{manifest['id'][:16]}", cache)
         for split, sums in manifest["splits"].items():
-            mirror._fetch_whole(table_name(split), sums["table_sha256"])
+            mirror._fetch_metadata(table_name(split), sums["table_sha256"])
         addresses: dict[str, str] = {}
         for split, sha256 in manifest.get("addresses", {}).items():
             if split not in manifest["splits"]:
-                raise UserError(f"{address} has addresses of a split `{split}` that it has not: rebuild the corpus.")
-            path = mirror._fetch_whole(name := addresses_name(split), sha256)
+                raise UserError(
+                    f"{manifest_url} has shard URLs for a split `{split}` that it lacks: build the corpus again."
+                )
+            path = mirror._fetch_metadata(name := addresses_name(split), sha256)
             table = ShardTable(mirror.folder / table_name(split), split)
             addresses |= read_addresses(path, table, storage.join_path(url, name))
         mirror = replace(mirror, addresses=addresses)
@@ -54,7 +56,7 @@ class Mirror:
         write_atomically(mirror.folder / MANIFEST, content)  # last, like the manifest of the original
         return mirror
 
-    def _fetch_whole(self, name: str, sha256: str) -> Path:
+    def _fetch_metadata(self, name: str, sha256: str) -> Path:
         """Fetch a metadata file unless it exists. An existing file with a wrong hash is fetched again."""
         path, source = self.folder / name, storage.join_path(self.url, name)
         if not self.cache.fetch(source, path, sha256=sha256) and storage.file_sha256(str(path)) != sha256:
@@ -76,17 +78,17 @@ class Mirror:
             if again or not (folder / name).exists():
                 storage.download(storage.join_path(source, name), folder / name, size=size, retry=self.cache.retry)
 
-    def address_of(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the URL of a file of the corpus."""
         return self.addresses.get(name) or storage.join_path(self.url, name)
 
     def fetch(self, info: ShardInfo) -> bool:
         """Fetch a shard and its index. Return whether both were fetched now, and thus hashed."""
-        came = [
-            self.cache.fetch(self.address_of(name), self.folder / name, sha256=sha256, size=size)
+        fetched = [
+            self.cache.fetch(self.url_of(name), self.folder / name, sha256=sha256, size=size)
             for name, sha256, size in ((info.index_name, info.index_sha256, None), (info.name, info.sha256, info.size))
         ]
-        return all(came)
+        return all(fetched)
 
     def discard(self, info: ShardInfo) -> None:
         self.cache.discard(self.folder / info.name, self.folder / info.index_name)

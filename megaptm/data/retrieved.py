@@ -29,17 +29,17 @@ from megaptm.storage import AtomicFile, Cache
 
 METADATA = "retrieved"
 REMEDY = "make it with `megaptm corpus retrieve`"
-OPEN = 64
+MAX_OPEN = 64
 """Maximum number of open shards. Retrieved documents are scattered over a split."""
 
 
 @dataclass(frozen=True)
-class RetrievedFrom:
+class RetrievedCorpus:
     """Corpus from which documents were retrieved."""
 
     id: str
     """Id of its manifest."""
-    place: str
+    location: str
     """Folder or URL."""
 
 
@@ -49,9 +49,9 @@ class RetrievedHeader:
 
     corpus: str
     """Id of the corpus whose documents were the queries."""
-    longest: int
+    max_text_length: int
     """Maximum tokens of a retrieved text that were compared and are read."""
-    sources: Mapping[str, RetrievedFrom]
+    sources: Mapping[str, RetrievedCorpus]
     """Kind -> corpus of the retrieved documents."""
 
 
@@ -61,37 +61,40 @@ class RetrievedTable:
     def __init__(self, path: Path) -> None:
         """Open a file. Raises `ValueError`, `OSError` or `safetensors.SafetensorError` if it is invalid."""
         self._file: Any = safe_open(path, framework="numpy").__enter__()
-        self.header = _header((self._file.metadata() or {}).get(METADATA, ""))
+        self.header = _parse_header((self._file.metadata() or {}).get(METADATA, ""))
         self._slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118  # a file, which is no mapping
         for name, rows in self._slices.items():
             if rows.get_dtype() != "I32" or len(rows.get_shape()) != 2:
-                raise ValueError(f"{name} is no table of documents")
+                raise ValueError(f"{name} is not a table of documents")
 
-    def documents(self, split: str, kind: str) -> int | None:
+    def num_documents(self, split: str, kind: str) -> int | None:
         """Return the number of documents of a split in the table of a kind; None without such a table."""
         rows = self._slices.get(f"{split}.{kind}")
         return None if rows is None else int(rows.get_shape()[0])
 
-    def like(self, split: str, kind: str, document: int) -> np.ndarray:
+    def similar_documents(self, split: str, kind: str, document: int) -> np.ndarray:
         """Return int32 [n]: documents similar to `document`."""
         [row] = self._slices[f"{split}.{kind}"][document : document + 1]
         return row[row >= 0]
 
 
-def _header(said: str) -> RetrievedHeader:
-    known: Any = json.loads(said) if said else None
+def _parse_header(text: str) -> RetrievedHeader:
+    content: Any = json.loads(text) if text else None
     try:
-        sources = {kind: RetrievedFrom(str(one["id"]), str(one["place"])) for kind, one in known["sources"].items()}
-        header = RetrievedHeader(str(known["corpus"]), int(known["longest"]), sources)
+        sources = {
+            kind: RetrievedCorpus(str(source["id"]), str(source["location"]))
+            for kind, source in content["sources"].items()
+        }
+        header = RetrievedHeader(str(content["corpus"]), int(content["max_text_length"]), sources)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):  # OverflowError for infinity
-        raise ValueError("it says nothing of corpora") from None
-    if not {*sources} <= {*RETRIEVED} or header.longest < 1:
-        raise ValueError("what it says of corpora is nothing that a file of this kind has")
+        raise ValueError("its metadata have no corpora") from None
+    if not {*sources} <= {*RETRIEVED} or header.max_text_length < 1:
+        raise ValueError("its metadata have an unknown kind of neighbor or an invalid text length")
     return header
 
 
 @lru_cache(maxsize=4)
-def retrieved_named(name: str) -> RetrievedTable:
+def load_retrieved(name: str) -> RetrievedTable:
     """Return the table in a file. Cached."""
     return read_named_file("retrieved", name, RetrievedTable, kind="file of retrieved documents", remedy=REMEDY)
 
@@ -108,7 +111,7 @@ class RetrievedDocuments:
 
     def __init__(
         self,
-        wanted: Neighbors,
+        neighbors: Neighbors,
         corpus: Corpus,
         split: str,
         *,
@@ -118,66 +121,70 @@ class RetrievedDocuments:
         opened: Mapping[str, Corpus],
     ) -> None:
         """`opened`: id -> corpus that is already open. Other corpora are opened from the location in the file."""
-        self.file, self.split, self.blobs = wanted.file, split, blobs
+        self.file, self.split, self.blobs = neighbors.file, split, blobs
         header = self.table.header
         if header.corpus != corpus.manifest.id:
             raise UserError(
-                f"retrieved: {self.file} is of another corpus than {corpus.name}, or that was built again since: make "
-                f"it with `megaptm corpus retrieve {corpus.name} --out FILE`, or name the task's corpus (`corpora`)."
+                f"retrieved: {self.file} was made for another corpus than {corpus.name}, or the corpus was "
+                "built again: "
+                f"make it with `megaptm corpus retrieve {corpus.name} --out FILE`, or set the task's `corpora`."
             )
-        self.numbers = {kind: number for kind, number in wanted.numbers.items() if number and kind in header.sources}
+        self.numbers = {
+            kind: number for kind, number in neighbors.max_numbers.items() if number and kind in header.sources
+        }
         """Kind -> number of documents to sample."""
         self.shards: dict[str, OpenShards] = {}
         self.before: dict[str, np.ndarray] = {}
         """Kind -> int64 [shards + 1]: number of documents before each shard."""
         for kind in self.numbers:
             source = header.sources[kind]
-            theirs = opened.get(source.id) or _opened(source, self.file, kind, cache)
-            self.shards[kind] = OpenShards(theirs, split, verify, most_open=OPEN)
+            source_corpus = opened.get(source.id) or _open_corpus(source, self.file, kind, cache)
+            self.shards[kind] = OpenShards(source_corpus, split, verify, max_open=MAX_OPEN)
             self.before[kind] = np.concatenate(([0], np.cumsum(self.shards[kind].sums("samples"))))
-            if self.table.documents(split, kind) != corpus.split(split).samples:
-                raise self._damaged(f"it knows of other documents than the split `{split}` has")
+            if self.table.num_documents(split, kind) != corpus.split(split).samples:
+                raise self._damaged(f"its number of documents differs from the split `{split}`")
 
     @property
     def table(self) -> RetrievedTable:
         """The table. Each process opens its own."""
-        return retrieved_named(self.file)
+        return load_retrieved(self.file)
 
-    def draw(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
+    def sample(self, document: int, rng: np.random.Generator) -> Iterator[DocumentSlice]:
         """Sample documents similar to `document`, without repetition, each with its kind."""
         for kind, number in self.numbers.items():
-            found = self.table.like(self.split, kind, document)
-            for one in rng.permutation(found)[:number].tolist():
-                yield self._read(kind, one)
+            similar = self.table.similar_documents(self.split, kind, document)
+            for index in rng.permutation(similar)[:number].tolist():
+                yield self._read(kind, index)
 
-    def _read(self, kind: str, number: int) -> DocumentSlice:
+    def _read(self, kind: str, index: int) -> DocumentSlice:
         before = self.before[kind]
-        if number >= before[-1]:
-            raise self._damaged(f"it names document {number:,} of {int(before[-1]):,}")
-        place = int(np.searchsorted(before, number, side="right")) - 1
-        shard, document = self.shards[kind].get(place), number - int(before[place])
+        if index >= before[-1]:
+            raise self._damaged(f"it has document index {index:,}, but there are {int(before[-1]):,} documents")
+        shard_index = int(np.searchsorted(before, index, side="right")) - 1
+        shard, document = self.shards[kind].get(shard_index), index - int(before[shard_index])
         if kind != "images":
-            tokens = shard.tokens(document, 0, self.table.header.longest)
+            tokens = shard.tokens(document, 0, self.table.header.max_text_length)
             return DocumentSlice(tokens, slots=0, retrieved=kind)
         files = {name: content for name in self.blobs if (content := shard.blob(name, document))}
-        where = f"document {document:,} of {shard.path.name}"
-        return DocumentSlice(shard.tokens(document, 0, 0), slots=0, blobs=files, place=where, retrieved=kind)
+        location = f"document {document:,} of {shard.path.name}"
+        return DocumentSlice(shard.tokens(document, 0, 0), slots=0, blobs=files, location=location, retrieved=kind)
 
-    def _damaged(self, what: str) -> UserError:
-        return UserError(f"retrieved: {self.file} is damaged ({what}): {REMEDY}.")
+    def _damaged(self, reason: str) -> UserError:
+        return UserError(f"retrieved: {self.file} is damaged ({reason}): {REMEDY}.")
 
 
-def _opened(source: RetrievedFrom, file: str, kind: str, cache: Cache | None) -> Corpus:
+def _open_corpus(source: RetrievedCorpus, file: str, kind: str, cache: Cache | None) -> Corpus:
     try:
-        corpus = Corpus.open(source.place, cache)
+        corpus = Corpus.open(source.location, cache)
     except NoCorpusError:
         raise UserError(
-            f"retrieved: {file} has {kind} of {source.place}, and no corpus is there: put it back (a symbolic link is "
-            f"enough), or {REMEDY} anew."
+            f"retrieved: {file} has {kind} of {source.location}, where there is no corpus: move it back (a "
+            "symbolic link "
+            f"is enough), or {REMEDY} again."
         ) from None
     if corpus.manifest.id != source.id:
         raise UserError(
-            f"retrieved: {corpus.name}, from which {file} has {kind}, was built again since: {REMEDY} anew, or put "
-            "back the corpus that was there."
+            f"retrieved: {file} has {kind} of {corpus.name}, which was built again since: {REMEDY} again, or restore "
+            "the earlier corpus."
         )
     return corpus

@@ -63,8 +63,8 @@ TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
 RETRY = RetryPolicy()
-OUTAGES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
-CHECKED_AT_ONCE = 10_000
+OUTAGE_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
+MAX_CHECKED_SHARDS = 10_000
 """Maximum number of shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
 
@@ -89,7 +89,7 @@ class ShardFile:
         if len(content) < size:
             left = os.fstat(self._descriptor).st_size
             raise UserError(
-                f"{self.path} was cut short while it was read: it had {self.size:,} bytes and has {left:,}; {REMEDY}"
+                f"{self.path} was truncated while it was read: it had {self.size:,} bytes and has {left:,}; {REMEDY}"
             )
         return content
 
@@ -133,7 +133,7 @@ class Shard:
         try:
             content = ShardFile(path)
         except OSError as error:
-            if _may_pass(error):
+            if _is_outage(error):
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         if not content.size:
@@ -143,11 +143,11 @@ class Shard:
         if (texts := TEXTS.fullmatch(dtype)) is not None:
             kind, stored = CaptionedShard, texts[1]
         shard = kind(path, content, index, np.dtype(stored).newbyteorder("<"), fields)
-        if not shard._is_inside():
-            raise UserError(f"{path} does not hold what its index says: {REMEDY}")
+        if not shard._index_is_valid():
+            raise UserError(f"{path} does not match its index: {REMEDY}")
         return shard
 
-    def _is_inside(self) -> bool:
+    def _index_is_valid(self) -> bool:
         """Whether all offsets in the index are inside the file."""
         at, count = self.index[:, 0::2], self.index[:, 1::2]
         rows = np.array([self.dtype.itemsize, *(4 * ANNOTATIONS.get(name, 0) or 1 for name in self.fields[1:])])
@@ -167,31 +167,31 @@ class Shard:
         size = self.dtype.itemsize
         tokens = np.frombuffer(self.content.read(at + start * size, (stop - start) * size), self.dtype)
         if self.vocabulary is not None:
-            self._refuse_beyond(self.vocabulary, tokens)
+            self._refuse_unknown_ids(self.vocabulary, tokens)
         return tokens
 
     def check_ids(self, vocabulary: int) -> None:
         """Check all tokens once, for a shard whose hash was verified, so that later reads need no check."""
         for document in range(len(self)):
-            self._refuse_beyond(vocabulary, self.tokens(document))
+            self._refuse_unknown_ids(vocabulary, self.tokens(document))
 
-    def _refuse_beyond(self, vocabulary: int, tokens: np.ndarray) -> None:
+    def _refuse_unknown_ids(self, vocabulary: int, tokens: np.ndarray) -> None:
         """Raise `UserError` for an id outside of the vocabulary. A model would read outside of its embedding table,
         which is undefined or ends the process with a CUDA error."""
         if (largest := int(tokens.max(initial=0))) >= vocabulary:
-            raise UserError(f"{self.path} holds id {largest:,}, beyond the {vocabulary:,} of its tokenizer: {REMEDY}")
+            raise UserError(f"{self.path} has token id {largest:,}, but its tokenizer has {vocabulary:,} ids: {REMEDY}")
 
     def annotation(self, name: str, document: int) -> np.ndarray:
         """Return an annotation: int32 [n] or [n, columns], see `ANNOTATIONS`. It has no rows if the document has
         none."""
         columns = ANNOTATIONS[name]
-        at, rows = self._place(name, document)
+        at, rows = self._location(name, document)
         numbers = np.frombuffer(self.content.read(at, 4 * rows * columns), "<i4")
         return numbers if columns == 1 else numbers.reshape(rows, columns)
 
     def blob(self, name: str, document: int) -> bytes:
         """Return the bytes of a document's member `<key>.<name>`; empty if there is none."""
-        at, size = self._place(name, document)
+        at, size = self._location(name, document)
         return self.content.read(at, size)
 
     def sentences(self, document: int) -> np.ndarray:
@@ -199,31 +199,31 @@ class Shard:
         starts = self.annotation("sentences", document)
         return starts if len(starts) else np.zeros(1, dtype="<i4")
 
-    def places(self, name: str, document: int, start: int, stop: int) -> np.ndarray:
+    def annotation_within(self, name: str, document: int, start: int, stop: int) -> np.ndarray:
         """Return the rows of an annotation within [start, stop) of a document, relative to `start`; see
         `DocumentSlice`."""
         rows = self.annotation(name, document)
-        begins = rows if rows.ndim == 1 else rows[:, 0]
-        first, last = np.searchsorted(begins, (start, stop))
-        if name == "turns" and first and (first == last or begins[first] > start):
+        starts = rows if rows.ndim == 1 else rows[:, 0]
+        first, last = np.searchsorted(starts, (start, stop))
+        if name == "turns" and first and (first == last or starts[first] > start):
             first -= 1  # include the turn that started earlier
-        found = rows[first:last].copy()
+        within = rows[first:last].copy()
         if name in SPANS:
-            found = found[found[:, 1] <= stop]
-            found[:, 1] -= start
-        at = found if rows.ndim == 1 else found[:, 0]
+            within = within[within[:, 1] <= stop]
+            within[:, 1] -= start
+        at = within if rows.ndim == 1 else within[:, 0]
         at -= start
         if name == "turns":
             np.maximum(at, 0, out=at)
         if len(at) and (at[0] < 0 or at[-1] >= stop - start or (np.diff(at) < (name not in SPANS)).any()):
             raise self._damaged(name)
-        return found
+        return within
 
-    def _damaged(self, what: str) -> UserError:
+    def _damaged(self, name: str) -> UserError:
         """Return the error for an offset outside of a document: hashes match, but the writer was wrong."""
-        return UserError(f"{self.path} has {what} in places that its documents do not have: {REMEDY}")
+        return UserError(f"{self.path} has {name} at positions outside of their document: {REMEDY}")
 
-    def _place(self, name: str, document: int) -> tuple[int, int]:
+    def _location(self, name: str, document: int) -> tuple[int, int]:
         """Return the offset of a document's field, and its number of rows or bytes."""
         if name not in self.fields:
             return 0, 0
@@ -235,7 +235,7 @@ class Shard:
 class LabeledShard(Shard):
     """Shard of images with labels in the index. The tar may be any tar of image files."""
 
-    def _is_inside(self) -> bool:
+    def _index_is_valid(self) -> bool:
         labels, files = self.index[:, TOKENS_AT], self.index[:, 2:]
         if ((labels < 0) | (labels > np.iinfo(self.dtype).max)).any():
             return False
@@ -245,42 +245,42 @@ class LabeledShard(Shard):
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         label = self.index[document, TOKENS_AT : TOKENS_AT + 1].astype(self.dtype)[start:stop]
         if self.vocabulary is not None:
-            self._refuse_beyond(self.vocabulary, label)
+            self._refuse_unknown_ids(self.vocabulary, label)
         return label
 
 
 class CaptionedShard(Shard):
     """Shard of images with token ids of texts in the index. The tar may be any tar of image files."""
 
-    def _is_inside(self) -> bool:
-        places, ids = self.index[:, 2 : 2 * len(self.fields)], self.index[:, 2 * len(self.fields) :]
-        at, size = places[:, 0::2], places[:, 1::2]
+    def _index_is_valid(self) -> bool:
+        offsets, ids = self.index[:, 2 : 2 * len(self.fields)], self.index[:, 2 * len(self.fields) :]
+        at, size = offsets[:, 0::2], offsets[:, 1::2]
         if (self.index[:, TOKENS] > ids.shape[1] * ids.itemsize // self.dtype.itemsize).any():
             return False
         return bool(((at >= 0) & (at <= self.content.size) & (size >= 0) & (size <= self.content.size - at)).all())
 
     def tokens(self, document: int, start: int = 0, stop: int | None = None) -> np.ndarray:
         ids = self.index[document, 2 * len(self.fields) :].view(self.dtype)
-        found = ids[: int(self.index[document, TOKENS])][start:stop]
+        tokens = ids[: int(self.index[document, TOKENS])][start:stop]
         if self.vocabulary is not None:
-            self._refuse_beyond(self.vocabulary, found)
-        return found
+            self._refuse_unknown_ids(self.vocabulary, tokens)
+        return tokens
 
 
 def through_outages(read: Callable[[], T], path: Path) -> T:
     """Read a file. If the disk does not respond, retry for some minutes, because the error is not about the content."""
 
     def refuse(error: Exception) -> None:
-        if not _may_pass(error):
+        if not _is_outage(error):
             raise error
 
-    remedy = "see that its disk or server answers, and start again."
+    remedy = "check that its disk or server responds, and start again."
     return retry_call(read, target=str(path), retry=RETRY, refuse=refuse, remedy=remedy)
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_outage(error: Exception) -> bool:
     """Whether an error is a failure of the disk, and not of the content."""
-    return isinstance(error, OSError) and error.errno in OUTAGES
+    return isinstance(error, OSError) and error.errno in OUTAGE_ERRORS
 
 
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
@@ -289,14 +289,14 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (2 * len(fields) + text_columns(dtype),)))
     except (OSError, ValueError) as error:
-        if _may_pass(error):
+        if _is_outage(error):
             raise
         raise UserError(f"{path} is missing or damaged: {REMEDY}") from None
     if len(index) != info.samples:
         raise UserError(f"{path} has {len(index):,} documents where the manifest says {info.samples:,}: {REMEDY}")
     tokens = index[:, TOKENS]
     if (tokens < 1).any() or (tokens > info.tokens).any() or int(tokens.sum()) != info.tokens:
-        raise UserError(f"{path} does not count the {info.tokens:,} tokens of the manifest: {REMEDY}")
+        raise UserError(f"{path} has another number of tokens than the {info.tokens:,} of the manifest: {REMEDY}")
     return index
 
 
@@ -306,27 +306,27 @@ def check_shard(folder: str | os.PathLike[str], info: ShardInfo, verify: Verify)
         return
     files = {name: Path(folder) / name for name in info.hashes}
     sizes = {name: file.stat().st_size for name, file in files.items() if file.is_file()}
-    if problem := size_mismatch(str(folder), info, sizes):
+    if problem := describe_size_mismatch(str(folder), info, sizes):
         raise UserError(problem)
     for name, expected in info.hashes.items() if verify == "hash" else ():
         with files[name].open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != expected:
-                raise UserError(damaged(str(files[name])))
+                raise UserError(damaged_message(str(files[name])))
 
 
-def size_mismatch(place: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
+def describe_size_mismatch(location: str, info: ShardInfo, sizes: Mapping[str, int]) -> str | None:
     """Return an error message for the files of a shard with these sizes, or None."""
     for name in info.hashes:
         if name not in sizes:
-            return f"{place}/{name} is missing but the manifest names it: {REMEDY}"
+            return f"{location}/{name} is missing but the manifest names it: {REMEDY}"
     if (size := sizes[info.name]) != info.size:
-        return f"{place}/{info.name} has {size:,} bytes where the manifest says {info.size:,} (truncated?): {REMEDY}"
+        return f"{location}/{info.name} has {size:,} bytes where the manifest says {info.size:,} (truncated?): {REMEDY}"
     return None
 
 
-def damaged(file: str) -> str:
+def damaged_message(file: str) -> str:
     """Return the error message for a file with a wrong hash."""
-    return f"{file} is damaged (its sha256 is not the manifest's): {REMEDY}"
+    return f"{file} is damaged (its sha256 differs from the manifest): {REMEDY}"
 
 
 @dataclass(frozen=True)
@@ -338,15 +338,15 @@ class Corpus:
     mirror: Mirror | None = None
 
     @classmethod
-    def open(cls, place: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
+    def open(cls, location: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
         """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default the usual one).
 
         Raises `UserError` if there is none, or its manifest is damaged. Shards are opened later.
         """
-        if is_remote(place):
-            mirror = Mirror.open(str(place), cache or Cache())
+        if is_remote(location):
+            mirror = Mirror.open(str(location), cache or Cache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)
-        folder = local_path(place)
+        folder = local_path(location)
         if (manifest := read_manifest(folder)).addresses:
             mirror = Mirror.open(str(folder), cache or Cache())
             return cls(mirror.folder, manifest, mirror)
@@ -357,9 +357,9 @@ class Corpus:
         """Folder or URL, as the user wrote it."""
         return self.mirror.url if self.mirror else str(self.folder)
 
-    def address_of(self, name: str) -> str:
+    def url_of(self, name: str) -> str:
         """Return the path or URL of a file."""
-        return self.mirror.address_of(name) if self.mirror else join_path(self.folder, name)
+        return self.mirror.url_of(name) if self.mirror else join_path(self.folder, name)
 
     def split(self, name: str) -> Split:
         """Return the shards of `train` or `validation`. Raises `UserError` for a split without documents."""
@@ -369,13 +369,13 @@ class Corpus:
             raise UserError(
                 f"{self.name} has no documents in its split `{name}` (it has "
                 f"{', '.join(n for n, s in self.manifest.splits.items() if s.samples) or 'none at all'}): "
-                f"build the corpus with a {share} validation=SHARE, or from more."
+                f"build the corpus with a {share} validation=SHARE, or from more text."
             )
         return split
 
     def check(self, split: str, verify: Verify) -> None:
         """Check every shard of a split. Many shards, or remote ones, are checked when they are first opened instead."""
-        if self.mirror or len(self.split(split).shards) > CHECKED_AT_ONCE:
+        if self.mirror or len(self.split(split).shards) > MAX_CHECKED_SHARDS:
             return
         for info in self.split(split).shards:
             check_shard(self.folder, info, verify)
@@ -404,7 +404,7 @@ class Corpus:
                 self.mirror.fetch_index(info)  # has no effect unless the cache is too small for all indexes
             yield open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
 
-    def bring(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
+    def fetch(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
         """Fetch shards that will be opened, in parallel. Has no effect for local ones."""
         if self.mirror:
             self.mirror.fetch_many(infos, wait=wait)

@@ -9,11 +9,11 @@ import numpy as np
 
 from megaptm.data.shards import Corpus, Verify
 
-COUNTED_AT_ONCE = 1 << 20
+TOKENS_PER_BATCH = 1 << 20
 """Tokens per batch of documents."""
 
 
-def texts_of(
+def read_texts(
     corpus: Corpus, split: str, *, part: int = 0, parts: int = 1, verify: Verify = "size"
 ) -> Iterator[list[np.ndarray]]:
     """Yield the documents of every `parts`-th shard of a split, from shard `part` on, in batches. Each is read once.
@@ -31,18 +31,18 @@ def texts_of(
         for document in range(len(shard)):
             texts.append(shard.tokens(document))
             waiting += len(texts[-1])
-            if waiting >= COUNTED_AT_ONCE or document == len(shard) - 1:
+            if waiting >= TOKENS_PER_BATCH or document == len(shard) - 1:
                 yield texts
                 texts, waiting = [], 0
 
 
-def token_counts(
+def count_tokens(
     corpus: Corpus, split: str, vocabulary: int, *, part: int = 0, parts: int = 1, verify: Verify = "size"
 ) -> np.ndarray:
     """Return int64 [vocabulary]: count of each id in every `parts`-th shard of a split, from shard `part` on. Raises
     like `texts_of`."""
     counts = np.zeros(vocabulary, np.int64)
-    for texts in texts_of(corpus, split, part=part, parts=parts, verify=verify):
+    for texts in read_texts(corpus, split, part=part, parts=parts, verify=verify):
         counts += np.bincount(np.concatenate(texts), minlength=vocabulary)
     return counts
 
@@ -54,9 +54,9 @@ def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
     the counts of another text, for ids that it lacks.
     """
     frequencies = counts if model is None else model + 1
-    seen = counts > 0
-    probabilities = frequencies[seen] / frequencies.sum()
-    return float(-(counts[seen] * np.log(probabilities)).sum() / counts.sum())
+    occurring = counts > 0
+    probabilities = frequencies[occurring] / frequencies.sum()
+    return float(-(counts[occurring] * np.log(probabilities)).sum() / counts.sum())
 
 
 def bytes_per_token(corpus: Corpus, split: str) -> float:

@@ -12,21 +12,21 @@ from megaptm.data.order import Order, Window
 from megaptm.data.retrieved import RetrievedDocuments
 from megaptm.data.shards import TOKENS, Corpus, Shard
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, RowWindow
+from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 
 
 class StreamOrder(Order):
     """Sequences cut from the concatenated documents of an epoch, across documents and windows. The remainder at the end
     is dropped."""
 
-    def __init__(self, corpus: Corpus, split: str, *, cut: RowWindow, **options: Any):
+    def __init__(self, corpus: Corpus, split: str, *, cut: SequenceWindow, **options: Any):
         self.cut = cut
         super().__init__(corpus, split, **options)
         self.per_epoch = max(0, self.total - cut.lookahead) // cut.stride
         if not self.per_epoch:
             raise UserError(
-                f"{corpus.name} holds {self.total:,} tokens in its split `{split}`, less than one row of "
-                f"{cut.stride + cut.lookahead}: shorten data.sequence or build the corpus from more text."
+                f"{corpus.name} has {self.total:,} tokens in its split `{split}`, less than one sequence of "
+                f"{cut.stride + cut.lookahead}: lower data.sequence or build the corpus from more text."
             )
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
@@ -54,8 +54,8 @@ class StreamOrder(Order):
             shard = self.shards.get(int(window.shard[number]))
             document = int(window.document[number])
             tokens = shard.tokens(document, begin, finish)
-            known = {name: shard.places(name, document, begin, finish) for name in self.annotations}
-            yield DocumentSlice(tokens, slots=end - start - (finish - begin), annotations=known)
+            annotations = {name: shard.annotation_within(name, document, begin, finish) for name in self.annotations}
+            yield DocumentSlice(tokens, slots=end - start - (finish - begin), annotations=annotations)
             start, number = end, number + 1
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
@@ -71,8 +71,8 @@ class StreamOrder(Order):
 class DocumentOrder(StreamOrder):
     """Sequences of complete documents: those that start in the sequence's stretch of the stream.
 
-    A random share `elsewhere` of sequences is followed by another document of the same window, marked `elsewhere`. Some
-    documents that were `retrieved` for the first follow last.
+    A random share `random_segment_prob` of sequences is followed by another document of the same window, marked
+    `other_segment`. Some documents that were `retrieved` for the first follow last.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class DocumentOrder(StreamOrder):
         corpus: Corpus,
         split: str,
         *,
-        elsewhere: float = 0.0,
+        random_segment_prob: float = 0.0,
         retrieved: RetrievedDocuments | None = None,
         **options: Any,
     ):
-        self.elsewhere, self.retrieved = elsewhere, retrieved
+        self.random_segment_prob, self.retrieved = random_segment_prob, retrieved
         super().__init__(corpus, split, **options)
         self._before = np.concatenate(([0], np.cumsum(self.shards.sums("samples"))))
         """int64 [shards + 1]: number of documents before each shard."""
@@ -93,57 +93,62 @@ class DocumentOrder(StreamOrder):
         window, row = self._find(epoch, position)
         start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
         edges = self._epoch(epoch).measures
-        found: list[DocumentSlice] = []
+        documents: list[DocumentSlice] = []
         other: DocumentSlice | None = None
-        like: list[DocumentSlice] = []
+        similar: list[DocumentSlice] = []
         while start < stop:
             table, before, end = self._window((epoch, window)), int(edges[window]), min(stop, int(edges[window + 1]))
             first, after = np.searchsorted(table.edges, (start - before, end - before)).tolist()
             if first < after:
-                found += [self._whole(table, number) for number in range(first, after)]
-                other = self._other(epoch, position, table, first)
-                like = self._like(epoch, position, table, first)
+                documents += [self._document(table, number) for number in range(first, after)]
+                other = self._random_document(epoch, position, table, first)
+                similar = self._similar(epoch, position, table, first)
             start, window = end, window + 1
-        return [*found, *([] if other is None else [replace(other, elsewhere=True)]), *like]
+        return [*documents, *([] if other is None else [replace(other, other_segment=True)]), *similar]
 
-    def _like(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
+    def _similar(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
         """Return the documents retrieved for a document of a window."""
         if self.retrieved is None:
             return []
         number = int(self._before[window.shard[own]]) + int(window.document[own])
-        return [*self.retrieved.draw(number, self._generator("retrieved", epoch, position))]
+        return [*self.retrieved.sample(number, self._generator("retrieved", epoch, position))]
 
-    def _other(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
-        """Return a random other document of the window, for a share `elsewhere` of positions; otherwise None."""
-        if not self.elsewhere or len(window.document) < 2:
+    def _random_document(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
+        """Return a random other document of the window, for a share `random_segment_prob` of positions; otherwise
+        None."""
+        if not self.random_segment_prob or len(window.document) < 2:
             return None
         rng = self._generator("elsewhere", epoch, position)
-        if rng.random() >= self.elsewhere:
+        if rng.random() >= self.random_segment_prob:
             return None
         other = int(rng.integers(len(window.document) - 1))
-        return self._whole(window, other + (other >= own))
+        return self._document(window, other + (other >= own))
 
     def documents(self, shard: int) -> Iterator[DocumentSlice]:
         """Yield the documents of a shard, in file order."""
         opened = self.shards.get(shard)
         return (self._read(opened, document) for document in range(len(opened)))
 
-    def _whole(self, window: Window, number: int) -> DocumentSlice:
+    def _document(self, window: Window, number: int) -> DocumentSlice:
         return self._read(self.shards.get(int(window.shard[number])), int(window.document[number]))
 
     def _read(self, shard: Shard, document: int) -> DocumentSlice:
         length = int(shard.index[document, TOKENS])
-        known = {name: shard.places(name, document, 0, length) for name in self.annotations}
+        annotations = {name: shard.annotation_within(name, document, 0, length) for name in self.annotations}
         files = {name: content for name in self.blobs if (content := shard.blob(name, document))}
         tokens = shard.tokens(document, 0, length)
-        place = f"document {document:,} of {shard.path.name}" if files else ""
-        return DocumentSlice(tokens, slots=self.cut.slots, annotations=known, blobs=files, place=place)
+        location = f"document {document:,} of {shard.path.name}" if files else ""
+        return DocumentSlice(tokens, slots=self.cut.slots, annotations=annotations, blobs=files, location=location)
 
     def measure(self, tokens: np.ndarray) -> np.ndarray:
-        whole = super().measure(tokens)
-        return whole if self.cut.most is None else np.minimum(whole, self.cut.most)
+        full_measure = super().measure(tokens)
+        return (
+            full_measure
+            if self.cut.max_document_length is None
+            else np.minimum(full_measure, self.cut.max_document_length)
+        )
 
     def _shard_measures(self) -> np.ndarray:
-        if self.cut.most == 1:
+        if self.cut.max_document_length == 1:
             return self.shards.sums("samples")
-        return super()._shard_measures() if self.cut.most is None else self._counted()
+        return super()._shard_measures() if self.cut.max_document_length is None else self._count_by_document()

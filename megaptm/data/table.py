@@ -26,7 +26,7 @@ ROW = np.dtype(
     ]
 )
 """Row of the table: the number in the shard's name, and the other values of `ShardInfo`."""
-MOST = 1 << 40
+MAX_COUNT = 1 << 40
 """Exclusive upper bound of the documents, tokens and bytes of a shard."""
 
 
@@ -61,7 +61,7 @@ class ShardTable(Sequence[ShardInfo]):
     def __init__(self, path: Path, split: str):
         self.path = path
         self.split = split
-        self.rows = _mapped(path)
+        self.rows = _open_rows(path)
         """`ROW` [shards]: the rows."""
 
     @classmethod
@@ -70,20 +70,22 @@ class ShardTable(Sequence[ShardInfo]):
         path = folder / table_name(split)
         try:
             with regular_file(path).open("rb") as file:
-                same = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+                is_unchanged = hashlib.file_digest(file, "sha256").hexdigest() == sha256
         except FileNotFoundError:
             raise UserError(
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
             ) from None
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror}): copy it again or rebuild the corpus.") from None
-        if not same:
+        if not is_unchanged:
             raise UserError(
-                f"{path} is damaged (its sha256 is not the manifest's): copy it again or rebuild the corpus."
+                f"{path} is damaged (its sha256 differs from the manifest): copy it again or rebuild the corpus."
             )
         table = cls(path, split)
         if not _is_sound(table.rows):
-            raise UserError(f"{path} holds numbers that no shards have: copy it again or rebuild the corpus.")
+            raise UserError(
+                f"{path} has implausible numbers of documents, tokens or bytes: copy it again or rebuild the corpus."
+            )
         return table
 
     def __len__(self) -> int:
@@ -113,12 +115,12 @@ class ShardTable(Sequence[ShardInfo]):
         )
 
 
-def table_of(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
+def shard_rows(split: str, shards: Sequence[ShardInfo]) -> np.ndarray:
     """Return `ROW` [shards]: a row for each shard."""
     rows = np.zeros(len(shards), dtype=ROW)
     for row, info in zip(rows, shards, strict=True):
         row["number"] = number = int(info.name.removesuffix(".tar").rpartition("-")[2])
-        assert info.name == shard_name(split, number), f"{info.name} is no name for a shard of {split}"
+        assert info.name == shard_name(split, number), f"{info.name} is not the name of a shard of {split}"
         for column in ("samples", "tokens", "bytes", "size"):
             row[column] = getattr(info, column)
         for column in ("sha256", "index_sha256"):
@@ -141,7 +143,7 @@ def table_name(split: str) -> str:
     return f"{split}.shards.npy"
 
 
-def _mapped(path: Path) -> np.ndarray:
+def _open_rows(path: Path) -> np.ndarray:
     try:
         return open_array(path, ROW)
     except (OSError, ValueError):
@@ -150,6 +152,8 @@ def _mapped(path: Path) -> np.ndarray:
 
 def _is_sound(rows: np.ndarray) -> bool:
     """Whether numbers are valid: small enough that sums cannot overflow, and each shard number unique."""
-    counts = all(((rows[name] >= 0) & (rows[name] < MOST)).all() for name in ("samples", "tokens", "bytes", "size"))
+    counts = all(
+        ((rows[name] >= 0) & (rows[name] < MAX_COUNT)).all() for name in ("samples", "tokens", "bytes", "size")
+    )
     numbers = rows["number"]
     return counts and bool((numbers >= 0).all()) and len(np.unique(numbers)) == len(numbers)

@@ -39,15 +39,15 @@ UNFINISHED = "unfinished.json"
 """Manifest of an unfinished folder."""
 PER_FILE = 256
 """Samples per file. With 512 positions and 32 tokens per position, a file has 25 MB."""
-MOST = 1_000_000
+MAX_NUMBER = 1_000_000
 """Maximum of positions per sequence, tokens per position, and samples per file."""
 DTYPES = ("float16", "float32")
 """Types of stored logits."""
-OPEN = 2
+MAX_OPEN = 2
 """Maximum number of files in memory."""
-IDS, LOGITS = "teacher_ids", "teacher_logits"
+TEACHER_IDS, TEACHER_LOGITS = "teacher_ids", "teacher_logits"
 """Fields of a sample, [S, K]: token ids of a position, and their logits minus the largest. Zeros without logits."""
-COMMAND = "write it with `megaptm cache-logits`, and the config of the run that is to read it"
+COMMAND = "write it with `megaptm cache-logits` and the config of the run that reads it"
 
 
 class TeacherLogitsManifest(Record):
@@ -74,10 +74,10 @@ class TeacherLogitsManifest(Record):
     """File name -> sha256."""
 
 
-class KeptLogits(NamedTuple):
+class SampleLogits(NamedTuple):
     """Cached logits of one sample."""
 
-    places: np.ndarray
+    positions: np.ndarray
     """int32 [P]: positions in the sequence."""
     ids: np.ndarray
     """int32 [P, K]: token ids."""
@@ -95,8 +95,8 @@ def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def file_name(split: str, number: int) -> str:
-    return f"{split}-{number:06d}.safetensors"
+def file_name(split: str, index: int) -> str:
+    return f"{split}-{index:06d}.safetensors"
 
 
 def file_ranges(samples: int, per_file: int) -> Iterator[range]:
@@ -104,7 +104,7 @@ def file_ranges(samples: int, per_file: int) -> Iterator[range]:
     return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
 
 
-def kept_step(folder: Path) -> int | None:
+def cached_step(folder: Path) -> int | None:
     """Return the checkpoint step of a folder's logits, even if it is unfinished; None without logits."""
     for path in (folder / UNFINISHED, folder / MANIFEST):
         with suppress(UserError, FileNotFoundError, NotADirectoryError):
@@ -121,8 +121,8 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
             f"{path} has format {shown(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
         )
     for name in ("per_file", "top", "sequence"):
-        if not 0 < (number := getattr(manifest, name)) <= MOST:
-            raise UserError(f"{path}: {name} ({number}) must be 1 to {MOST:,}: {COMMAND}.")
+        if not 0 < (number := getattr(manifest, name)) <= MAX_NUMBER:
+            raise UserError(f"{path}: {name} ({number}) must be 1 to {MAX_NUMBER:,}: {COMMAND}.")
     if manifest.top > manifest.vocabulary:
         raise UserError(f"{path}: top ({manifest.top:,}) is more than vocabulary ({manifest.vocabulary:,}): {COMMAND}.")
     if manifest.dtype not in DTYPES:
@@ -130,13 +130,13 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     return manifest
 
 
-def write_file(path: Path, digests: Sequence[np.ndarray], kept: Sequence[KeptLogits]) -> None:
-    """Write a file with `samples` [n, 16]: hashes; `begins` [n + 1]: offset of each sample in `places` [P], `ids` and
-    `logits` [P, K]."""
+def write_file(path: Path, digests: Sequence[np.ndarray], samples: Sequence[SampleLogits]) -> None:
+    """Write a file with `samples` [n, 16]: hashes; `offsets` [n + 1]: offset of each sample in `positions` [P], `ids`
+    and `logits` [P, K]."""
     tensors = {
         "samples": np.stack(digests),
-        "begins": np.cumsum([0, *(len(one.places) for one in kept)]),
-        **{name: np.concatenate([getattr(one, name) for one in kept]) for name in KeptLogits._fields},
+        "offsets": np.cumsum([0, *(len(sample.positions) for sample in samples)]),
+        **{name: np.concatenate([getattr(sample, name) for sample in samples]) for name in SampleLogits._fields},
     }
     write_atomically(path, save(tensors))
 
@@ -145,14 +145,16 @@ def file_hash(path: Path) -> str:
     return hashlib.sha256(regular_file(path).read_bytes()).hexdigest()
 
 
-def holds(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
+def is_complete_file(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
     """Whether a file exists, can be read, and has at least `samples` samples, the first of which has the hash
     `first`."""
     try:
-        found = _arrays(regular_file(path).read_bytes(), manifest)
+        tensors = _parse_file(regular_file(path).read_bytes(), manifest)
     except OSError:
         return False
-    return found is not None and len(found["samples"]) >= samples and np.array_equal(found["samples"][0], first)
+    if tensors is None or len(tensors["samples"]) < samples:
+        return False
+    return np.array_equal(tensors["samples"][0], first)
 
 
 @dataclass(frozen=True)
@@ -167,10 +169,10 @@ class TeacherLogits:
         """Open a folder; raise `UserError` if it is missing or unfinished."""
         path = folder / MANIFEST
         if not path.is_file():
-            raise UserError(f"distill.cached_logits ({folder}) has no logits of a teacher, or not all: {COMMAND}.")
+            raise UserError(f"distill.cached_logits ({folder}) has no teacher logits, or is unfinished: {COMMAND}.")
         return cls(folder, read_manifest(path))
 
-    def of(self, split: str) -> SplitLogits:
+    def split(self, split: str) -> SplitLogits:
         """Return the logits of `train` or `validation`."""
         return SplitLogits(self, split)
 
@@ -178,109 +180,112 @@ class TeacherLogits:
 class SplitLogits:
     """Cached logits of a split, by sample number."""
 
-    def __init__(self, whole: TeacherLogits, split: str) -> None:
-        self.whole, self.split = whole, split
-        self.samples = whole.manifest.samples.get(split, 0)
-        self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load, OPEN)
+    def __init__(self, source: TeacherLogits, split: str) -> None:
+        self.source, self.split = source, split
+        self.samples = source.manifest.samples.get(split, 0)
+        self._files: LRUCache[int, dict[str, np.ndarray]] = LRUCache(self._load, MAX_OPEN)
 
-    def fields(self, number: int, sample: Mapping[str, np.ndarray]) -> Sample:
+    def fields(self, index: int, sample: Mapping[str, np.ndarray]) -> Sample:
         """Return `teacher_ids` and `teacher_logits` of a sample; raise `UserError` if there are none or the sample
         differs."""
-        manifest = self.whole.manifest
-        if number >= self.samples:
+        manifest = self.source.manifest
+        if index >= self.samples:
             raise UserError(
-                f"distill.cached_logits ({self.whole.folder}) has logits of {self.samples:,} {self.split} "
-                f"samples, and sample {number:,} is read: go on writing it with `megaptm cache-logits` and this "
-                "config."
+                f"distill.cached_logits ({self.source.folder}) has logits of {self.samples:,} {self.split} "
+                "samples, but sample "
+                f"{index:,} is needed: extend it with `megaptm cache-logits` and this config."
             )
-        file, row = divmod(number, manifest.per_file)
-        held = self._files(file)
-        if row >= len(held["samples"]):
-            raise UserError(f"{self.whole.folder / file_name(self.split, file)} has not all of its samples: {COMMAND}.")
-        if not np.array_equal(held["samples"][row], sample_digest(sample)):
+        file, row = divmod(index, manifest.per_file)
+        tensors = self._files(file)
+        if row >= len(tensors["samples"]):
+            raise UserError(f"{self.source.folder / file_name(self.split, file)} lacks some of its samples: {COMMAND}.")
+        if not np.array_equal(tensors["samples"][row], sample_digest(sample)):
             raise UserError(
-                f"distill.cached_logits ({self.whole.folder}) is of other samples, as {self.split} sample "
-                f"{number:,} tells: data.mix, data.sequence, objective and train.seed must be those that it was "
-                "written with."
+                f"distill.cached_logits ({self.source.folder}) was written for other samples: {self.split} "
+                f"sample {index:,} "
+                "differs. data.mix, data.sequence, objective and train.seed must be those it was written with."
             )
-        mine = slice(*held["begins"][row : row + 2].tolist())
-        places = held["places"][mine]
+        own = slice(*tensors["offsets"][row : row + 2].tolist())
+        positions = tensors["positions"][own]
         ids = np.zeros((manifest.sequence, manifest.top), np.int32)
-        logits = np.zeros(ids.shape, held["logits"].dtype)
-        ids[places], logits[places] = held["ids"][mine], held["logits"][mine]
-        return {IDS: ids, LOGITS: logits}
+        logits = np.zeros(ids.shape, tensors["logits"].dtype)
+        ids[positions], logits[positions] = tensors["ids"][own], tensors["logits"][own]
+        return {TEACHER_IDS: ids, TEACHER_LOGITS: logits}
 
     def _hash_now(self, name: str) -> str | None:
         """Return the current hash of a file, for a folder that was extended for a longer run since it was opened."""
         with suppress(UserError, OSError):
-            now, then = read_manifest(self.whole.folder / MANIFEST), self.whole.manifest
+            now, then = read_manifest(self.source.folder / MANIFEST), self.source.manifest
             if now.model_copy(update={"samples": then.samples, "files": then.files}) == then:
                 return now.files.get(name)
         return None
 
-    def _load(self, number: int) -> dict[str, np.ndarray]:
-        name = file_name(self.split, number)
-        path = self.whole.folder / name
+    def _load(self, file: int) -> dict[str, np.ndarray]:
+        name = file_name(self.split, file)
+        path = self.source.folder / name
         try:
             with storage_errors_as_user_errors(path):
                 content = through_outages(lambda: regular_file(path).read_bytes(), path)
         except FileNotFoundError:
             raise UserError(f"{path} is missing: {COMMAND}.") from None
         hashed = hashlib.sha256(content).hexdigest()
-        is_added_to = (self.whole.folder / UNFINISHED).is_file()  # checked first: the writer removes it last
-        if hashed != self.whole.manifest.files.get(name) and hashed != self._hash_now(name):
-            if is_added_to:
+        is_being_extended = (self.source.folder / UNFINISHED).is_file()  # checked first: the writer removes it last
+        if hashed != self.source.manifest.files.get(name) and hashed != self._hash_now(name):
+            if is_being_extended:
                 raise UserError(
-                    f"{path} is being written by `megaptm cache-logits`, for a run that is longer: start again when "
-                    "that has ended."
+                    f"{path} is being extended by `megaptm cache-logits` for a longer run: start again when that has "
+                    "finished."
                 )
-            raise UserError(f"{path} does not hold what was written: remove it, and {COMMAND}.")
-        if (found := _arrays(content, self.whole.manifest)) is None:
-            raise UserError(f"{path} is no file of logits: remove it, and {COMMAND}.")
-        return found
+            raise UserError(f"{path} is damaged (its sha256 differs from the manifest): remove it, and {COMMAND}.")
+        if (tensors := _parse_file(content, self.source.manifest)) is None:
+            raise UserError(f"{path} is not a file of logits: remove it, and {COMMAND}.")
+        return tensors
 
 
-def _arrays(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
+def _parse_file(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
     """Return the tensors of a file; None unless `write_file` wrote them."""
     try:
-        found: dict[str, np.ndarray] = load(content)
-        return found if _fits(found, manifest) else None
+        tensors: dict[str, np.ndarray] = load(content)
+        return tensors if _are_valid(tensors, manifest) else None
     except (SafetensorError, KeyError):
         return None
 
 
-def _fits(found: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
+def _are_valid(tensors: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
     """Whether tensors have the shapes and types of `write_file`, and all indexes are in range."""
-    samples, begins = found["samples"], found["begins"]
-    places, ids, logits = (found[name] for name in KeptLogits._fields)
-    rows, kept = samples.shape[:1], places.shape[:1]  # sliced, because an array without axes has no length
+    samples, offsets = tensors["samples"], tensors["offsets"]
+    positions, ids, logits = (tensors[name] for name in SampleLogits._fields)
+    rows, num_positions = samples.shape[:1], positions.shape[:1]  # sliced, because an array without axes has no length
     shapes = (
-        (samples.ndim, places.ndim) == (2, 1)
-        and begins.shape == (rows[0] + 1,)
-        and ids.shape == logits.shape == (*kept, manifest.top)
-        and [one.dtype.kind for one in (begins, places, ids)] == [*"iii"]
+        (samples.ndim, positions.ndim) == (2, 1)
+        and offsets.shape == (rows[0] + 1,)
+        and ids.shape == logits.shape == (*num_positions, manifest.top)
+        and [array.dtype.kind for array in (offsets, positions, ids)] == [*"iii"]
         and logits.dtype.name == manifest.dtype
         and bool(np.isfinite(logits).all())
     )
     return shapes and all(
-        bool(((one >= 0) & (one < most)).all())
-        for one, most in ((begins, len(places) + 1), (places, manifest.sequence), (ids, manifest.vocabulary))
+        bool(((array >= 0) & (array < bound)).all())
+        for array, bound in ((offsets, len(positions) + 1), (positions, manifest.sequence), (ids, manifest.vocabulary))
     )
 
 
-class TaughtMix:
+class TeacherLogitsMix:
     """Samples of a mix with cached teacher logits."""
 
     def __init__(self, mix: Mix, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits
-        kept, own = logits.whole.manifest, mix.batch
-        each = (kept.sequence, kept.top)
-        self.batch = BatchSpec(own.streams, {**own.fields, IDS: Field(each, "int32"), LOGITS: Field(each, kept.dtype)})
+        manifest, own = logits.source.manifest, mix.batch
+        shape = (manifest.sequence, manifest.top)
+        self.batch = BatchSpec(
+            own.streams,
+            {**own.fields, TEACHER_IDS: Field(shape, "int32"), TEACHER_LOGITS: Field(shape, manifest.dtype)},
+        )
         """Specification of every sample."""
 
-    def sample(self, number: int) -> Sample:
-        sample = self.mix.sample(number)
-        return sample | self.logits.fields(number, sample)
+    def sample(self, index: int) -> Sample:
+        sample = self.mix.sample(index)
+        return sample | self.logits.fields(index, sample)
 
     def __getattr__(self, name: str) -> Any:
         if name == "mix":  # during unpickling

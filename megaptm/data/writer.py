@@ -69,24 +69,24 @@ class ShardWriter:
     ) -> None:
         """Append a document. `key` must be unique in the corpus; `text_bytes` is the size of its text in UTF-8."""
         if unknown := (annotations.keys() | blobs.keys()) - set(self.fields[1:]):
-            raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not among the fields {self.fields}.")
+            raise ValueError(f"document {key}: {', '.join(sorted(unknown))} is not one of the fields {self.fields}.")
         ids = self._checked_ids(key, tokens)
         name = f"{int(key):012d}"
-        places = [(int(ids[0]), 1)] if self.labels else [self._array(f"{name}.tokens.npy", ids)]
+        columns = [(int(ids[0]), 1)] if self.labels else [self._array(f"{name}.tokens.npy", ids)]
         for field in self.fields[1:]:
             if field in annotations:
                 starts = _checked_annotation(f"document {key}: {field}", field, annotations[field], len(ids))
-                places.append(self._array(f"{name}.{field}.npy", starts))
+                columns.append(self._array(f"{name}.{field}.npy", starts))
             elif field in blobs:
                 size = len(blobs[field])
-                places.append((self._member(f"{name}.{field}", blobs[field]) - size, size))
+                columns.append((self._member(f"{name}.{field}", blobs[field]) - size, size))
             else:
-                places.append((0, 0))
+                columns.append((0, 0))
         if self.labels:
             self._member(f"{name}.cls", b"%d" % ids[0])
         if meta is not None:
             self._member(f"{name}.json", _JSON.encode(meta).encode())
-        self._index.append(tuple(number for place in places for number in place))
+        self._index.append(tuple(number for pair in columns for number in pair))
         self.tokens += len(ids)
         self._text_bytes += text_bytes
 
@@ -95,7 +95,7 @@ class ShardWriter:
         if ids.ndim != 1 or not len(ids):
             raise ValueError(f"document {key}: tokens must be a non-empty list of ids, not of shape {ids.shape}.")
         if self.labels and len(ids) > 1:
-            raise ValueError(f"document {key}: it has {len(ids)} labels, and the index has room for one.")
+            raise ValueError(f"document {key}: it has {len(ids)} labels, but the index holds one per document.")
         if ids.min() < 0 or ids.max() > np.iinfo(self.dtype).max:
             raise ValueError(f"document {key}: ids from {ids.min()} to {ids.max()} do not fit {self.dtype.name}.")
         return ids.astype(self.dtype)
@@ -142,18 +142,18 @@ class ShardWriter:
         self._position += len(content)
 
 
-def _checked_annotation(what: str, name: str, values: Any, tokens: int) -> np.ndarray:
+def _checked_annotation(label: str, name: str, values: Any, tokens: int) -> np.ndarray:
     """Return int32 [n] or [n, columns]; raise ValueError unless positions are ascending and inside the document."""
     columns = ANNOTATIONS.get(name)
     if columns is None:
-        raise ValueError(f"{what} is none of the annotations {', '.join(ANNOTATIONS)}.")
+        raise ValueError(f"{label} is not one of the annotations {', '.join(ANNOTATIONS)}.")
     rows = np.asarray(values, dtype="<i4")
     if rows.shape != ((len(rows),) if columns == 1 else (len(rows), columns)):
-        raise ValueError(f"{what} must have {columns} numbers a row, not the shape {rows.shape}.")
+        raise ValueError(f"{label} must have {columns} columns, not shape {rows.shape}.")
     starts = rows if columns == 1 else rows[:, 0]
     if name == "sentences" and (not len(starts) or starts[0] != 0):
-        raise ValueError(f"{what} must rise from 0 and stay below {tokens}.")
-    least = 0 if name in (*SPANS, "turns") else 1
-    if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) < least).any()):
-        raise ValueError(f"{what} must rise and stay below {tokens}.")
+        raise ValueError(f"{label} must ascend from 0 and stay below {tokens}.")
+    min_step = 0 if name in (*SPANS, "turns") else 1
+    if len(starts) and (starts[0] < 0 or starts[-1] >= tokens or (np.diff(starts) < min_step).any()):
+        raise ValueError(f"{label} must ascend and stay below {tokens}.")
     return rows

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megaptm.batch import CHARACTERS, LONGEST_WORD
+from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.spec import ModelSpec
 
 STACKS = ("forwards", "backwards")
@@ -86,7 +86,7 @@ def options(spec: ModelSpec) -> dict[str, Any]:
             "filters": [[*one] for one in size.filters],
             "n_highway": size.highway,
             "embedding": {"dim": size.character_width},
-            "n_characters": CHARACTERS,
-            "max_characters_per_token": LONGEST_WORD,
+            "n_characters": NUM_CHARACTERS,
+            "max_characters_per_token": MAX_WORD_LENGTH,
         },
     }

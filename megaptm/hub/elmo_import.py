@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from megaptm.batch import CHARACTERS, LONGEST_WORD
+from megaptm.batch import MAX_WORD_LENGTH, NUM_CHARACTERS
 from megaptm.config import Config, UncheckedConfig, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
@@ -196,8 +196,8 @@ def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> di
         ("lstm.proj_clip", lstm.proj_clip, (record.projection_clip,)),
         ("char_cnn.activation", cnn.activation, ("relu",)),
         # 261 in training, where padding after a text has no id.
-        ("char_cnn.n_characters", cnn.n_characters, (CHARACTERS, CHARACTERS - 1)),
-        ("char_cnn.max_characters_per_token", cnn.max_characters_per_token, (LONGEST_WORD,)),
+        ("char_cnn.n_characters", cnn.n_characters, (NUM_CHARACTERS, NUM_CHARACTERS - 1)),
+        ("char_cnn.max_characters_per_token", cnn.max_characters_per_token, (MAX_WORD_LENGTH,)),
     ):
         if value not in supported:
             raise UserError(f"{file}: {option} is {value}, but must be {supported[0]}: the model cannot be imported.")

@@ -31,7 +31,7 @@ from megaptm.hub.library import quiet, transformers
 from megaptm.hub.stacks import alone, joined, renamed, together
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import exported_tokenizer
-from megaptm.objectives import BaseObjective, objective_of
+from megaptm.objectives import BaseObjective, build_objective
 from megaptm.spec import ModelSpec, attention_options, change
 from megaptm.storage import AtomicFile, read_json_object
 from megaptm.tokenizers import Tokenizer
@@ -96,7 +96,7 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, more than the {spec.vocabulary} of the model: "
                 "give the tokenizer with which the model was trained."
             )
-    trained_on = objective or objective_of(spec.family.objectives[0])
+    trained_on = objective or build_objective(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
         longest = spec.longest if spec.family.reads_images else sequence  # here `sequence` counts image positions
         tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
@@ -105,7 +105,7 @@ def to_hugging_face(
         # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
         stacks = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
         models = {subfolder: alone(spec, weights, stack) for subfolder, stack in stacks.items()}
-    start = trained_on.of_prompt(next(iter(trained_on.prompts), "text")).decoder_start
+    start = trained_on.task_for_prompt(next(iter(trained_on.prompts), "text")).decoder_start
     converted = {subfolder: _convert(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:

@@ -63,15 +63,19 @@ class ImageProcessor:
     pixels: PixelStatistics
     resample: str
     crop: str
-    """`middle`, or `whole`: the image is stretched to a square."""
-    inner: float
+    """`center`, or `none`: the image is stretched to a square."""
+    crop_fraction: float
     """Share of each side that the center crop keeps."""
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of an objective that differ from its defaults."""
-        defaults = {"resample": ImageObjective.resample, "held_out_crop": "middle", "inner": ImageObjective.inner}
-        values = {"resample": self.resample, "held_out_crop": self.crop, "inner": self.inner}
+        defaults = {
+            "resample": ImageObjective.resample,
+            "validation_crop": "center",
+            "crop_fraction": ImageObjective.crop_fraction,
+        }
+        values = {"resample": self.resample, "validation_crop": self.crop, "crop_fraction": self.crop_fraction}
         return {name: value for name, value in values.items() if value != defaults[name]}
 
 
@@ -81,16 +85,16 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
     side = spec.grid * spec.size.patch
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
-    task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).held_out()
-    scaled = round(side / task.inner)
-    cut = task.crop == "middle" or scaled != side
+    task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).for_validation()
+    scaled = round(side / task.crop_fraction)
+    cut = task.crop == "center" or scaled != side
     content = {
         # CLIP's class crops in all versions of transformers.
         "image_processor_type": "CLIPImageProcessor" if cut or spec.family.has_tokens else "ViTImageProcessor",
         **({"processor_class": "CLIPProcessor"} if spec.family.has_tokens else {}),
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"shortest_edge": scaled} if task.crop == "middle" else {"height": scaled, "width": scaled},
+        "size": {"shortest_edge": scaled} if task.crop == "center" else {"height": scaled, "width": scaled},
         "resample": RESAMPLINGS.index(task.resample),
         "do_center_crop": cut,
         **({"crop_size": {"height": side, "width": side}} if cut else {}),
@@ -140,7 +144,7 @@ class ProcessorFields:
             self.refuse("resample", f"Pillow's 0 to {len(RESAMPLINGS) - 1}")
         crop, scaled = self.scaled()
         cut = self.square("crop_size", scaled) if self.flag("do_center_crop") else scaled
-        if crop == "middle" and not self.flag("do_center_crop"):
+        if crop == "center" and not self.flag("do_center_crop"):
             self.refuse("do_center_crop", "true if size is the shorter side")
         if cut > scaled:
             self.refuse("crop_size", f"at most the {scaled} of size")
@@ -182,8 +186,8 @@ class ProcessorFields:
         if type(size) is int and self.kind in KEEP_SHAPE:
             size = {"shortest_edge": size}
         if isinstance(size, Mapping) and {*size} == {"shortest_edge"}:
-            return "middle", self.check_side("size", size["shortest_edge"])
-        return "whole", self.square("size", None)
+            return "center", self.check_side("size", size["shortest_edge"])
+        return "none", self.square("size", None)
 
     def square(self, name: str, default: int | None) -> int:
         """Return the side of a square, from one number or from height and width."""

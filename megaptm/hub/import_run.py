@@ -30,9 +30,9 @@ from megaptm.hub.library import transformers
 from megaptm.hub.resolution import at_context
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models import build_model, initial_value
-from megaptm.objectives import objective_of
+from megaptm.objectives import build_objective
 from megaptm.objectives.mixtures import NamedMixture
-from megaptm.objectives.written import tasks_of
+from megaptm.objectives.written import mixture_config
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
@@ -300,13 +300,13 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     if spec.family.reads_regions:
         # Regions follow the text. A text of a text-only task may span several documents.
-        mixture = objective_of(spec.family.objectives[0])
-        data |= {"sequence": data["sequence"] + mixture.batch(4096, False).regions, "document_mask": False}
+        mixture = build_objective(spec.family.objectives[0])
+        data |= {"sequence": data["sequence"] + mixture.batch(4096, False).num_regions, "document_mask": False}
         assert isinstance(mixture, NamedMixture)
         assert spec.size.detector is not None
         features, classes = spec.size.detector
         # The objective's name alone stands for the papers' detector.
-        if (own := tasks_of(mixture, features=features, classes=classes)) != tasks_of(mixture):
+        if (own := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
             return {"run": str(run), "model": {**model, **numbers}, "data": data, "objective": own, **RECIPE}
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
 
@@ -315,7 +315,7 @@ def _objective(imported: ImportedModel) -> str:
     """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
     model lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.missing_heads
-    return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*objective_of(name).losses}))
+    return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
 
 
 def _shape(size: Size) -> dict[str, Any]:

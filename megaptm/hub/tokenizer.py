@@ -117,7 +117,7 @@ def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool)
     """
     content = tokenizer.content
     wanted = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
-    shown = 2 if segments or objective.segments > 1 else 1
+    shown = 2 if segments or objective.num_segments > 1 else 1
     return content if _samples(content, segments)[:shown] == _samples(wanted, segments)[:shown] else wanted
 
 

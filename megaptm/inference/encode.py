@@ -51,7 +51,7 @@ def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mea
 def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:
     """Return the ids of a text with the special tokens of training."""
     tokenizer = loaded.tokenizer
-    ids = loaded.config.built_objective.with_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
+    ids = loaded.config.built_objective.add_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
         raise UserError(f"texts[{index}] is empty: remove it, or give a text.")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:

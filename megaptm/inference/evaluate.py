@@ -166,7 +166,7 @@ def evaluate(
         )
         for name in names
     }
-    every_token = config.built_objective.every_token
+    every_token = config.built_objective.predicts_every_token
     return Evaluation(
         run=str(loaded.folder),
         step=loaded.step,

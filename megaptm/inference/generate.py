@@ -89,7 +89,9 @@ def continue_text(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: S
     require_use(loaded, "generate")
     text_so_far = text_ids(loaded, prompt)
     shown = loaded.tokenizer.decode(text_so_far)
-    ids = loaded.config.built_objective.of_prompt("text").with_special_tokens(text_so_far, loaded.tokenizer.special)
+    ids = loaded.config.built_objective.task_for_prompt("text").add_special_tokens(
+        text_so_far, loaded.tokenizer.special
+    )
     for id_ in continue_ids(loaded, ids, tokens=tokens, sampler=Sampler(sampling, loaded.tokenizer)):
         text_so_far.append(id_)
         text = loaded.tokenizer.decode(text_so_far)
@@ -328,8 +330,8 @@ def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[li
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     if special.mask is None:
         raise UserError(f"the tokenizer {loaded.tokenizer_folder} has no mask token, which guess needs.")
-    mask, task = tokenizer.name(special.mask), loaded.config.built_objective.of_prompt("masks")
-    ids = task.with_special_tokens(encode_with_special(tokenizer, prompt, (special.mask,)), special)
+    mask, task = tokenizer.name(special.mask), loaded.config.built_objective.task_for_prompt("masks")
+    ids = task.add_special_tokens(encode_with_special(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to predict: 'The {mask} sat on the mat.'")
     if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:

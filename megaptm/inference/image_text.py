@@ -22,7 +22,7 @@ from megaptm.data.manifest import LABELS
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.objectives.images import TEXT, ImageText, shown_text
+from megaptm.objectives.images import TEXT, ImageText, text_input
 from megaptm.run.corpora import cache_of
 from megaptm.storage import regular_file
 from megaptm.tokenizers import load as load_tokenizer
@@ -43,8 +43,8 @@ TIE = 1e-6
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
     """Return normalized text vectors [N, E], float32 on the CPU, in the joint space with images."""
     task = _image_text_task(loaded)
-    special, length = loaded.tokenizer.special, min(task.texts, loaded.spec.longest or task.texts)
-    rows = [shown_text(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
+    special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.longest or task.text_length)
+    rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
     if not rows:
         raise UserError("texts is empty: give at least one text.")
     return torch.cat([_text_features(loaded, rows[start : start + batch]) for start in range(0, len(rows), batch)])
@@ -53,7 +53,7 @@ def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64)
 def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
     """Return normalized image vectors [N, E], float32 on the CPU, from files or their bytes. Raise UserError for one
     that is no image."""
-    task = _image_text_task(loaded).held_out()
+    task = _image_text_task(loaded).for_validation()
     assert isinstance(task, ImageText)
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
@@ -66,7 +66,7 @@ def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int =
                 _content(image),
                 loaded.spec.grid,
                 np.random.default_rng(0),
-                whose=f"images[{number}]",
+                source=f"images[{number}]",
                 remedy="give a JPEG, PNG, WebP, GIF, BMP or TIFF",
             )
             for number, image in enumerate(images[start : start + batch], start)
@@ -162,7 +162,7 @@ def classify_images(
     mix = open_mix(
         {str(corpus): 1.0},
         split="validation",
-        objective=task.of_labels(),
+        objective=task.as_image_labels(),
         sequence=loaded.spec.context,
         seed=0,
         special=label_names.special,

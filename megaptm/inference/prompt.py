@@ -110,8 +110,8 @@ def prepare_prompt(loaded: TrainedModel, kind: Prompt, ids: list[int], tokens: i
     """Return encoder ids, initial decoder ids, and the largest number of output tokens. A decoder alone starts with the
     whole prompt."""
     special, longest, stack = loaded.tokenizer.special, loaded.spec.longest, generating_stack(loaded)
-    task = loaded.config.built_objective.of_prompt(kind)
-    text = task.with_special_tokens(ids, special)
+    task = loaded.config.built_objective.task_for_prompt(kind)
+    text = task.add_special_tokens(ids, special)
     is_decoder_only = loaded.spec.family.stacks[stack].cross is None
     decoder_ids = text if is_decoder_only else special.ids_of(task.decoder_start)
     if longest is not None:

@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from megaptm.batch import COMPARED_IMAGES
+from megaptm.batch import MAX_COMPARED_IMAGES
 from megaptm.data import Mix, open_mix
 from megaptm.inference.image_text import BATCH_PAIRS, MAX_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.trained_model import TrainedModel
@@ -48,7 +48,7 @@ def _open_pairs(loaded: TrainedModel, task: Task, corpora: dict[str, float] | No
     """Return held-out samples with only a text and its own image."""
     config, trained = loaded.config, task.objective
     assert isinstance(trained, ImageTextMatching | CrossModalContrast)
-    single_pair = trained.alone
+    single_pair = trained.single_pair
     own = {name: weight for name, weight in config.data.mix.items() if name in (task.corpora or [name])}
     return open_mix(
         corpora or own,
@@ -71,7 +71,7 @@ def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
             features = loaded.model(inputs, features=True).features["cmcl"].float()
             # First image and first text of a sample, of all slots that it has.
             images.append(features[:, :width].clone())
-            texts.append(features[:, COMPARED_IMAGES * width :][:, :width].clone())
+            texts.append(features[:, MAX_COMPARED_IMAGES * width :][:, :width].clone())
     return torch.cat(images).cpu() @ torch.cat(texts).cpu().t()
 
 

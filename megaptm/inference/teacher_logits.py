@@ -21,12 +21,12 @@ from megaptm.data.teacher_logits import (
     MANIFEST,
     PER_FILE,
     UNFINISHED,
-    KeptLogits,
+    SampleLogits,
     TeacherLogitsManifest,
     file_hash,
     file_name,
     file_ranges,
-    holds,
+    is_complete_file,
     read_manifest,
     sample_digest,
     write_file,
@@ -123,7 +123,7 @@ def _write(
 
 def _is_written(path: Path, mix: Mix, numbers: range, manifest: TeacherLogitsManifest) -> bool:
     """Whether a file holds the logits of these samples."""
-    return holds(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
+    return is_complete_file(path, manifest, len(numbers), sample_digest(mix.sample(numbers.start)))
 
 
 def _configured_folder(config: Config) -> Path:
@@ -147,7 +147,7 @@ def _build_manifest(
         raise UserError("distill.logits is 0, but only token logits can be cached: set its weight.")
     if teacher.differs(distillation.teacher):
         raise UserError(f"distill.model is not the model of {teacher.folder}: remove it.")
-    steps = validation_steps(held_out, batch=train.batch, most=train.validate_batches)
+    steps = validation_steps(held_out, batch=train.batch, max_steps=train.validate_batches)
     return TeacherLogitsManifest(
         format=FORMAT,
         teacher=checkpoint_id(teacher),
@@ -159,7 +159,7 @@ def _build_manifest(
         sequence=places_of(config, distillation.teacher, head),
         vocabulary=distillation.teacher.vocabulary,
         per_file=per_file,
-        samples={"train": config.batch_schedule.first(train.steps), "validation": steps * train.batch},
+        samples={"train": config.batch_schedule.first_sample(train.steps), "validation": steps * train.batch},
         files={},
     )
 
@@ -190,7 +190,7 @@ def _write_description(folder: Path, manifest: TeacherLogitsManifest, teacher: O
 
 def _teacher_logits(
     model: Model, mix: Mix, numbers: range, manifest: TeacherLogitsManifest, *, rows: int
-) -> Iterator[tuple[np.ndarray, KeptLogits]]:
+) -> Iterator[tuple[np.ndarray, SampleLogits]]:
     """Yield the hash and the saved logits of each sample; `rows`: samples per forward pass."""
     device = next(model.parameters()).device
     for start in range(numbers.start, numbers.stop, rows):
@@ -210,7 +210,7 @@ def _teacher_logits(
             sample = {name: field[row] for name, field in batch.items()}
             yield (
                 sample_digest(sample),
-                KeptLogits(
+                SampleLogits(
                     np.flatnonzero(targets_BS[row]).astype(np.int32),
                     ids[own].astype(np.int32),
                     logits[own].astype(DTYPES[manifest.dtype]),

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megaptm.batch import LONGEST_WORD
+from megaptm.batch import MAX_WORD_LENGTH
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.models.every_layer import every_layer
-from megaptm.objectives.spelling import TEXT_BEGINS, TEXT_ENDS, spelled
+from megaptm.objectives.spelling import TEXT_END, TEXT_START, character_ids
 
-ENDS = {"<begin>": TEXT_BEGINS, "<end>": TEXT_ENDS}
+ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}
 
 
 def layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
@@ -36,8 +36,8 @@ def _character_ids(loaded: TrainedModel, text: str, index: int) -> np.ndarray:
     words = split_words(loaded, text)
     if not words:
         raise UserError(f"texts[{index}] is empty: remove it, or give a text.")
-    begin, end = spelled(ENDS, ENDS)
-    return np.concatenate([begin[None], spelled(words), end[None]])
+    begin, end = character_ids(ENDS, ENDS)
+    return np.concatenate([begin[None], character_ids(words), end[None]])
 
 
 def split_words(loaded: TrainedModel, text: str) -> list[str]:
@@ -49,7 +49,7 @@ def split_words(loaded: TrainedModel, text: str) -> list[str]:
 
 def _batch_layers(loaded: TrainedModel, sequences: Sequence[np.ndarray]) -> list[Tensor]:
     lengths = torch.tensor([len(sequence) for sequence in sequences])
-    characters = torch.zeros(len(sequences), int(lengths.max()), LONGEST_WORD, dtype=torch.int16)
+    characters = torch.zeros(len(sequences), int(lengths.max()), MAX_WORD_LENGTH, dtype=torch.int16)
     for index, sequence in enumerate(sequences):
         characters[index, : len(sequence)] = torch.from_numpy(sequence)
     with torch.no_grad():  # not inference mode: the result may be used to train a classifier

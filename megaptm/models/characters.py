@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.batch import CHARACTERS
+from megaptm.batch import NUM_CHARACTERS
 from megaptm.bricks.characters import convolution_maps, word_maps
 from megaptm.errors import UserError
 from megaptm.layers.split import Embedding, Linear
@@ -40,7 +40,7 @@ class CharacterWords(nn.Module):
                 f"{spec.name} reads words by their characters, and its size has no filters: give model.filters."
             )
         self.widths = [characters for characters, _ in size.filters]
-        self.characters = Embedding(CHARACTERS, size.character_width)
+        self.characters = Embedding(NUM_CHARACTERS, size.character_width)
         self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.of, convolution_maps(size)))  # type: ignore[assignment]
         *_, out = word_maps(size)
         self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(size.highway))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS, IGNORED
+from megaptm.batch import IGNORED, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.losses.contrast import cross_modal_contrast
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.places import at_places
@@ -32,18 +32,18 @@ class CrossModalHead(ContrastHead):
         x_BSD = x_SBD.transpose(0, 1)
         places = x_BSD.shape[1]
         regions = batch["region_features"].shape[1] if "region_features" in batch else places
-        images, seen_BJ = _vectors(x_BSD, batch.get("image_places"), COMPARED_IMAGES, first=places - regions)
-        texts, said_BK = _vectors(x_BSD, batch.get("text_places"), COMPARED_TEXTS, first=0)
+        images, seen_BJ = _vectors(x_BSD, batch.get("image_starts"), MAX_COMPARED_IMAGES, first=places - regions)
+        texts, said_BK = _vectors(x_BSD, batch.get("text_starts"), MAX_COMPARED_TEXTS, first=0)
         return torch.cat([images, texts, seen_BJ, said_BK], -1)
 
     def compare(self, features_NF: Tensor, answers_N: Tensor, own: slice) -> Tensor:
         """Return [R]. The label of a sample is its number of positive texts."""
-        counts = (COMPARED_IMAGES, COMPARED_TEXTS)
+        counts = (MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS)
         width = features_NF.shape[1] // sum(counts) - 1
         images, texts, seen_NJ, said_NK = features_NF.split([width * counts[0], width * counts[1], *counts], dim=-1)
         return cross_modal_contrast(
-            images.unflatten(1, (COMPARED_IMAGES, width)),
-            texts.unflatten(1, (COMPARED_TEXTS, width)),
+            images.unflatten(1, (MAX_COMPARED_IMAGES, width)),
+            texts.unflatten(1, (MAX_COMPARED_TEXTS, width)),
             answers_N.clamp(min=0),
             seen_NJ > 0.5,
             said_NK > 0.5,

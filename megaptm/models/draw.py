@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED
 
-DRAWS = "draws"
+UNIFORMS = "uniforms"
 """Batch field [B, A] of uniform numbers in [0, 1) for sampling, equal in any layout."""
 REPLACED = "replaced"
 """Batch field [B, S] of replaced-token labels, which are known after sampling."""
@@ -33,7 +33,7 @@ def draw_tokens(
     A sampled token that equals the original counts as original (arXiv:2003.10555, section 2). Without uniform numbers
     in the batch nothing is sampled.
     """
-    if DRAWS not in batch:
+    if UNIFORMS not in batch:
         return tokens_BS, torch.zeros_like(tokens_BS, dtype=torch.bool)
     labels_BA = batch["labels"]
     drawn_BA = head.draw(x_SBD, batch, tied)

@@ -40,7 +40,7 @@ from megaptm.losses.sampled import NegativeSamples, sample_negatives, sampled_cr
 from megaptm.losses.soft_targets import Projected
 from megaptm.models.adaptive import AdaptiveHead
 from megaptm.models.cross_modal import CrossModalHead
-from megaptm.models.draw import DRAWS
+from megaptm.models.draw import UNIFORMS
 from megaptm.models.image_heads import ImageLabelHead, MaskedPatchHead
 from megaptm.models.image_text import ImageTextHead
 from megaptm.models.infomax import InfoMaxHead
@@ -184,8 +184,8 @@ class MaskedHead(nn.Module):
     def draw(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Tensor:
         """Sample a token for each target position with the batch's uniform numbers, [B, A]."""
         assert tied is not None
-        draws_BA = batch[DRAWS]
-        x = self._read(asked_places(x_SBD, batch, DRAWS)).flatten(0, 1)
+        draws_BA = batch[UNIFORMS]
+        x = self._read(asked_places(x_SBD, batch, UNIFORMS)).flatten(0, 1)
         return self.project.draw(x, tied, self.vocabulary.bias, draws_BA.reshape(-1)).view(draws_BA.shape)
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:

@@ -304,8 +304,8 @@ class Model(nn.Module):
                 inner |= self._draw(name, batch, streams)
             if (stack := self.stack(name)) is None or name in ended:
                 continue
-            if (past := pasts.get(name)) is not None and "begins" in batch:
-                past.begin(batch["begins"])
+            if (past := pasts.get(name)) is not None and "reset_state" in batch:
+                past.begin(batch["reset_state"])
             mask = self_mask(batch, prefix, stack.block.visibility, block=stack.block, past=past)
             memory, memory_mask = None, None
             if (source := stack.block.cross) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from megaptm.batch import BOX_NUMBERS, MASKED_REGION
+from megaptm.batch import MASKED_REGION, NUM_BOX_VALUES
 from megaptm.bricks.regions import feature_map, region_maps, region_norms
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding, Linear
@@ -38,7 +38,7 @@ class ImageRegions(nn.Module):
         self.box, self.box_norm = Linear.of(box), norm() if each else None
         self.mask = Embedding(mask[0].outputs, mask[0].inputs) if mask else None
         self.norm = norm()
-        self.all_numbers = box.inputs == BOX_NUMBERS
+        self.all_numbers = box.inputs == NUM_BOX_VALUES
 
     def forward(self, features_BRF: Tensor, boxes_BR7: Tensor, kinds_RB: Tensor, segments_RBD: Tensor | None) -> Tensor:
         """Return [R, B, D]. `kinds_RB`: which regions are masked."""

@@ -21,45 +21,45 @@ __all__ = [
     "SampleObjective",
     "SpecialTokens",
     "Task",
-    "objective_of",
+    "build_objective",
     "weights_at",
 ]
 
 
-def objective_of(said: str | Mapping[str, Any]) -> BaseObjective:
+def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
     """Return an objective by name, a custom one (`package.module:NAME`), or a composed one (see `compose`)."""
-    if isinstance(said, Mapping):
-        return compose(said)
-    if not isinstance(said, str):
-        raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {said!r}.")
-    if not is_plugin(said):
-        if said not in OBJECTIVES:
-            raise UserError(f"objective ({said}) {_remedy(said)}")
-        return OBJECTIVES[said]
-    found = load_plugin(said, "objective", "objective")
-    if isinstance(found, type) and issubclass(found, BaseObjective):
+    if isinstance(spec, Mapping):
+        return compose(spec)
+    if not isinstance(spec, str):
+        raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {spec!r}.")
+    if not is_plugin(spec):
+        if spec not in OBJECTIVES:
+            raise UserError(f"objective ({spec}) {_remedy(spec)}")
+        return OBJECTIVES[spec]
+    plugin = load_plugin(spec, "objective", "objective")
+    if isinstance(plugin, type) and issubclass(plugin, BaseObjective):
         try:
-            return found()
+            return plugin()
         except UserError as error:
-            raise UserError(f"objective: `{said}`: {error}") from None
+            raise UserError(f"objective: `{spec}`: {error}") from None
         except Exception as error:  # abstract class, options without default, or a bug
-            raise UserError(f"objective: `{said}` cannot be made ({describe_error(error)}): fix it.") from None
-    if not isinstance(found, BaseObjective):
-        raise UserError(f"objective: `{said}` is not a `megaptm.objectives.Objective`: correct the name.")
-    return found
+            raise UserError(f"objective: `{spec}` cannot be created ({describe_error(error)}): fix it.") from None
+    if not isinstance(plugin, BaseObjective):
+        raise UserError(f"objective: `{spec}` is not a `megaptm.objectives.Objective`: correct the name.")
+    return plugin
 
 
-def _remedy(said: str) -> str:
+def _remedy(name: str) -> str:
     """Explain a name that is no objective, for instance the name of a task or question."""
-    if said in TASKS:
-        return f"is a task, and no objective by its name alone: write {{{said}: {{}}}}."
-    about = f"masked-lm-{suggest(said, QUESTIONS)}"
-    if about in OBJECTIVES:
-        return f"is not known; did you mean {about}?"
-    if said in QUESTIONS:
+    if name in TASKS:
+        return f"is the name of a task: write {{{name}: {{}}}}."
+    with_question = f"masked-lm-{suggest(name, QUESTIONS)}"
+    if with_question in OBJECTIVES:
+        return f"is unknown; did you mean {with_question}?"
+    if name in QUESTIONS:
         return (
-            f"is a question, and no objective by its name alone: ask it of what is hidden, {{masked-lm: {{}}, {said}: "
-            f"{{}}}}, or of whole texts, {{texts: {{task: {said}}}}}."
+            f"is the name of a question: combine it with masked tokens, {{masked-lm: {{}}, {name}: {{}}}}, or use it "
+            f"alone, {{texts: {{task: {name}}}}}."
         )
     known = f"there are {', '.join(OBJECTIVES)}."
-    return f"is not known; {nearest(said, [*OBJECTIVES, *TASKS, *QUESTIONS], known)}"
+    return f"is unknown; {nearest(name, [*OBJECTIVES, *TASKS, *QUESTIONS], known)}"

@@ -8,15 +8,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import LONGEST_WORD, BatchSpec, Field, fields
+from megaptm.batch import MAX_WORD_LENGTH, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceWindow,
     refuse_document_mask,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -29,44 +29,44 @@ class BidirectionalLM(Objective):
     """Objective of ELMo (arXiv:1802.05365, 3.1): next-token prediction in both directions.
 
     Each sequence of a batch continues the same sequence of the previous batch, forward and backward over the same text.
-    Documents are preceded by `begin` and followed by `end`. `begins` is 1 if a sequence starts anew. Words have
-    character ids.
+    Documents are preceded by `begin` and followed by `end`. `reset_state` is 1 if a sequence continues no other. Words
+    have character ids.
     """
 
     name = "bidirectional-lm"
     losses: ClassVar = {"bidirectional-lm": 1.0}
     unit = "lane"
-    from_both_ends = True
-    draws = False
-    needs = ("end", "begin")
+    direction = "both"
+    uses_rng = False
+    required_tokens = ("end", "begin")
     template: ClassVar[tuple[str, str]] = ("begin A end", "begin A end begin B end")
     prompts = ()
 
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=sequence, lookahead=1, slots=2)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=sequence, lookahead=1, slots=2)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
-        row = {
+        sequence_fields = {
             f"{prefix}{name}": field
             for prefix in STREAMS
             for name, field in {
                 **fields((sequence,), "tokens"),
-                "characters": Field((sequence, LONGEST_WORD), "int16"),
+                "characters": Field((sequence, MAX_WORD_LENGTH), "int16"),
                 **fields((sequence,), "labels"),
             }.items()
         }
-        return BatchSpec(dict.fromkeys(STREAMS, sequence), {**row, "begins": Field(())})
+        return BatchSpec(dict.fromkeys(STREAMS, sequence), {**sequence_fields, "reset_state": Field(())})
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
         if special.spellings is None:
             raise UserError(
-                f"objective {self.name} reads words by their characters, and the tokenizer's tokens are no words: "
-                "build the corpus with tokenizer.kind=words, or take another objective."
+                f"objective {self.name} reads words by their characters, but the tokens of this tokenizer are not "
+                "words: build the corpus with tokenizer.kind=words, or use another objective."
             )
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -82,7 +82,7 @@ class BidirectionalLM(Objective):
             made[f"{prefix}tokens"] = text[:-1].copy()
             made[f"{prefix}characters"] = special.spellings[text[:-1]]
             made[f"{prefix}labels"] = text[1:].copy()
-        return {**made, "begins": np.array(piece[0].begins, dtype=np.int64)}
+        return {**made, "reset_state": np.array(piece[0].starts_lane, dtype=np.int64)}
 
 
 def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
@@ -90,8 +90,8 @@ def _text(parts: Sequence[DocumentSlice], special: SpecialTokens) -> np.ndarray:
     and end with the first."""
     assert special.end is not None
     assert special.begin is not None
-    between, found = np.array([special.end, special.begin], dtype=np.int64), []
-    for number, part in enumerate(parts):
-        only_begin = number == 0 and part.slots == 1 and not len(part.tokens) and len(parts) > 1
-        found += [part.tokens.astype(np.int64), between[1:] if only_begin else between[: part.slots]]
-    return np.concatenate(found)
+    between, documents = np.array([special.end, special.begin], dtype=np.int64), []
+    for index, part in enumerate(parts):
+        only_begin = index == 0 and part.slots == 1 and not len(part.tokens) and len(parts) > 1
+        documents += [part.tokens.astype(np.int64), between[1:] if only_begin else between[: part.slots]]
+    return np.concatenate(documents)

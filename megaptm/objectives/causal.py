@@ -9,7 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, documents_of
+from megaptm.objectives.objective import (
+    Objective,
+    Piece,
+    Sample,
+    SampleContext,
+    SequenceWindow,
+    documents_and_positions,
+)
 
 
 @dataclass(frozen=True)
@@ -18,15 +25,15 @@ class CausalLM(Objective):
 
     name = "causal-lm"
     losses: ClassVar = {"lm": 1.0}
-    every_token = True
-    draws = False
-    needs = ("end",)
+    predicts_every_token = True
+    uses_rng = False
+    required_tokens = ("end",)
 
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=sequence, lookahead=1, slots=1)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=sequence, lookahead=1, slots=1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         # A sequence is always full: without document mask it is one document, and attention uses its fast path.
@@ -44,7 +51,7 @@ class CausalLM(Objective):
             text[stop - length : stop - part.slots] = part.tokens
             text[stop - part.slots : stop] = context.special.end
         labels = text[1:].copy()
-        documents, positions = documents_of(lengths if document_mask else [len(text)], len(text))
+        documents, positions = documents_and_positions(lengths if document_mask else [len(text)], len(text))
         # The last token of a document does not predict the first token of the next, unrelated document.
         if document_mask:
             labels[[stop - 1 for stop in stops[:-1]]] = IGNORED

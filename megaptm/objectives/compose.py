@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError, missing_space_advice, must_be, nearest, shown_value
-from megaptm.objectives.composed import ONE, Composed, StepValue, Task, by_step
+from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task, values_by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.objective import BaseObjective, SampleObjective
 from megaptm.objectives.questions import TextQuestion
@@ -21,94 +21,102 @@ from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.plugins import describe_error, is_builtin, is_plugin, load_plugin
 from megaptm.suggest import suggest
 
-BY_STEP = ("share", "weight")
-OF_EVERY_TASK = ("task", "task_id", "question", "corpora", *BY_STEP)
-MOST = 1e9
+STEP_OPTIONS = ("share", "weight")
+COMMON_OPTIONS = ("task", "task_id", "question", "corpora", *STEP_OPTIONS)
+MAX_VALUE = 1e9
 """Maximum of a share or weight, so that sums are finite."""
 FILES = ("similar", "meanings", "retrieved")
 """Options of tasks that name a file or a custom function."""
 
 
-def compose(said: Mapping[str, Any]) -> BaseObjective:
+def compose(config: Mapping[str, Any]) -> BaseObjective:
     """Return the objective that a mapping describes. Raises `UserError` that names the key.
 
     `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
 
-    `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean: 32, share: 0.5}}`: several tasks,
-    each with its share of the samples. `weight` multiplies the weights of a task's losses; a mapping sets them by loss.
-    Shares and weights may be mappings from the first step of each value: `{0: 1.0, 10000: 0.5}`.
+    `{short: {task: span-corruption, share: 0.5}, long: {task: span-corruption, mean_span_length: 32, share: 0.5}}`:
+    several tasks, each with its share of the samples. `weight` multiplies the weights of a task's losses; a mapping
+    sets them by loss. Shares and weights may be mappings from the first step of each value: `{0: 1.0, 10000: 0.5}`.
     """
-    if not said:
-        raise UserError("objective is empty: name a task, as in `objective: {masked-lm: {}}`.")
-    entries = {label: _entry(label, options) for label, options in said.items()}
+    if not config:
+        raise UserError("objective is empty: add a task, as in `objective: {masked-lm: {}}`.")
+    entries = {label: _task_options(label, options) for label, options in config.items()}
     questions = [label for label in entries if label in QUESTIONS]
     tasks = {label: options for label, options in entries.items() if label not in QUESTIONS}
     shared = [label for label, options in tasks.items() if "share" in options]
     if not tasks:
-        raise UserError(f"objective: {questions[0]} is asked about a text that a task makes: add `masked-lm: {{}}`.")
-    made = {label: _task(label, options) for label, options in tasks.items()}  # a misspelled question is not a task
+        raise UserError(f"objective: question {questions[0]} needs a task that makes its text: add `masked-lm: {{}}`.")
+    built = {label: _build_task(label, options) for label, options in tasks.items()}  # first: rejects unknown names
     if len(tasks) > 1 and len(shared) < len(tasks):
-        lacking = next(label for label in tasks if label not in shared)
-        raise UserError(f"objective.{lacking} needs a share: of several tasks each makes a share of the samples.")
+        missing = next(label for label in tasks if label not in shared)
+        raise UserError(f"objective.{missing} needs a share: each of several tasks makes a share of the samples.")
     for label in questions:
         if other := next((key for key in entries[label] if key != "weight"), None):
-            raise UserError(f"objective.{label}: unknown option {other}; a question has no option but weight.")
-    asked = {label: _question(label, tasks[label], questions) for label in made}
-    made = {label: _with_question(label, task, asked[label]) if asked[label] else task for label, task in made.items()}
-    makers = {label: task for label, task in made.items() if isinstance(task, SampleObjective)}
-    if len(makers) < len(made):
-        return _alone(next(label for label in made if label not in makers), made, tasks)
+            raise UserError(f"objective.{label}: unknown option {other}; the only option of a question is weight.")
+    questions_of = {label: _questions(label, tasks[label], questions) for label in built}
+    built = {
+        label: _with_question(label, task, questions_of[label]) if questions_of[label] else task
+        for label, task in built.items()
+    }
+    sample_tasks = {label: task for label, task in built.items() if isinstance(task, SampleObjective)}
+    if len(sample_tasks) < len(built):
+        return _single_objective(next(label for label in built if label not in sample_tasks), built, tasks)
     parts = tuple(
-        Task(label, task, _shares(label, said), _task_id(label, said), _corpora(label, said))
-        for (label, task), said in zip(makers.items(), tasks.values(), strict=True)
+        Task(label, task, _share(label, options), _task_id(label, options), _corpora(label, options))
+        for (label, task), options in zip(sample_tasks.items(), tasks.values(), strict=True)
     )
     weights = _weights(entries, parts)
-    _refuse_nothing("task has a share", [part.share for part in parts])
+    _refuse_all_zero("share", [part.share for part in parts])
     if all(loss in weights for part in parts for loss in part.objective.losses):
-        _refuse_nothing("loss has a weight", weights.values())
-    alone = Task(parts[0].label, parts[0].objective, parts[0].share)
-    usual = {loss: StepValue((0,), (weight,)) for loss, weight in alone.objective.losses.items()}
-    if parts == (alone,) and all(weight == usual[loss] for loss, weight in weights.items()):
-        return alone.objective
+        _refuse_all_zero("weight", weights.values())
+    plain = Task(parts[0].label, parts[0].objective, parts[0].share)
+    defaults = {loss: StepValue((0,), (weight,)) for loss, weight in plain.objective.losses.items()}
+    if parts == (plain,) and all(weight == defaults[loss] for loss, weight in weights.items()):
+        return plain.objective
     return Composed(parts, weights)
 
 
-def _alone(label: str, made: Mapping[str, BaseObjective], options: Mapping[str, Mapping[str, Any]]) -> BaseObjective:
+def _single_objective(
+    label: str, built: Mapping[str, BaseObjective], options: Mapping[str, Mapping[str, Any]]
+) -> BaseObjective:
     """Return an objective that makes no samples, and so cannot be mixed with others."""
-    if len(made) > 1:
-        raise UserError(f"objective.{label} makes no samples of text, to be mixed with those of others: name it alone.")
-    if said := [key for key in OF_EVERY_TASK if key != "task" and key in options[label]]:
-        raise UserError(f"objective.{label} makes no samples of text, and {said[0]} means nothing to it: remove it.")
-    return made[label]
+    if len(built) > 1:
+        raise UserError(f"objective.{label} makes no text samples, and cannot be mixed with other tasks: remove them.")
+    if unused := [key for key in COMMON_OPTIONS if key != "task" and key in options[label]]:
+        raise UserError(f"objective.{label} makes no text samples, so that {unused[0]} has no effect: remove it.")
+    return built[label]
 
 
-def goes_on_as(begun: str | Mapping[str, Any], said: str | Mapping[str, Any], step: int) -> bool:
+def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, Any], step: int) -> bool:
     """Whether two objectives of a config are equal before a step, and later differ in shares or weights only."""
-    if isinstance(begun, str) and begun == said:
+    if isinstance(before, str) and before == after:
         return True
-    if _of_every_step(begun) != _of_every_step(said):
+    if _constant_options(before) != _constant_options(after):
         return False
-    one, other = (by_step(compose(_as_tasks(objective))) for objective in (begun, said))
-    return all(one.get(key, ONE).until(step) == other.get(key, ONE).until(step) for key in one.keys() | other.keys())
+    old, new = (values_by_step(compose(_as_tasks(objective))) for objective in (before, after))
+    return all(
+        old.get(key, CONSTANT_ONE).until(step) == new.get(key, CONSTANT_ONE).until(step)
+        for key in old.keys() | new.keys()
+    )
 
 
-def with_files(said: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
-    """Return the mapping with `place` applied to files that options name."""
+def map_files(objective: Mapping[str, Any], map_path: Callable[[str], str]) -> dict[str, Any]:
+    """Return the mapping with `map_path` applied to files that options name."""
 
-    def placed(key: str, value: Any) -> Any:
+    def mapped(key: str, value: Any) -> Any:
         if key == "corpora" and isinstance(value, list):
-            return [place(corpus) for corpus in value]
-        return place(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
+            return [map_path(corpus) for corpus in value]
+        return map_path(value) if key in FILES and isinstance(value, str) and not is_plugin(value) else value
 
     return {
-        label: {key: placed(key, value) for key, value in options.items()} if isinstance(options, dict) else options
-        for label, options in said.items()
+        label: {key: mapped(key, value) for key, value in options.items()} if isinstance(options, dict) else options
+        for label, options in objective.items()
     }
 
 
-def files_of(said: str | Mapping[str, Any]) -> dict[str, str]:
+def named_files(objective: str | Mapping[str, Any]) -> dict[str, str]:
     """Return `label.option` -> file that it names."""
-    tasks = said.items() if isinstance(said, Mapping) else ()
+    tasks = objective.items() if isinstance(objective, Mapping) else ()
     return {
         f"{label}.{key}": options[key]
         for label, options in tasks
@@ -118,40 +126,40 @@ def files_of(said: str | Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _as_tasks(said: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    return {said: {}} if isinstance(said, str) else said
+def _as_tasks(objective: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    return {objective: {}} if isinstance(objective, str) else objective
 
 
-def _of_every_step(said: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str:
+def _constant_options(objective: str | Mapping[str, Any]) -> list[tuple[str, Any]] | str:
     """Return what must be equal at all steps, in order, because samples are assigned to tasks by order."""
-    if isinstance(said, str) and said not in TASKS:
-        return said
-    kept = ((label, _entry(label, options)) for label, options in _as_tasks(said).items())
-    return [(label, {key: options[key] for key in options if key not in BY_STEP}) for label, options in kept]
+    if isinstance(objective, str) and objective not in TASKS:
+        return objective
+    tasks = ((label, _task_options(label, options)) for label, options in _as_tasks(objective).items())
+    return [(label, {key: options[key] for key in options if key not in STEP_OPTIONS}) for label, options in tasks]
 
 
-def _entry(label: Any, options: Any) -> dict[str, Any]:
+def _task_options(label: Any, options: Any) -> dict[str, Any]:
     if not isinstance(label, str):
-        raise UserError(f"objective: {label!r} is no name of a task: write a word there.")
+        raise UserError(f"objective: {label!r} is not the name of a task: use a string.")
     if options is None:
         return {}
     if not isinstance(options, Mapping):
         raise UserError(f"objective.{label} must be a mapping of options, as in `{label}: {{}}`, not {options!r}.")
-    _refuse_joined(f"objective.{label}", options)
+    _refuse_missing_spaces(f"objective.{label}", options)
     return dict(options)
 
 
-def _refuse_joined(where: str, said: Mapping[Any, Any]) -> None:
+def _refuse_missing_spaces(where: str, options: Mapping[Any, Any]) -> None:
     """Raise `UserError` if a key contains its value, as in `{0:1}`, which YAML parses as a time or a key without
     value."""
-    for key, value in said.items():
-        if told := missing_space_advice(key, value):
-            raise UserError(f"{where}: {key} {told}")
+    for key, value in options.items():
+        if message := missing_space_advice(key, value):
+            raise UserError(f"{where}: {key} {message}")
         if isinstance(value, Mapping):
-            _refuse_joined(f"{where}.{key}", value)
+            _refuse_missing_spaces(f"{where}.{key}", value)
 
 
-def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
+def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
     name = options.get("task", label)
     defaults: dict[str, Any] = {}
     if isinstance(name, str) and is_plugin(name):
@@ -172,24 +180,25 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
         if isinstance(name, str) and name in OBJECTIVES:
             raise UserError(
-                f"{where} is said by its name alone, as in objective={name}: to change it, write out its tasks."
+                f"{where} is a named mixture without options, as in objective={name}: to change it, write out "
+                "its tasks."
             )
-        raise UserError(f"{where} is no task; {nearest(name, [*TASKS, *QUESTIONS])}")
-    own = {key: value for key, value in options.items() if key not in OF_EVERY_TASK}
+        raise UserError(f"{where} is not a task; {nearest(name, [*TASKS, *QUESTIONS])}")
+    own = {key: value for key, value in options.items() if key not in COMMON_OPTIONS}
     names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
-    usual = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
-    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # given by its name
+    default_of = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
+    known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # set by the task name
     for key in own:
         if key not in known:
-            raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *OF_EVERY_TASK])}")
+            raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *COMMON_OPTIONS])}")
     try:
         if not names:
             return kind()
-        kept = {key: defaults[key] for key in names if key in defaults and defaults[key] != usual[key]}
+        preset = {key: defaults[key] for key in names if key in defaults and defaults[key] != default_of[key]}
         if not is_builtin(kind):  # its options may be of types that YAML lacks
-            return _adapter(kind).validate_python(kept | own)
+            return _adapter(kind).validate_python(preset | own)
         # Strict JSON accepts a list for a tuple, and converts nothing else.
-        return _adapter(kind).validate_json(json.dumps(kept | own, default=repr), strict=True)
+        return _adapter(kind).validate_json(json.dumps(preset | own, default=repr), strict=True)
     except ValidationError as error:
         details = error.errors()[0]
         if details["type"] == "value_error":
@@ -201,7 +210,9 @@ def _task(label: str, options: Mapping[str, Any]) -> BaseObjective:
     except UserError:
         raise
     except Exception as error:  # custom class: abstract, with options that no config can express, or with a bug
-        raise UserError(f"objective.{label}.task: `{name}` cannot be made ({describe_error(error)}): fix it.") from None
+        raise UserError(
+            f"objective.{label}.task: `{name}` cannot be created ({describe_error(error)}): fix it."
+        ) from None
 
 
 @cache
@@ -211,32 +222,32 @@ def _adapter(kind: type[BaseObjective]) -> TypeAdapter[BaseObjective]:
 
 def _with_question(label: str, task: BaseObjective, questions: list[str]) -> BaseObjective:
     if len(questions) > 1:
-        raise UserError(f"objective: {' and '.join(questions)} each choose the second text: keep one.")
+        raise UserError(f"objective: {' and '.join(questions)} each choose the second text: use only one.")
     if not isinstance(task, MaskedLM):
-        raise UserError(f"objective: {questions[0]} is asked beside masked-lm, not beside {label}.")
+        raise UserError(f"objective: question {questions[0]} can be combined with masked-lm, not with {label}.")
     try:
         return MaskedLMWithQuestion(questions[0], task)
     except UserError as error:
         raise UserError(f"objective.{label}: {error}") from None
 
 
-def _shares(label: str, options: Mapping[str, Any]) -> StepValue:
-    return _by_step(f"objective.{label}.share", options["share"]) if "share" in options else ONE
+def _share(label: str, options: Mapping[str, Any]) -> StepValue:
+    return _step_value(f"objective.{label}.share", options["share"]) if "share" in options else CONSTANT_ONE
 
 
 def _task_id(label: str, options: Mapping[str, Any]) -> int | None:
-    number = options.get("task_id")
-    if number is not None and (type(number) is not int or number < 0):
-        raise UserError(f"objective.{label}.task_id ({number}) must be a number from 0 on.")
-    return number
+    task_id = options.get("task_id")
+    if task_id is not None and (type(task_id) is not int or task_id < 0):
+        raise UserError(f"objective.{label}.task_id ({task_id}) must be an integer of 0 or more.")
+    return task_id
 
 
-def _question(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
+def _questions(label: str, options: Mapping[str, Any], questions: list[str]) -> list[str]:
     """Return the task's own question, or those of all tasks."""
     if (own := options.get("question")) is None:
         return questions
     if own not in (*QUESTIONS,):
-        raise UserError(f"objective.{label}.question ({own}) is not known; {nearest(own, QUESTIONS)}")
+        raise UserError(f"objective.{label}.question ({own}) is unknown; {nearest(own, QUESTIONS)}")
     return [own]
 
 
@@ -252,50 +263,50 @@ def _corpora(label: str, options: Mapping[str, Any]) -> tuple[str, ...]:
 def _weights(entries: Mapping[str, Mapping[str, Any]], parts: Iterable[Task]) -> dict[str, StepValue]:
     """Return loss -> weight, except for losses that a custom task weights itself. Tasks that share a loss must
     agree."""
-    found: dict[str, tuple[str, StepValue | None]] = {}
+    weights: dict[str, tuple[str, StepValue | None]] = {}
     for part in parts:
-        weighs_itself = type(part.objective).weights is not BaseObjective.weights
+        has_own_weights = type(part.objective).weights is not BaseObjective.weights
         for loss, default in part.objective.losses.items():
             label = loss if loss in entries else part.label
-            weight = None if weighs_itself else StepValue((0,), (default,))
-            if (said := entries[label].get("weight")) is not None:
-                asked = [loss] if label == loss else [*part.objective.losses]
-                weight = _weight(f"objective.{label}.weight", said, loss, asked, default) or weight
-            other, before = found.setdefault(loss, (label, weight))
+            weight = None if has_own_weights else StepValue((0,), (default,))
+            if (value := entries[label].get("weight")) is not None:
+                losses = [loss] if label == loss else [*part.objective.losses]
+                weight = _weight(f"objective.{label}.weight", value, loss, losses, default) or weight
+            other, before = weights.setdefault(loss, (label, weight))
             if label != other and (before != weight or weight is None):
-                raise UserError(f"objective: {other} and {label} have one loss, {loss}: give them one weight.")
-    return {loss: weight for loss, (_, weight) in found.items() if weight is not None}
+                raise UserError(f"objective: {other} and {label} share the loss {loss}: set the same weight.")
+    return {loss: weight for loss, (_, weight) in weights.items() if weight is not None}
 
 
-def _weight(where: str, said: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
+def _weight(where: str, value: Any, loss: str, losses: list[str], default: float) -> StepValue | None:
     """Return the weight of a loss. None if the mapping names only other losses."""
-    if isinstance(said, Mapping) and any(isinstance(key, str) for key in said):
-        if unknown := [key for key in said if key not in losses]:
-            raise UserError(f"{where}: {unknown[0]} is none of its losses; {nearest(str(unknown[0]), losses)}")
-        return _by_step(f"{where}.{loss}", said[loss]) if loss in said else None
-    times = _by_step(where, said)
-    return StepValue(times.steps, tuple(default * value for value in times.values))
+    if isinstance(value, Mapping) and any(isinstance(key, str) for key in value):
+        if unknown := [key for key in value if key not in losses]:
+            raise UserError(f"{where}: {unknown[0]} is not one of its losses; {nearest(str(unknown[0]), losses)}")
+        return _step_value(f"{where}.{loss}", value[loss]) if loss in value else None
+    factor = _step_value(where, value)
+    return StepValue(factor.steps, tuple(default * number for number in factor.values))
 
 
-def _by_step(where: str, said: Any) -> StepValue:
-    table = said if isinstance(said, Mapping) else {0: said}
+def _step_value(where: str, value: Any) -> StepValue:
+    table = value if isinstance(value, Mapping) else {0: value}
     try:
-        if wrong := [value for value in table.values() if isinstance(value, bool | str)]:
-            raise TypeError(wrong[0])
-        steps = {operator.index(step): float(value) for step, value in table.items()}
+        if any(isinstance(number, bool | str) for number in table.values()):
+            raise TypeError
+        steps = {operator.index(step): float(number) for step, number in table.items()}
     except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {said!r}.") from None
-    if not steps or min(steps) != 0 or not all(0 <= value <= MOST for value in steps.values()):
+        raise UserError(f"{where} must be a number, or a mapping from steps to numbers, not {value!r}.") from None
+    if not steps or min(steps) != 0 or not all(0 <= number <= MAX_VALUE for number in steps.values()):
         raise UserError(
-            f"{where} ({said}) must say numbers of 0 or more, of {MOST:g} at most, from step 0 on, as in "
+            f"{where} ({value}) must have values from 0 to {MAX_VALUE:g}, and start at step 0, as in "
             "{0: 1.0, 1000: 0.5}."
         )
     return StepValue(*zip(*sorted(steps.items()), strict=True))
 
 
-def _refuse_nothing(what: str, values: Iterable[StepValue]) -> None:
+def _refuse_all_zero(name: str, values: Iterable[StepValue]) -> None:
     """Raise `UserError` if all values are 0 from some step on."""
-    several = list(values)
-    for step in sorted({step for value in several for step in value.steps}):
-        if not any(value.at(step) for value in several):
-            raise UserError(f"objective: no {what} above 0 at step {step:,}: give one to every step.")
+    all_values = list(values)
+    for step in sorted({step for value in all_values for step in value.steps}):
+        if not any(value.at(step) for value in all_values):
+            raise UserError(f"objective: every {name} is 0 at step {step:,}: set one above 0 for every step.")

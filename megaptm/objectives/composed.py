@@ -34,7 +34,7 @@ class StepValue:
         return tuple(pair for pair in zip(self.steps, self.values, strict=True) if pair[0] < step)
 
 
-ONE = StepValue((0,), (1.0,))
+CONSTANT_ONE = StepValue((0,), (1.0,))
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Task:
 
     label: str
     objective: SampleObjective
-    share: StepValue = ONE
+    share: StepValue = CONSTANT_ONE
     task_id: int | None = None
     """Task id of its samples, for models with task embeddings."""
     corpora: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Composed(BaseObjective):
     """
 
     tasks: tuple[Task, ...]
-    by_step: Mapping[str, StepValue]
+    weights_by_step: Mapping[str, StepValue]
     """Loss -> weight, except for losses whose weight a custom task computes."""
 
     @property
@@ -72,11 +72,11 @@ class Composed(BaseObjective):
     @property
     def losses(self) -> Mapping[str, float]:  # type: ignore[override]
         own = {loss: weight for task in self.tasks for loss, weight in task.objective.losses.items()}
-        return own | {loss: weight.at(0) for loss, weight in self.by_step.items()}
+        return own | {loss: weight.at(0) for loss, weight in self.weights_by_step.items()}
 
     @property
     def template(self) -> tuple[str, str]:  # type: ignore[override]
-        return max(self.tasks, key=lambda task: task.objective.segments).objective.template
+        return max(self.tasks, key=lambda task: task.objective.num_segments).objective.template
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
@@ -87,58 +87,61 @@ class Composed(BaseObjective):
         return (*dict.fromkeys(name for task in self.tasks for name in task.objective.blobs),)
 
     @property
-    def own_batches(self) -> bool:  # type: ignore[override]
-        return any(task.objective.own_batches for task in self.tasks)
+    def needs_own_batches(self) -> bool:  # type: ignore[override]
+        return any(task.objective.needs_own_batches for task in self.tasks)
 
     @property
-    def every_token(self) -> bool:  # type: ignore[override]
-        return all(task.objective.every_token for task in self.tasks)
+    def predicts_every_token(self) -> bool:  # type: ignore[override]
+        return all(task.objective.predicts_every_token for task in self.tasks)
 
-    def of_prompt(self, kind: Prompt) -> SampleObjective:
-        return self._asked(kind).objective
+    def task_for_prompt(self, kind: Prompt) -> SampleObjective:
+        return self._task_for_prompt(kind).objective
 
     def text_fields(self, length: int) -> Sample:
-        task = self._asked("masks")
+        task = self._task_for_prompt("masks")
         return task.with_task_id(task.objective.text_fields(length))
 
-    def _asked(self, kind: Prompt) -> Task:
+    def _task_for_prompt(self, kind: Prompt) -> Task:
         return next((task for task in self.tasks if kind in task.objective.prompts), self.tasks[0])
 
-    def held_out(self) -> Self:
-        tasks = tuple(replace(task, objective=task.objective.held_out()) for task in self.tasks)
+    def for_validation(self) -> Self:
+        tasks = tuple(replace(task, objective=task.objective.for_validation()) for task in self.tasks)
         return self if tasks == self.tasks else replace(self, tasks=tasks)
 
     def weights(self, step: int) -> Mapping[str, float]:
         own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}
-        return own | {loss: weight.at(step) for loss, weight in self.by_step.items()}
+        return own | {loss: weight.at(step) for loss, weight in self.weights_by_step.items()}
 
     @property
-    def segments(self) -> int:  # type: ignore[override]
-        return max(task.objective.segments for task in self.tasks)
+    def num_segments(self) -> int:  # type: ignore[override]
+        return max(task.objective.num_segments for task in self.tasks)
 
     @property
-    def restarts(self) -> bool:  # type: ignore[override]
-        return any(task.objective.restarts for task in self.tasks)
+    def resets_positions(self) -> bool:  # type: ignore[override]
+        return any(task.objective.resets_positions for task in self.tasks)
 
     @property
-    def supervised(self) -> bool:
-        return any(task.objective.supervised for task in self.tasks)
+    def is_supervised(self) -> bool:
+        return any(task.objective.is_supervised for task in self.tasks)
 
     def raw_length(self, sequence: int) -> int:
         return min(task.objective.raw_length(sequence) for task in self.tasks)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         specs = {task.label: task.objective.batch(sequence, document_mask) for task in self.tasks}
-        (label, first), *others = specs.items()
+        (label, first), *other_specs = specs.items()
         streams, all_fields = dict(first.streams), dict(first.fields)
-        for other, spec in others:
-            asking = "labels" in spec.fields and "labels" in all_fields
-            other_positions = (spec.num_predicted is None) == ("masked_positions" in all_fields)
-            if {*spec.streams} != {*streams} or (asking and other_positions):
-                raise UserError(f"objective: {label} and {other} cannot share a batch: they read or ask differently.")
+        for other, spec in other_specs:
+            both_predict = "labels" in spec.fields and "labels" in all_fields
+            one_masks = (spec.num_predicted is None) == ("masked_positions" in all_fields)
+            if {*spec.streams} != {*streams} or (both_predict and one_masks):
+                raise UserError(
+                    f"objective: {label} and {other} cannot share a batch: they have different streams, or only one of "
+                    "them predicts all positions."
+                )
             streams = {prefix: max(length, spec.streams[prefix]) for prefix, length in streams.items()}
             for name, field in spec.fields.items():
-                all_fields[name] = _longer(all_fields.get(name, field), field)
+                all_fields[name] = max(field, all_fields.get(name, field), key=lambda field: field.shape)
         if any(task.task_id is not None for task in self.tasks):
             all_fields[TASK_IDS] = Field(())
         return BatchSpec(streams, all_fields)
@@ -155,13 +158,9 @@ def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:
     return (Task("", objective),) if isinstance(objective, SampleObjective) else ()
 
 
-def by_step(objective: BaseObjective) -> dict[tuple[str, str], StepValue]:
+def values_by_step(objective: BaseObjective) -> dict[tuple[str, str], StepValue]:
     """Return ("share", task) and ("weight", loss) -> configured values."""
     if not isinstance(objective, Composed):
         return {("weight", loss): StepValue((0,), (weight,)) for loss, weight in objective.losses.items()}
     shares = {("share", task.label): task.share for task in objective.tasks}
-    return shares | {("weight", loss): weight for loss, weight in objective.by_step.items()}
-
-
-def _longer(one: Field, other: Field) -> Field:
-    return one if one.shape >= other.shape else other
+    return shares | {("weight", loss): weight for loss, weight in objective.weights_by_step.items()}

@@ -15,16 +15,20 @@ from megaptm.objectives.objective import Piece, Sample, SampleContext, refuse_do
 class ContinuedCausalLM(CausalLM):
     """Causal language modeling for models with a recurrence cache (Transformer-XL, arXiv:1901.02860, 3.2). Each
     sequence of a batch continues the same sequence of the previous batch, across documents, which end with the `end`
-    token. `begins` is 1 if a sequence starts anew."""
+    token. `reset_state` is 1 if a sequence continues no other."""
 
     name = "continued-causal-lm"
     unit = "lane"
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
-        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "begins": Field(())})
+        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "labels"), "reset_state": Field(())})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         made = super().make(piece, context)
-        return {"tokens": made["tokens"], "labels": made["labels"], "begins": np.array(piece[0].begins, dtype=np.int64)}
+        return {
+            "tokens": made["tokens"],
+            "labels": made["labels"],
+            "reset_state": np.array(piece[0].starts_lane, dtype=np.int64),
+        }

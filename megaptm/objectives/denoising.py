@@ -11,18 +11,18 @@ import numpy as np
 
 from megaptm.batch import BatchSpec
 from megaptm.errors import UserError
-from megaptm.objectives.encoder_decoder import batch_of_two_rows, two_rows
-from megaptm.objectives.global_tokens import GlobalTokens, first_places
-from megaptm.objectives.masked import enclosed_window, laid_out, word_begins
+from megaptm.objectives.encoder_decoder import encoder_decoder_batch, encoder_decoder_sample
+from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
+from megaptm.objectives.masked import enclose_documents, window_of_documents, word_starts
 from megaptm.objectives.objective import (
     DocumentSlice,
     MeanLength,
     Objective,
     Piece,
     Prompt,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceWindow,
     Share,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -37,35 +37,38 @@ class Denoising(Objective):
     instead of 30%). Here spans are disjoint, and the configured share is masked.
     """
 
-    infill: Share = 0.3
-    """Share of tokens masked in spans. Each span becomes one mask; an empty span inserts a mask."""
-    mean: MeanLength = 3.0
-    """Mean of the Poisson distribution of span lengths."""
-    mask: Share = 0.0
-    """Share of tokens masked individually."""
-    delete: Share = 0.0
-    """Share of tokens deleted, without a mark."""
-    permute: Share = 1.0
-    """Share of sentences that are permuted among themselves."""
-    rotate: Share = 0.0
-    """Share of documents rotated to start at a random token."""
-    random: Share = 0.0
-    """Share of masks replaced by a random token."""
+    infill_rate: Share = 0.3
+    """Text infilling: share of tokens masked in spans. Each span becomes one mask; an empty span inserts a mask."""
+    poisson_lambda: MeanLength = 3.0
+    """Lambda of the Poisson distribution of span lengths: their mean."""
+    mask_rate: Share = 0.0
+    """Token masking: share of tokens masked individually."""
+    delete_rate: Share = 0.0
+    """Token deletion: share of tokens deleted, without a mark."""
+    permute_rate: Share = 1.0
+    """Sentence permutation: share of sentences that are permuted among themselves."""
+    rotate_prob: Share = 0.0
+    """Document rotation: probability that a document is rotated to start at a random token."""
+    random_token_prob: Share = 0.0
+    """Probability that a mask is replaced by a random token."""
     hide: Literal["tokens", "whole-words"] = "tokens"
     """Unit of masking: tokens, or complete words."""
     global_tokens: GlobalTokens = 0
     """Number of global tokens at the start of each document, for an encoder with window attention (LED)."""
 
     losses: ClassVar = {"lm": 1.0}
-    needs = ("pad", "begin", "end", "mask")
+    required_tokens = ("pad", "begin", "end", "mask")
     template: ClassVar = ("begin A end", "begin A end end B end")
     decoder_start: ClassVar = ("end", "begin")
 
     def __post_init__(self) -> None:
-        if (hidden := self.infill + self.mask + self.delete) > 1:
-            raise UserError(f"infill, mask and delete ({hidden:g} together) are more than all tokens: lower one.")
-        if not hidden and not self.permute and not self.rotate:
-            raise UserError("infill, mask, delete, permute and rotate are all 0, which spoils nothing: raise one.")
+        if (hidden := self.infill_rate + self.mask_rate + self.delete_rate) > 1:
+            raise UserError(f"infill_rate, mask_rate and delete_rate sum to {hidden:g}, more than 1: lower one.")
+        if not hidden and not self.permute_rate and not self.rotate_prob:
+            raise UserError(
+                "infill_rate, mask_rate, delete_rate, permute_rate and rotate_prob are all 0, so that the input is the "
+                "target: raise one."
+            )
 
     @property
     def name(self) -> str:  # type: ignore[override] # a constant of other objectives
@@ -73,63 +76,63 @@ class Denoising(Objective):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:  # type: ignore[override]
-        return ("masks",) if self.infill or self.mask else ("text",)
+        return ("masks",) if self.infill_rate or self.mask_rate else ("text",)
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        known = {"sentences": self.permute > 0, "words": self.hide == "whole-words"}
-        return tuple(kind for kind, wanted in known.items() if wanted)
+        required = {"sentences": self.permute_rate > 0, "words": self.hide == "whole-words"}
+        return tuple(kind for kind, is_required in required.items() if is_required)
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return enclosed_window(sequence, document_mask)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return window_of_documents(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return batch_of_two_rows(sequence, sequence, marks=self.global_tokens > 0)
+        return encoder_decoder_batch(sequence, sequence, global_tokens=self.global_tokens > 0)
 
     def text_fields(self, length: int) -> Sample:
-        return first_places(self.global_tokens, np.arange(length))
+        return mark_global_tokens(self.global_tokens, np.arange(length))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special = context.special
         assert special.pad is not None
         begin, end = np.array([special.begin]), np.array([special.end])
-        labels = laid_out([part.tokens for part in piece], piece, begin, end, context.document_mask)
-        encoder_inputs = laid_out(
-            [self.spoil(part, special, context.rng) for part in piece], piece, begin, end, context.document_mask
+        labels = enclose_documents([part.tokens for part in piece], piece, begin, end, context.document_mask)
+        encoder_inputs = enclose_documents(
+            [self.corrupt(part, special, context.rng) for part in piece], piece, begin, end, context.document_mask
         )
         decoder_inputs = [np.concatenate((end, text[:-1])) for text in labels]
-        rows = two_rows(
+        rows = encoder_decoder_sample(
             encoder_inputs, decoder_inputs, labels, sequence=context.sequence, targets=context.sequence, pad=special.pad
         )
-        return rows | first_places(self.global_tokens, rows["positions"], rows["document_ids"])
+        return rows | mark_global_tokens(self.global_tokens, rows["positions"], rows["document_ids"])
 
-    def spoil(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    def corrupt(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """Return the corrupted tokens of a document, without `begin` and `end`, int64 [at most as many tokens]."""
         tokens = part.tokens.astype(np.int64)
-        begins = word_begins(part) if self.hide == "whole-words" else np.ones(len(tokens), dtype=np.int64)
-        if self.permute and len(tokens):
+        is_start = word_starts(part) if self.hide == "whole-words" else np.ones(len(tokens), dtype=np.int64)
+        if self.permute_rate and len(tokens):
             starts = np.union1d([0], part.annotations["sentences"])
-            begins[starts] = 1
-            order = permuted_sentences(starts, len(tokens), self.permute, rng)
-            tokens, begins = tokens[order], begins[order]
-        tokens = self._hidden(tokens, np.flatnonzero(begins), special, rng)
-        if self.rotate and len(tokens) and rng.random() < self.rotate:
+            is_start[starts] = 1
+            order = permuted_sentences(starts, len(tokens), self.permute_rate, rng)
+            tokens, is_start = tokens[order], is_start[order]
+        tokens = self._mask(tokens, np.flatnonzero(is_start), special, rng)
+        if self.rotate_prob and len(tokens) and rng.random() < self.rotate_prob:
             tokens = np.roll(tokens, -int(rng.integers(len(tokens))))
         return tokens
 
-    def _hidden(
+    def _mask(
         self, tokens: np.ndarray, starts: np.ndarray, special: SpecialTokens, rng: np.random.Generator
     ) -> np.ndarray:
         """Return tokens with some masked or deleted. `starts`: first tokens of units."""
         units = len(starts)
-        infilled = math.ceil(self.infill * units)
-        masked = min(math.ceil(self.mask * units), units - infilled)
-        deleted = min(math.ceil(self.delete * units), units - infilled - masked)
-        spans = span_lengths(infilled, mean=self.mean, rng=rng)
+        infilled = math.ceil(self.infill_rate * units)
+        masked = min(math.ceil(self.mask_rate * units), units - infilled)
+        deleted = min(math.ceil(self.delete_rate * units), units - infilled - masked)
+        spans = span_lengths(infilled, poisson_lambda=self.poisson_lambda, rng=rng)
         # Spans, masked units and unmasked ones in random order: all arrangements of spans are equally likely.
         kinds = np.repeat(np.arange(3), (len(spans) + masked, deleted, units - infilled - masked - deleted))
         lengths = np.concatenate((spans, np.ones(len(kinds) - len(spans), dtype=np.int64)))
@@ -138,16 +141,16 @@ class Denoising(Objective):
         first = np.cumsum(lengths) - lengths
         shown = np.zeros(units, dtype=bool)
         shown[first[kinds == 2]] = True
-        kept = np.repeat(shown, np.diff(starts, append=len(tokens)))
-        before = np.concatenate(([0], np.cumsum(kept)))
-        places = before[np.append(starts, len(tokens))[first[kinds == 0]]]
-        return np.insert(tokens[kept], places, self._masks(len(places), special, rng))
+        is_kept = np.repeat(shown, np.diff(starts, append=len(tokens)))
+        before = np.concatenate(([0], np.cumsum(is_kept)))
+        positions = before[np.append(starts, len(tokens))[first[kinds == 0]]]
+        return np.insert(tokens[is_kept], positions, self._mask_tokens(len(positions), special, rng))
 
-    def _masks(self, count: int, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+    def _mask_tokens(self, count: int, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         masks = np.full(count, special.mask, dtype=np.int64)
-        if self.random:
-            drawn = rng.random(count) < self.random
-            masks[drawn] = rng.choice(special.ordinary, np.count_nonzero(drawn))
+        if self.random_token_prob:
+            is_random = rng.random(count) < self.random_token_prob
+            masks[is_random] = rng.choice(special.ordinary, np.count_nonzero(is_random))
         return masks
 
 
@@ -158,14 +161,14 @@ def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.ra
     moved = rng.permutation(len(starts))[: math.ceil(share * len(starts))]
     order[moved] = rng.permutation(moved)
     stops = np.append(starts[1:], length)
-    return np.concatenate([np.arange(starts[number], stops[number]) for number in order])
+    return np.concatenate([np.arange(starts[index], stops[index]) for index in order])
 
 
-def span_lengths(total: int, *, mean: float, rng: np.random.Generator) -> np.ndarray:
+def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator) -> np.ndarray:
     """Return Poisson lengths that sum to `total`, the last truncated, some 0, int64 [at most `total`]."""
     lengths = np.zeros(0, dtype=np.int64)
     while lengths.sum() < total:
-        lengths = np.concatenate((lengths, rng.poisson(mean, total)))
+        lengths = np.concatenate((lengths, rng.poisson(poisson_lambda, total)))
     ends = np.cumsum(lengths)
     lengths = lengths[: np.searchsorted(ends, total) + 1] if total else lengths
     lengths[-1:] -= lengths.sum() - total

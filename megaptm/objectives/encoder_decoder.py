@@ -18,11 +18,11 @@ from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
-    RowWindow,
     Sample,
     SampleContext,
-    documents_of,
-    padded,
+    SequenceWindow,
+    documents_and_positions,
+    pad_pieces,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -40,7 +40,7 @@ class EncoderDecoder(Objective):
     template: ClassVar = ("A end", "A end B end")
 
     @property
-    def needs(self) -> tuple[str, ...]:  # type: ignore[override] # a constant of other objectives
+    def required_tokens(self) -> tuple[str, ...]:  # type: ignore[override] # a constant of other objectives
         return ("end",) if self.joined else ("pad", "end")
 
     @property
@@ -60,7 +60,7 @@ class EncoderDecoder(Objective):
         """Return the largest length of both in one sequence, without the last end token, which is only a label."""
         return self.input_length(raw) + self.target_length(raw) - 1
 
-    def sentinels(self, raw: int) -> int:
+    def max_sentinels(self, raw: int) -> int:
         """Return the largest number of sentinels for `raw` tokens."""
         return 0
 
@@ -69,21 +69,21 @@ class EncoderDecoder(Objective):
         tokens."""
         return _raw_length(self, sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=self.raw_length(sequence))
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=self.raw_length(sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         if self.joined:
             names = ("tokens", "document_ids", "positions", "labels")
             return BatchSpec({"": sequence}, fields((sequence,), *names))
         targets = self.target_length(self.raw_length(sequence))
-        return batch_of_two_rows(sequence, targets)
+        return encoder_decoder_batch(sequence, targets)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        if (spans := self.sentinels(self.raw_length(sequence))) > len(special.sentinels):
+        if (spans := self.max_sentinels(self.raw_length(sequence))) > len(special.sentinels):
             raise UserError(
-                f"objective {self.name} hides {spans} spans in a row of {sequence} tokens but the tokenizer has "
+                f"objective {self.name} masks {spans} spans in a sequence of {sequence} tokens, but the tokenizer has "
                 f"{len(special.sentinels)} sentinels: use a tokenizer with more, or a shorter data.sequence."
             )
 
@@ -95,67 +95,69 @@ class EncoderDecoder(Objective):
         assert special.pad is not None
         targets = self.target_length(self.raw_length(sequence))
         texts = [part.tokens.astype(np.int64) for part in piece]
-        rooms: dict[Callable[[int], int], int] = {self.input_length: sequence, self.target_length: targets}
-        texts = _fitting(texts, rooms) if context.document_mask else [np.concatenate(texts)]
+        max_lengths: dict[Callable[[int], int], int] = {self.input_length: sequence, self.target_length: targets}
+        texts = _fit_texts(texts, max_lengths) if context.document_mask else [np.concatenate(texts)]
         start, end = np.array([special.pad]), np.array([special.end])
         noise = self.noise
         encoder_inputs, labels, decoder_inputs = [], [], []
         for text in texts:
-            _, shown, asked = noise(text, special, context.rng)
+            _, shown, target = noise(text, special, context.rng)
             encoder_inputs.append(np.concatenate((shown, end)))
-            labels.append(np.concatenate((asked, end)))
-            decoder_inputs.append(np.concatenate((start, asked)))
-        return two_rows(encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad)
+            labels.append(np.concatenate((target, end)))
+            decoder_inputs.append(np.concatenate((start, target)))
+        return encoder_decoder_sample(
+            encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad
+        )
 
     def _make_joined(self, piece: list[DocumentSlice], context: SampleContext) -> Sample:
         special, sequence = context.special, context.sequence
         texts = [part.tokens.astype(np.int64) for part in piece]
-        texts = _fitting(texts, {self.joined_length: sequence}) if context.document_mask else [np.concatenate(texts)]
+        texts = _fit_texts(texts, {self.joined_length: sequence}) if context.document_mask else [np.concatenate(texts)]
         end, noise = np.array([special.end]), self.noise
-        read, said = [], []
+        inputs, labels = [], []
         for text in texts:
-            _, shown, asked = noise(text, special, context.rng)
-            read.append(np.concatenate((shown, end, asked)))
-            said.append(np.concatenate((np.full(len(shown), IGNORED), asked, end)))
-        documents, positions = documents_of([len(text) for text in read], sequence)
+            _, shown, target = noise(text, special, context.rng)
+            inputs.append(np.concatenate((shown, end, target)))
+            labels.append(np.concatenate((np.full(len(shown), IGNORED), target, end)))
+        documents, positions = documents_and_positions([len(text) for text in inputs], sequence)
         filler = special.end if special.pad is None else special.pad
         assert filler is not None
         return {
-            "tokens": padded(read, sequence, filler),
+            "tokens": pad_pieces(inputs, sequence, filler),
             "document_ids": documents,
             "positions": positions,
-            "labels": padded(said, sequence, IGNORED),
+            "labels": pad_pieces(labels, sequence, IGNORED),
         }
 
 
-def _fitting(texts: list[np.ndarray], rooms: dict[Callable[[int], int], int]) -> list[np.ndarray]:
+def _fit_texts(texts: list[np.ndarray], max_lengths: dict[Callable[[int], int], int]) -> list[np.ndarray]:
     """Return the texts that fit after corruption. The first that does not fit is truncated, later ones are dropped.
-    `rooms`: function from raw length to length -> sequence length.
+    `max_lengths`: function from raw length to length -> maximum length.
 
     A single document fills a sequence exactly. Every further document costs an end token on both sides, mostly in the
     short decoder sequence: about 7 raw tokens each, 1 to 2% of a corpus whose documents fill a sequence.
     """
-    left, fit = dict(rooms), []
+    left, fitted = dict(max_lengths), []
     for text in texts:
-        room = min(bisect_right(range(len(text) + 1), most, key=become) - 1 for become, most in left.items())
+        room = min(bisect_right(range(len(text) + 1), limit, key=length_of) - 1 for length_of, limit in left.items())
         if room < 1:
             break
-        fit.append(text[:room])
-        left = {become: most - become(room) for become, most in left.items()}
+        fitted.append(text[:room])
+        left = {length_of: limit - length_of(room) for length_of, limit in left.items()}
         if room < len(text):
             break
-    return fit
+    return fitted
 
 
-def batch_of_two_rows(sequence: int, targets: int, *, marks: bool = False) -> BatchSpec:
-    """Return the fields of `two_rows`, with `marks` also `global_tokens` of the encoder."""
+def encoder_decoder_batch(sequence: int, targets: int, *, global_tokens: bool = False) -> BatchSpec:
+    """Return the fields of `encoder_decoder_sample`, optionally with `global_tokens` of the encoder."""
     # T5 has relative positions and ignores `positions`; other encoder-decoders use them.
-    read = fields((sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if marks else []))
-    said = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
-    return BatchSpec({"": sequence, "decoder_": targets}, read | said)
+    encoder = fields((sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if global_tokens else []))
+    decoder = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
+    return BatchSpec({"": sequence, "decoder_": targets}, encoder | decoder)
 
 
-def two_rows(
+def encoder_decoder_sample(
     encoder_inputs: list[np.ndarray],
     decoder_inputs: list[np.ndarray],
     labels: list[np.ndarray],
@@ -166,10 +168,10 @@ def two_rows(
 ) -> Sample:
     """Concatenate encoder inputs, decoder inputs and labels of all documents, padded to `sequence` and `targets`
     tokens."""
-    sample = {"labels": padded(labels, targets, IGNORED)}
+    sample = {"labels": pad_pieces(labels, targets, IGNORED)}
     for prefix, texts, size in (("", encoder_inputs, sequence), ("decoder_", decoder_inputs, targets)):
-        documents, positions = documents_of([len(text) for text in texts], size)
-        sample[f"{prefix}tokens"] = padded(texts, size, pad)
+        documents, positions = documents_and_positions([len(text) for text in texts], size)
+        sample[f"{prefix}tokens"] = pad_pieces(texts, size, pad)
         sample[f"{prefix}document_ids"], sample[f"{prefix}positions"] = documents, positions
     return sample
 
@@ -178,8 +180,8 @@ def two_rows(
 def _raw_length(task: EncoderDecoder, sequence: int) -> int:
     # One more raw token adds one encoder token or none, so every length of at least 2 is filled exactly. But with many
     # long spans 2 raw tokens may add none, and the masked share does not bound how many more raw tokens fit.
-    become = task.joined_length if task.joined else task.input_length
-    most = 2 * sequence
-    while become(most) <= sequence:
-        most *= 2
-    return bisect_right(range(most), sequence, key=become) - 1
+    length_of = task.joined_length if task.joined else task.input_length
+    limit = 2 * sequence
+    while length_of(limit) <= sequence:
+        limit *= 2
+    return bisect_right(range(limit), sequence, key=length_of) - 1

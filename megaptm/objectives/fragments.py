@@ -15,23 +15,23 @@ from pydantic import Field as Option
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
-from megaptm.objectives.masked import ROW, enclosed_window, laid_out
+from megaptm.objectives.masked import TEXT_FIELDS, enclose_documents, window_of_documents
 from megaptm.objectives.objective import (
     Objective,
     Piece,
     Rate,
-    RowWindow,
     Sample,
     SampleContext,
-    documents_of,
-    padded,
+    SequenceWindow,
+    documents_and_positions,
+    pad_pieces,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
 FragmentLength = Annotated[int, Option(ge=1, le=10**6)]
 
 
-class FragmentedRow(NamedTuple):
+class FragmentedText(NamedTuple):
     """Sequence in which fragments, each from `cls` to `sep`, follow the rest of their text."""
 
     tokens: list[np.ndarray]
@@ -39,97 +39,87 @@ class FragmentedRow(NamedTuple):
     order: list[np.ndarray]
     """Attention order: every position attends to the rest of the text, and to its own and earlier fragment
     positions."""
-    asked: np.ndarray
-    """Target positions in the sequence, which predict the next token of a fragment."""
-    answers: np.ndarray
+    target_positions: np.ndarray
+    """Positions in the sequence that predict the next token of a fragment."""
+    labels: np.ndarray
     """Labels of the target positions."""
 
 
 @dataclass(frozen=True)
-class Fragments:
-    """Share and lengths of removed fragments."""
-
-    rate: float
-    shortest: int
-    longest: int
-
-    def most(self, places: int) -> int:
-        """Return F, the largest number of fragments for `places` tokens: the share divided by the mean length."""
-        return max(1, math.ceil(self.rate * places / ((self.shortest + self.longest) / 2)))
-
-    def most_asked(self, places: int) -> int:
-        """Return the largest number of target positions: tokens of fragments, and a `sep` after each."""
-        return max(1, round(self.rate * places)) + self.most(places)
-
-    def write(self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator) -> FragmentedRow:
-        """Remove fragments from texts enclosed by special tokens, which fragments never contain. Fragments are sampled
-        until the share is reached; the last one is truncated."""
-        row = np.concatenate(texts)
-        there = self._draw(~special.is_special[row], rng, sum(map(len, texts)))
-        made = FragmentedRow([], [], np.zeros(0, np.int64), np.zeros(0, np.int64))
-        at, first = 0, 0
-        asked, answers = [], []
-        opens, closes = np.array([special.cls]), np.array([special.sep])
-        for text in texts:
-            own = [(a - first, b - first) for a, b in there if first <= a < first + len(text)]
-            kept = np.ones(len(text), dtype=bool)
-            for a, b in own:
-                kept[a:b] = False
-            source = text[kept]
-            at_fragment, pieces = at + len(source), [source]
-            for a, b in own:
-                answers += [text[a:b], closes]
-                asked.append(at_fragment + np.arange(b - a + 1))
-                pieces.append(np.concatenate([opens, text[a:b], closes]))
-                at_fragment += len(pieces[-1])
-            made.tokens.append(np.concatenate(pieces))
-            made.order.append(
-                np.concatenate([np.zeros(len(source), np.int64), np.arange(1, at_fragment - at - len(source) + 1)])
-            )
-            at, first = at_fragment, first + len(text)
-        none = np.zeros(0, np.int64)
-        return made._replace(asked=np.concatenate([none, *asked]), answers=np.concatenate([none, *answers]))
-
-    def _draw(self, free: np.ndarray, rng: np.random.Generator, places: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of each fragment, sorted."""
-        left, found = max(1, round(self.rate * int(free.sum()))) if free.any() else 0, list[tuple[int, int]]()
-        free = free.copy()
-        while left and free.any() and len(found) < self.most(places):
-            run = _behind(free)
-            # If no remaining stretch is that long, the longest one is used.
-            length = min(int(rng.integers(self.shortest, self.longest, endpoint=True)), left, int(run.max()))
-            first = int(rng.choice(np.flatnonzero(run >= length)))
-            free[first : first + length] = False
-            found.append((first, first + length))
-            left -= length
-        return sorted(found)
-
-
-def _behind(free: np.ndarray) -> np.ndarray:
-    """Return the number of consecutive free positions from each position on, int64 [T]."""
-    places = np.arange(len(free))
-    taken = np.where(free, len(free), places)
-    nearest: np.ndarray = np.minimum.accumulate(taken[::-1])[::-1] - places
-    return nearest
-
-
-@dataclass(frozen=True)
 class FragmentOptions:
-    """Options of fragment generation."""
+    """Share and lengths of removed fragments: options of fragment generation."""
 
     rate: Rate = 0.25
     """Share of tokens that are removed."""
-    shortest: FragmentLength = 4
+    min_length: FragmentLength = 4
     """Minimum length of a fragment in tokens; less in short texts."""
-    longest: FragmentLength = 32
+    max_length: FragmentLength = 32
 
     def __post_init__(self) -> None:
-        if self.shortest > self.longest:
-            raise UserError(f"shortest ({self.shortest}) is more than longest ({self.longest}): lower it.")
+        if self.min_length > self.max_length:
+            raise UserError(f"min_length ({self.min_length}) is more than max_length ({self.max_length}): lower it.")
 
-    @property
-    def fragments(self) -> Fragments:
-        return Fragments(self.rate, self.shortest, self.longest)
+    def max_fragments(self, tokens: int) -> int:
+        """Return F, the largest number of fragments for a number of tokens: the share divided by the mean length."""
+        return max(1, math.ceil(self.rate * tokens / ((self.min_length + self.max_length) / 2)))
+
+    def max_predictions(self, tokens: int) -> int:
+        """Return the largest number of target positions: tokens of fragments, and a `sep` after each."""
+        return max(1, round(self.rate * tokens)) + self.max_fragments(tokens)
+
+    def remove_fragments(
+        self, texts: Sequence[np.ndarray], special: SpecialTokens, rng: np.random.Generator
+    ) -> FragmentedText:
+        """Remove fragments from texts enclosed by special tokens, which fragments never contain. Fragments are sampled
+        until the share is reached; the last one is truncated."""
+        row = np.concatenate(texts)
+        fragments = self._sample(~special.is_special[row], rng)
+        token_pieces, order_pieces = [], []
+        at, first = 0, 0
+        empty = np.zeros(0, np.int64)
+        target_positions, labels = [empty], [empty]
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        for text in texts:
+            own = [(a - first, b - first) for a, b in fragments if first <= a < first + len(text)]
+            is_source = np.ones(len(text), dtype=bool)
+            for a, b in own:
+                is_source[a:b] = False
+            source = text[is_source]
+            at_fragment, pieces = at + len(source), [source]
+            for a, b in own:
+                labels += [text[a:b], sep]
+                target_positions.append(at_fragment + np.arange(b - a + 1))
+                pieces.append(np.concatenate([cls, text[a:b], sep]))
+                at_fragment += len(pieces[-1])
+            token_pieces.append(np.concatenate(pieces))
+            order_pieces.append(
+                np.concatenate([np.zeros(len(source), np.int64), np.arange(1, at_fragment - at - len(source) + 1)])
+            )
+            at, first = at_fragment, first + len(text)
+        return FragmentedText(token_pieces, order_pieces, np.concatenate(target_positions), np.concatenate(labels))
+
+    def _sample(self, free: np.ndarray, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """Return (start, stop) of each fragment, sorted. `free`: tokens that may be removed, bool [T]."""
+        left = max(1, round(self.rate * int(free.sum()))) if free.any() else 0
+        fragments: list[tuple[int, int]] = []
+        free = free.copy()
+        while left and free.any() and len(fragments) < self.max_fragments(len(free)):
+            run = _free_run_lengths(free)
+            # If no remaining stretch is that long, the longest one is used.
+            length = min(int(rng.integers(self.min_length, self.max_length, endpoint=True)), left, int(run.max()))
+            first = int(rng.choice(np.flatnonzero(run >= length)))
+            free[first : first + length] = False
+            fragments.append((first, first + length))
+            left -= length
+        return sorted(fragments)
+
+
+def _free_run_lengths(free: np.ndarray) -> np.ndarray:
+    """Return the number of consecutive free positions from each position on, int64 [T]."""
+    positions = np.arange(len(free))
+    taken = np.where(free, len(free), positions)
+    lengths: np.ndarray = np.minimum.accumulate(taken[::-1])[::-1] - positions
+    return lengths
 
 
 @dataclass(frozen=True)
@@ -138,7 +128,7 @@ class FragmentGeneration(FragmentOptions, Objective):
 
     name = "fragment-generation"
     losses: ClassVar = {"mlm": 1.0}
-    needs = ("pad", "cls", "sep", "mask")
+    required_tokens = ("pad", "cls", "sep", "mask")
     prompts = ("masks",)
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
@@ -147,30 +137,30 @@ class FragmentGeneration(FragmentOptions, Objective):
 
     def raw_length(self, sequence: int) -> int:
         """Return raw tokens: special tokens enclose the text and each fragment."""
-        return sequence - 2 - 2 * self.fragments.most(sequence)
+        return sequence - 2 - 2 * self.max_fragments(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return enclosed_window(sequence - 2 * self.fragments.most(sequence), document_mask)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return window_of_documents(sequence - 2 * self.max_fragments(sequence), document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        asked = fields((self.fragments.most_asked(sequence),), "masked_positions", "labels")
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW, "order") | asked)
+        targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
+        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "order") | targets)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         special, size = context.special, context.sequence
         assert special.pad is not None
-        opens, sep = np.array([special.cls]), np.array([special.sep])
-        texts = laid_out([part.tokens for part in piece], piece, opens, sep, context.document_mask)
-        made = self.fragments.write(texts, special, context.rng)
-        documents, positions = documents_of([len(text) for text in made.tokens], size)
-        most = self.fragments.most_asked(size)
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        texts = enclose_documents([part.tokens for part in piece], piece, cls, sep, context.document_mask)
+        fragmented = self.remove_fragments(texts, special, context.rng)
+        documents, positions = documents_and_positions([len(text) for text in fragmented.tokens], size)
+        max_predictions = self.max_predictions(size)
         return {
-            "tokens": padded(made.tokens, size, special.pad),
+            "tokens": pad_pieces(fragmented.tokens, size, special.pad),
             "segments": np.zeros(size, dtype=np.int64),
             "positions": positions,
             "document_ids": documents,
-            "order": padded(made.order, size, 0),
-            "masked_positions": padded([made.asked], most, 0),
-            "labels": padded([made.answers], most, IGNORED),
+            "order": pad_pieces(fragmented.order, size, 0),
+            "masked_positions": pad_pieces([fragmented.target_positions], max_predictions, 0),
+            "labels": pad_pieces([fragmented.labels], max_predictions, IGNORED),
         }

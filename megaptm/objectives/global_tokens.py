@@ -11,7 +11,9 @@ GlobalTokens = Annotated[int, Field(ge=0, le=1 << 20)]
 """Option: number of global tokens at the start of each document; 0: none, and no field in the batch."""
 
 
-def first_places(count: int, positions: np.ndarray, document_ids: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def mark_global_tokens(
+    count: int, positions: np.ndarray, document_ids: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
     """Return the field `global_tokens`, int64 [S]: 1 at the first `count` positions of each document. `positions` [S]
     are positions in the document; `document_ids` [S] is 0 at padding, which is not marked. Empty if `count` is 0."""
     if not count:

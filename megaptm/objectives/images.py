@@ -16,32 +16,31 @@ from pydantic import Field as Option
 from megaptm.batch import CHANNELS, IMAGE, MASKED_PATCH, PATCH, BatchSpec, Field
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
-    DAMAGED_FILE,
+    DAMAGED_FILE_REMEDY,
     DocumentSlice,
     Objective,
     Piece,
     Rate,
-    RowLength,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceLength,
+    SequenceWindow,
     Share,
-    padded,
-    refuse_lacking_tokens,
+    pad_pieces,
+    refuse_missing_tokens,
 )
 from megaptm.objectives.pixels import (
     SUFFIXES,
     CropBox,
-    drawn_box,
-    drawn_square,
-    inner,
+    center_square,
+    crop_and_scale,
     mean_colors,
-    middle,
     open_image,
-    scaled,
+    random_crop,
+    random_square,
+    shrink_box,
     to_patches,
 )
-from megaptm.objectives.show_ask import check_shares
 from megaptm.objectives.vocabulary import SpecialTokens
 
 Side = Annotated[int, Option(ge=1, le=1 << 14)]
@@ -56,17 +55,17 @@ class ImageObjective(Objective):
 
     size: Side = 224
     """Side length of the model's square input in pixels."""
-    crop: Literal["random", "square", "middle", "whole"] = "random"
-    """Crop: a random part, with random aspect ratio; the largest square, at a random position or centered; or the whole
-    image, scaled to a square. Validation images are never cropped at random."""
-    area: tuple[Area, Area] = (0.05, 1.0)
+    crop: Literal["random", "random-square", "center", "none"] = "random"
+    """Crop: a random part, with random aspect ratio; the largest square, at a random position or centered; or none: the
+    full image is scaled to a square. Validation images are never cropped at random."""
+    area_range: tuple[Area, Area] = (0.05, 1.0)
     """For `random`: smallest and largest share of the image's area."""
     flip: bool = True
     """Whether every second image is flipped horizontally; never for validation."""
-    held_out_crop: Literal["middle", "whole"] | None = None
-    """Crop of validation images and prompts. None: `whole` if `crop` is, otherwise the largest centered square."""
-    inner: Area = 1.0
-    """For `middle` and `whole`: share of each side that is kept, centered."""
+    validation_crop: Literal["center", "none"] | None = None
+    """Crop of validation images and prompts. Absent: `none` if `crop` is `none`, otherwise `center`."""
+    crop_fraction: Area = 1.0
+    """For `center` and `none`: share of each side that is kept, centered."""
     resample: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"] = "bilinear"
     """Pillow's resampling filter for scaling to `size`."""
 
@@ -76,23 +75,27 @@ class ImageObjective(Objective):
     template: ClassVar = ("A", "A B")
 
     def __post_init__(self) -> None:
-        if self.area[0] > self.area[1]:
-            raise UserError(f"area ({self.area[0]:g}, {self.area[1]:g}) must rise: a smallest share, then a largest.")
+        if self.area_range[0] > self.area_range[1]:
+            raise UserError(
+                f"area_range ({self.area_range[0]:g}, {self.area_range[1]:g}) must be a minimum, then a maximum."
+            )
 
-    def held_out(self) -> Self:
-        usual: Literal["middle", "whole"] = "whole" if self.crop == "whole" else "middle"
-        return replace(self, crop=self.held_out_crop or usual, flip=False)
+    def for_validation(self) -> Self:
+        default: Literal["center", "none"] = "none" if self.crop == "none" else "center"
+        return replace(self, crop=self.validation_crop or default, flip=False)
 
-    def of_labels(self) -> ImageLabels:
+    def as_image_labels(self) -> ImageLabels:
         """Return a classification objective with the same image options."""
-        return ImageLabels(**{one.name: getattr(self, one.name) for one in fields(ImageObjective) if one.init})
+        return ImageLabels(
+            **{option.name: getattr(self, option.name) for option in fields(ImageObjective) if option.init}
+        )
 
     def raw_length(self, sequence: int) -> int:
         """Return 1: one image per sample."""
         return 1
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=1, most=1)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=1, max_document_length=1)
 
     def grid(self, sequence: int) -> int:
         """Return the number of patches per side, for a sequence length that `check` accepts."""
@@ -101,24 +104,24 @@ class ImageObjective(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         pixels = CHANNELS * (self.size // self.grid(sequence)) ** 2
         fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8")}
-        return BatchSpec({"": sequence} | self.beside, fields | self.asked(sequence - 1))
+        return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         grid = self.grid(sequence)
         if grid**2 + 1 != sequence:
             raise UserError(
-                f"data.sequence ({sequence}) must be one more than a square, for the patches of an image and itself: "
+                f"data.sequence ({sequence}) must be a square number plus one, for the patches and the class token: "
                 f"{grid**2 + 1} or {(grid + 1) ** 2 + 1}."
             )
         if self.size % grid:
             raise UserError(
-                f"objective {self.name}: data.sequence ({sequence}) is {grid} x {grid} patches and one place, and "
-                f"{grid} does not divide size ({self.size}): give one that it divides."
+                f"objective {self.name}: data.sequence ({sequence}) is {grid} x {grid} patches and the class token, "
+                f"but size ({self.size}) is not a multiple of {grid}: change either."
             )
 
     @property
-    def beside(self) -> dict[str, int]:
-        """Batch fields besides those of the image."""
+    def other_streams(self) -> dict[str, int]:
+        """Prefix -> length of streams besides that of the image."""
         return {}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -127,42 +130,42 @@ class ImageObjective(Objective):
         tokens = np.full(context.sequence, PATCH)
         tokens[0] = IMAGE
         patches = self._patches(document, self.grid(context.sequence), context.rng)
-        return self.ask({"tokens": tokens, "patches": patches}, document, context)
+        return self.add_labels({"tokens": tokens, "patches": patches}, document, context)
 
     @abstractmethod
-    def asked(self, patches: int) -> dict[str, Field]:
-        """Return the label fields for this number of patches, and further inputs."""
+    def label_fields(self, num_patches: int) -> dict[str, Field]:
+        """Return the label fields, and further inputs."""
 
     @abstractmethod
-    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+    def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         """Return inputs, possibly changed, and labels."""
 
     def _patches(self, document: DocumentSlice, grid: int, rng: np.random.Generator) -> np.ndarray:
         """Return the patches of a document's image, uint8 [N, channels x pixels]."""
         content = next(iter(document.blobs.values()), None)
         if content is None:
-            raise UserError("a document of the corpus has no image: build it with `megaptm corpus images`.")
+            raise UserError("a document of the corpus has no image: build the corpus with `megaptm corpus images`.")
         return self.patches(
-            content, grid, rng, whose=f"the image of {document.place or 'a document'}", remedy=DAMAGED_FILE
+            content, grid, rng, source=f"the image of {document.location or 'a document'}", remedy=DAMAGED_FILE_REMEDY
         )
 
-    def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, whose: str, remedy: str) -> np.ndarray:
+    def patches(self, content: bytes, grid: int, rng: np.random.Generator, *, source: str, remedy: str) -> np.ndarray:
         """Decode an image file to patches, uint8 [N, channels x pixels], `grid` per side. Raises `UserError` with
-        `whose` and `remedy` if it is damaged."""
+        `source` and `remedy` if it is damaged."""
         try:
             image = open_image(content)
             if self.crop == "random":
-                box = drawn_box(*image.size, self.area, rng)
-            elif self.crop == "square":
-                box = drawn_square(*image.size, rng)
+                box = random_crop(*image.size, self.area_range, rng)
+            elif self.crop == "random-square":
+                box = random_square(*image.size, rng)
             else:
-                box = middle(*image.size) if self.crop == "middle" else CropBox(0, 0, *image.size)
-                box = box if self.inner == 1 else inner(box, self.inner)
-            shown = scaled(image, box, self.size, self.resample)
+                box = center_square(*image.size) if self.crop == "center" else CropBox(0, 0, *image.size)
+                box = box if self.crop_fraction == 1 else shrink_box(box, self.crop_fraction)
+            shown = crop_and_scale(image, box, self.size, self.resample)
         except (UserError, MemoryError):
             raise
         except Exception as error:  # Pillow's decoders raise any kind of exception on damaged files
-            raise UserError(f"{whose} cannot be decoded ({error}): {remedy}.") from None
+            raise UserError(f"{source} cannot be decoded ({error}): {remedy}.") from None
         if self.flip and rng.integers(2):
             shown = shown[:, ::-1]
         return to_patches(shown, self.size // grid)
@@ -173,18 +176,18 @@ class ImageLabels(ImageObjective):
     """Image classification from the class token."""
 
     name = "image-labels"
-    reads_labels = True
+    image_annotation = "label"
     losses: ClassVar = {"image-label": 1.0}
 
     @property
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         return True
 
-    def asked(self, patches: int) -> dict[str, Field]:
+    def label_fields(self, num_patches: int) -> dict[str, Field]:
         return {"image_label": Field(())}
 
-    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        return {**read, "image_label": np.array(document.tokens[0], dtype=np.int64)}
+    def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+        return {**inputs, "image_label": np.array(document.tokens[0], dtype=np.int64)}
 
 
 @dataclass(frozen=True)
@@ -192,84 +195,86 @@ class MaskedPatches(ImageObjective):
     """Mean color of patches, most of which are masked (arXiv:2010.11929, appendix B.1.2)."""
 
     rate: Rate = 0.5
-    """Share of patches that are targets."""
-    mask: Share = 0.8
-    """Share of target patches that are masked."""
-    random: Share = 0.1
-    """Share of target patches that are replaced by another patch. The rest is unchanged."""
+    """Masking rate: share of patches that are targets."""
+    mask_patch_prob: Share = 0.8
+    """Probability that a target patch is masked."""
+    random_patch_prob: Share = 0.1
+    """Probability that it is replaced by another patch. Otherwise it is unchanged."""
 
     name = "masked-patches"
     losses: ClassVar = {"masked-patch": 1.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_shares(self.mask, self.random)
+        if (total := self.mask_patch_prob + self.random_patch_prob) > 1 + 1e-9:
+            raise UserError(f"mask_patch_prob and random_patch_prob sum to {total:g}, more than 1: lower one.")
 
-    def asked(self, patches: int) -> dict[str, Field]:
-        places = Field((max(1, round(self.rate * patches)),))
-        return {"masked_positions": places, "patch_colors": places}
+    def label_fields(self, num_patches: int) -> dict[str, Field]:
+        targets = Field((max(1, round(self.rate * num_patches)),))
+        return {"masked_positions": targets, "patch_colors": targets}
 
-    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        tokens, patches, rng = read["tokens"], read["patches"], context.rng
+    def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+        tokens, patches, rng = inputs["tokens"], inputs["patches"], context.rng
         count = max(1, round(self.rate * len(patches)))
-        asked = np.sort(rng.choice(len(patches), count, replace=False))
-        kind = rng.random(count)
-        tokens[1 + asked[kind < self.mask]] = MASKED_PATCH
-        moved = asked[(kind >= self.mask) & (kind < self.mask + self.random)]
+        targets = np.sort(rng.choice(len(patches), count, replace=False))
+        uniforms = rng.random(count)
+        tokens[1 + targets[uniforms < self.mask_patch_prob]] = MASKED_PATCH
+        is_random = (uniforms >= self.mask_patch_prob) & (uniforms < self.mask_patch_prob + self.random_patch_prob)
+        replaced = targets[is_random]
         shown = patches.copy()
         if len(patches) > 1:
-            others = rng.integers(len(patches) - 1, size=len(moved))
-            shown[moved] = patches[others + (others >= moved)]
-        colors = mean_colors(patches[asked])
-        return {"tokens": tokens, "patches": shown, "masked_positions": 1 + asked, "patch_colors": colors}
+            sources = rng.integers(len(patches) - 1, size=len(replaced))
+            shown[replaced] = patches[sources + (sources >= replaced)]
+        colors = mean_colors(patches[targets])
+        return {"tokens": tokens, "patches": shown, "masked_positions": 1 + targets, "patch_colors": colors}
 
 
 @dataclass(frozen=True)
 class ImageText(ImageObjective):
     """Contrast of images and texts of a batch (arXiv:2103.00020)."""
 
-    crop: Literal["random", "square", "middle", "whole"] = "square"
+    crop: Literal["random", "random-square", "center", "none"] = "random-square"
     """Crop; the paper uses a random square."""
     flip: bool = False
     """Whether every second image is flipped horizontally. Few texts describe both orientations."""
-    texts: RowLength = 77
+    text_length: SequenceLength = 77
     """Length of a text, special tokens included. Longer texts are truncated."""
 
     name = "image-text"
-    reads_labels = False
+    image_annotation = "text"
     losses: ClassVar = {"image-text": 1.0}
-    needs = ("begin", "end")
+    required_tokens = ("begin", "end")
     template: ClassVar = ("begin A end", "A B")
 
     @property
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         return True
 
     @property
-    def beside(self) -> dict[str, int]:
-        return {TEXT: self.texts}
+    def other_streams(self) -> dict[str, int]:
+        return {TEXT: self.text_length}
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
-        remedy = "`megaptm corpus images` of images with texts, or with tokenizer.specials=clip (roberta, albert)"
-        refuse_lacking_tokens(self, special, remedy=remedy)
+        remedy = "`megaptm corpus images ... texts=true`, or with tokenizer.specials=clip (roberta, albert)"
+        refuse_missing_tokens(self, special, remedy=remedy)
 
-    def asked(self, patches: int) -> dict[str, Field]:
-        return {f"{TEXT}tokens": Field((self.texts,)), "text_end": Field(())}
+    def label_fields(self, num_patches: int) -> dict[str, Field]:
+        return {f"{TEXT}tokens": Field((self.text_length,)), "text_end": Field(())}
 
-    def ask(self, read: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
-        tokens, end = shown_text(document.tokens, context.special, self.texts)
-        return {**read, f"{TEXT}tokens": tokens, "text_end": np.array(end, dtype=np.int64)}
+    def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
+        tokens, end = text_input(document.tokens, context.special, self.text_length)
+        return {**inputs, f"{TEXT}tokens": tokens, "text_end": np.array(end, dtype=np.int64)}
 
 
 TEXT = "text_"
 """Prefix of the batch fields of an image's text."""
 
 
-def shown_text(ids: np.ndarray, special: SpecialTokens, places: int) -> tuple[np.ndarray, int]:
+def text_input(ids: np.ndarray, special: SpecialTokens, length: int) -> tuple[np.ndarray, int]:
     """Return the tokens of a text, int64 [T], and its end position. Padding is never attended to, so any id serves."""
     assert special.begin is not None
     assert special.end is not None
-    kept = ids[: places - 2].astype(np.int64)
+    content = ids[: length - 2].astype(np.int64)
     pad = special.end if special.pad is None else special.pad
-    return padded([np.array([special.begin]), kept, np.array([special.end])], places, pad), len(kept) + 1
+    return pad_pieces([np.array([special.begin]), content, np.array([special.end])], length, pad), len(content) + 1

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError
-from megaptm.objectives.masked import ROW, MaskedRow
+from megaptm.objectives.masked import TEXT_FIELDS, TextSequence
 from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObjective, SentenceGroup
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -26,35 +26,35 @@ class DeepInfoMax(SampleObjective):
     """Sentences with one masked n-gram, and the n-gram as a second document of the sequence. Neither attends to the
     other."""
 
-    shortest: Tokens = 5
+    min_length: Tokens = 5
     """Minimum length of an n-gram in tokens, if the text is long enough."""
-    longest: Tokens = 10
+    max_length: Tokens = 10
     """Maximum length of an n-gram in tokens. All lengths are equally likely."""
 
     name: ClassVar = "infomax"
     losses: ClassVar = {"infomax": 1.0}
-    unit = "sentence-group"
-    needs = ("pad", "cls", "sep", "mask")
+    unit = "sentences"
+    required_tokens = ("pad", "cls", "sep", "mask")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
     prompts = ()
 
     def __post_init__(self) -> None:
-        if self.shortest > self.longest:
-            raise UserError(f"shortest ({self.shortest}) is more than longest ({self.longest}): lower it.")
+        if self.min_length > self.max_length:
+            raise UserError(f"min_length ({self.min_length}) is more than max_length ({self.max_length}): lower it.")
 
     def raw_length(self, sequence: int) -> int:
-        return sequence - SPECIALS - self.longest
+        return sequence - SPECIALS - self.max_length
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        if self.raw_length(sequence) < self.longest:
+        if self.raw_length(sequence) < self.max_length:
             raise UserError(
                 f"data.sequence ({sequence}) leaves {max(0, self.raw_length(sequence))} tokens for a text in which an "
-                f"n-gram of up to {self.longest} is hidden: make it longer, or lower longest of infomax."
+                f"n-gram of up to {self.max_length} tokens is masked: raise it, or lower max_length of infomax."
             )
         super().check(special, sequence)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW) | fields((), "ngram_start"))
+        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | fields((), "ngram_start"))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         """Return the sample. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a single
@@ -62,18 +62,18 @@ class DeepInfoMax(SampleObjective):
         assert isinstance(piece, SentenceGroup)
         special, rng = context.special, context.rng
         text = np.concatenate(piece.sentences)[: self.raw_length(context.sequence)]
-        opens, sep = np.array([special.cls]), np.array([special.sep])
-        most = min(self.longest, len(text) - 1)
-        if most < 1:
-            whole = [np.concatenate((opens, text, sep))]
-            row = MaskedRow(whole, [0], [len(whole[0])])
+        cls, sep = np.array([special.cls]), np.array([special.sep])
+        max_length = min(self.max_length, len(text) - 1)
+        if max_length < 1:
+            documents = [np.concatenate((cls, text, sep))]
+            row = TextSequence(documents, [0], [len(documents[0])])
             start = IGNORED
         else:
-            length = int(rng.integers(min(self.shortest, most), most, endpoint=True))
+            length = int(rng.integers(min(self.min_length, max_length), max_length, endpoint=True))
             first = int(rng.integers(len(text) - length, endpoint=True))
             shown = text.copy()
             shown[first : first + length] = special.mask
-            documents = [np.concatenate((opens, one, sep)) for one in (shown, text[first : first + length])]
-            row = MaskedRow(documents, [0, 0], [*map(len, documents)])
+            documents = [np.concatenate((cls, tokens, sep)) for tokens in (shown, text[first : first + length])]
+            row = TextSequence(documents, [0, 0], [*map(len, documents)])
             start = len(documents[0])
         return row.fields(row.text, special, context.sequence) | {"ngram_start": np.array(start, dtype=np.int64)}

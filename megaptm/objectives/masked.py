@@ -15,33 +15,33 @@ from pydantic import Field
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import Denoise, Hide, Show
-from megaptm.objectives.global_tokens import GlobalTokens, first_places
-from megaptm.objectives.hide import HIDES
+from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
+from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
     Rate,
-    RowWindow,
     Sample,
     SampleContext,
     SentenceGroup,
+    SequenceWindow,
     Share,
     Weight,
-    documents_of,
-    marked,
-    padded,
-    units,
+    documents_and_positions,
+    mark_tokens,
+    pad_pieces,
+    unit_starts,
 )
-from megaptm.objectives.show_ask import SHOWS, check_shares, hidden_in_place
-from megaptm.objectives.similar import REMEDY, SimilarWords, similar_named
-from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
+from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
+from megaptm.objectives.similar import REMEDY, SimilarWords, load_similar_words
+from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, question_field
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
 
-RATE = 0.15
+MASKING_RATE = 0.15
 # Limits of the published runs; 0.15 x 128 is 19.2 and 0.15 x 512 is 76.8.
-PUBLISHED_MOST_ASKED = {128: 20, 512: 76}
+PUBLISHED_MAX_PREDICTIONS = {128: 20, 512: 76}
 
 
 ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
@@ -52,20 +52,20 @@ ANNOTATIONS_OF: dict[str, tuple[str, ...]] = {
 }
 """Unit of masking -> annotations that give the units."""
 
-ROW = ("tokens", "segments", "positions", "document_ids")
+TEXT_FIELDS = ("tokens", "segments", "positions", "document_ids")
 """Batch fields that the model reads."""
 
-ONE = np.ones(1, dtype=np.int64)
+SPECIAL_START = np.ones(1, dtype=np.int64)
 
 
-def most_asked(sequence: int, rate: float = RATE) -> int:
+def max_predictions(sequence: int, rate: float = MASKING_RATE) -> int:
     """Return K, the largest number of target positions of a sequence."""
-    most = max(1, round(rate * sequence))
-    return PUBLISHED_MOST_ASKED.get(sequence, most) if rate == RATE else most
+    maximum = max(1, round(rate * sequence))
+    return PUBLISHED_MAX_PREDICTIONS.get(sequence, maximum) if rate == MASKING_RATE else maximum
 
 
 @dataclass(frozen=True)
-class MaskedRow:
+class TextSequence:
     """Sequence before masking: text with `cls` and `sep` but without padding, segments and documents."""
 
     text: list[np.ndarray]
@@ -77,35 +77,35 @@ class MaskedRow:
     def fields(self, shown: list[np.ndarray], special: SpecialTokens, sequence: int) -> Sample:
         """Return the fields that the model reads, with `shown` instead of the text."""
         assert special.pad is not None
-        documents, positions = documents_of(self.documents, sequence)
+        documents, positions = documents_and_positions(self.documents, sequence)
         segments = [np.full(len(piece), segment) for piece, segment in zip(self.text, self.segments, strict=True)]
         return {
-            "tokens": padded(shown, sequence, special.pad),
-            "segments": padded(segments, sequence, 0),
+            "tokens": pad_pieces(shown, sequence, special.pad),
+            "segments": pad_pieces(segments, sequence, 0),
             "positions": positions,
             "document_ids": documents,
         }
 
     @classmethod
-    def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> MaskedRow:
+    def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> TextSequence:
         """Build from documents of texts: `cls` A `sep` B `sep`."""
-        opens, sep = np.array([special.cls]), np.array([special.sep])
+        cls_token, sep = np.array([special.cls]), np.array([special.sep])
         row = cls([], [], [])
-        for made in documents:
-            text = [np.concatenate((tokens_of(one), sep)) for one in made.texts]
-            text[0] = np.concatenate((opens, text[0]))
-            row.text.extend(text)
-            row.segments.extend(made.segments)
-            row.documents.append(sum(map(len, text)))
+        for document in documents:
+            pieces = [np.concatenate((without_marks(text), sep)) for text in document.texts]
+            pieces[0] = np.concatenate((cls_token, pieces[0]))
+            row.text.extend(pieces)
+            row.segments.extend(document.segments)
+            row.documents.append(sum(map(len, pieces)))
         return row
 
     @classmethod
-    def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> MaskedRow:
+    def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> TextSequence:
         """Build from documents: `cls` text `sep`. Without a document mask all are one document, with `sep` between
         them."""
-        opens, sep = np.array([special.cls]), np.array([special.sep])
-        text = laid_out([part.tokens for part in piece], piece, opens, sep, document_mask)
-        return cls(text, [0] * len(text), [len(one) for one in text])
+        cls_token, sep = np.array([special.cls]), np.array([special.sep])
+        text = enclose_documents([part.tokens for part in piece], piece, cls_token, sep, document_mask)
+        return cls(text, [0] * len(text), [*map(len, text)])
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,19 @@ class MaskedLM(Objective):
 
     hide: str = "tokens"
     """Masking strategy: a key of `hide.HIDES`, or a custom function, package.module:NAME."""
-    rate: Rate = RATE
-    """Share of tokens that are masked and predicted."""
+    rate: Rate = MASKING_RATE
+    """Masking rate: share of tokens that are masked and predicted."""
     units: Literal["tokens", "words", "phrases", "entities"] = "words"
     """Unit of whole-word masking: tokens; words; phrases; or entities (tagged spans). Outside of phrases and entities
     the unit is a word."""
-    lengths: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
+    length_weights: Annotated[tuple[Weight, ...], Field(min_length=1)] = ()
     """Relative frequencies of 1, 2 ... words masked together, for n-grams and spans. Empty: as in the paper."""
     show: str = "tokens"
     """Replacement of masked tokens: a key of `show_ask.SHOWS`, or a custom function, package.module:NAME."""
-    mask: Share = 0.8
-    """Share of masked tokens that are replaced by the mask token, or by a similar word."""
-    random: Share = 0.1
-    """Share of masked tokens that are replaced by a random token. The rest is unchanged."""
+    mask_token_prob: Share = 0.8
+    """Probability that a masked token is replaced by the mask token, or by a similar word."""
+    random_token_prob: Share = 0.1
+    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
     similar: str | None = None
     """Source of similar words: a file made by `megaptm corpus similar-words`, or a custom function."""
     global_tokens: GlobalTokens = 0
@@ -134,22 +134,27 @@ class MaskedLM(Objective):
     BigBird-ETC)."""
 
     losses: ClassVar = {"mlm": 1.0}
-    needs = ("pad", "cls", "sep", "mask")
+    required_tokens = ("pad", "cls", "sep", "mask")
     prompts = ("masks",)
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
-        if self.units != "words" and "begins" not in _parameters(self._hiding):
-            raise UserError(f"units ({self.units}) means nothing to hide {self.hide}: remove it, or hide whole-words.")
-        for option, ways in (("lengths", self._hiding), ("similar", self._showing)):
-            if getattr(self, option) and option not in _parameters(ways):
-                said = "hide" if option == "lengths" else "show"
-                raise UserError(f"{option} means nothing to {said} {getattr(self, said)}: remove it.")
-        if self.lengths and not sum(self.lengths) > 0:
-            raise UserError(f"lengths ({[*self.lengths]}) are all 0: say how often 1, 2 ... words are hidden together.")
-        if not self.mask + self.random and "mask" in _parameters(self._showing):
-            raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
-        check_shares(self.mask, self.random)
+        if self.units != "words" and "unit_starts" not in _parameters(self._hiding):
+            raise UserError(
+                f"units ({self.units}) has no effect with hide: {self.hide}: remove it, or set hide: whole-words."
+            )
+        for option, kind, strategy in (("length_weights", "hide", self._hiding), ("similar", "show", self._showing)):
+            if getattr(self, option) and option not in _parameters(strategy):
+                raise UserError(f"{option} has no effect with {kind}: {getattr(self, kind)}: remove it.")
+        if self.length_weights and not sum(self.length_weights) > 0:
+            raise UserError(
+                f"length_weights ({[*self.length_weights]}) are all 0: set relative frequencies of 1, 2 ... words."
+            )
+        if not self.mask_token_prob + self.random_token_prob and "mask_token_prob" in _parameters(self._showing):
+            raise UserError(
+                "mask_token_prob and random_token_prob are both 0, so that every label would be visible: raise one."
+            )
+        check_shares(self.mask_token_prob, self.random_token_prob)
 
     @property
     def name(self) -> str:  # type: ignore[override] # a constant of other objectives
@@ -160,17 +165,17 @@ class MaskedLM(Objective):
 
     @cached_property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        if "begins" not in _parameters(self._hiding) | _parameters(self._showing):
+        if "unit_starts" not in _parameters(self._hiding) | _parameters(self._showing):
             return ()
         return ANNOTATIONS_OF[self.units]
 
     @cached_property
     def _hiding(self) -> Callable[..., Hide]:
-        return _named("hide", self.hide, HIDES)
+        return _find_strategy("hide", self.hide, MASKING_STRATEGIES)
 
     @cached_property
     def _showing(self) -> Callable[..., Show]:
-        return _named("show", self.show, SHOWS)
+        return _find_strategy("show", self.show, REPLACEMENT_STRATEGIES)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -178,92 +183,101 @@ class MaskedLM(Objective):
             return
         if self.similar is None:
             raise UserError(
-                f"objective {self.name} shows similar words and has none: give masked-lm the option `similar`, a file; "
-                f"{REMEDY}, and see `megaptm config show macbert/tiny`."
+                f"objective {self.name} replaces words by similar ones and has none: set the option `similar` to "
+                f"a file; {REMEDY}, and see `megaptm config show macbert/tiny`."
             )
-        similar = similar_named(self.similar)
-        if isinstance(similar, SimilarWords) and similar.largest >= special.size:
+        similar = load_similar_words(self.similar)
+        if isinstance(similar, SimilarWords) and similar.max_id >= special.size:
             raise UserError(
-                f"similar: {self.similar} has ids up to {similar.largest}, the tokenizer {special.size}: it is of "
-                f"another; {REMEDY}."
+                f"similar: {self.similar} has ids up to {similar.max_id}, but the tokenizer has {special.size} "
+                "ids: the "
+                f"file was made with another tokenizer; {REMEDY}."
             )
 
-    def question_misfit(self, texts: int) -> str | None:
-        """Return why a question about `texts` texts cannot be combined with this objective. None if it can."""
+    def why_no_question(self, num_texts: int) -> str | None:
+        """Return why a question about `num_texts` texts cannot be combined with this objective. None if it can."""
         return None
 
     def text_fields(self, length: int) -> Sample:
-        return first_places(self.global_tokens, np.arange(length))
+        return mark_global_tokens(self.global_tokens, np.arange(length))
 
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def most_asked(self, sequence: int) -> int:
+    def max_predictions(self, sequence: int) -> int:
         """Return K, the largest number of target positions of a sequence."""
         if self.hide != "independent":
-            return most_asked(sequence, self.rate)
+            return max_predictions(sequence, self.rate)
         # The number is binomial, with more variance for long units: four standard deviations for units of three tokens.
         mean = self.rate * sequence
         return min(sequence, math.ceil(mean + 4 * math.sqrt(3 * mean)))
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return enclosed_window(sequence, document_mask)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return window_of_documents(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        asked = fields((self.most_asked(sequence),), "masked_positions", "labels")
-        row = (*ROW, "global_tokens") if self.global_tokens else ROW
-        return BatchSpec({"": sequence}, fields((sequence,), *row) | asked)
+        targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
+        row = (*TEXT_FIELDS, "global_tokens") if self.global_tokens else TEXT_FIELDS
+        return BatchSpec({"": sequence}, fields((sequence,), *row) | targets)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = MaskedRow.of_documents(piece, context.special, context.document_mask)
-        begins = None
+        row = TextSequence.of_documents(piece, context.special, context.document_mask)
+        starts = None
         if self.annotations:
-            begun = [units(marked(part.tokens, part.annotations)) for part in piece]
-            begins = np.concatenate(laid_out(begun, piece, ONE, ONE, context.document_mask))
-        return self.mask_row(row, context, begins)
+            parts = [unit_starts(mark_tokens(part.tokens, part.annotations)) for part in piece]
+            starts = np.concatenate(
+                enclose_documents(parts, piece, SPECIAL_START, SPECIAL_START, context.document_mask)
+            )
+        return self.mask_sequence(row, context, starts)
 
-    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
+    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
         """Mask over the whole sequence, so that the masked share does not depend on the number of documents.
 
-        `begins`: 1 at the first token of each unit. None: each token is a unit.
+        `starts`: 1 at the first token of each unit. None: each token is a unit.
         """
-        text = padded(row.text, sum(row.documents), 0)
-        most = self.most_asked(context.sequence)
-        if begins is None:
-            begins = np.ones(len(text), dtype=np.int64)
-        masking = Denoise(hide=self._hide(most, begins), show=self._show(begins), ask=hidden_in_place)
-        hidden, shown, answers = masking(text, context.special, context.rng)
-        read = row.fields([shown], context.special, context.sequence)
+        text = pad_pieces(row.text, sum(row.documents), 0)
+        max_masked = self.max_predictions(context.sequence)
+        if starts is None:
+            starts = np.ones(len(text), dtype=np.int64)
+        masking = Denoise(hide=self._hide(max_masked, starts), show=self._show(starts), ask=masked_tokens_in_order)
+        hidden, shown, labels = masking(text, context.special, context.rng)
+        inputs = row.fields([shown], context.special, context.sequence)
         return {
-            **read,
-            **first_places(self.global_tokens, read["positions"], read["document_ids"]),
-            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
-            "labels": padded([answers], most, IGNORED),
+            **inputs,
+            **mark_global_tokens(self.global_tokens, inputs["positions"], inputs["document_ids"]),
+            "masked_positions": pad_pieces([np.flatnonzero(hidden)], max_masked, 0),
+            "labels": pad_pieces([labels], max_masked, IGNORED),
         }
 
-    def _hide(self, most: int, begins: np.ndarray) -> Hide:
-        told = {"begins": begins, **({"lengths": self.lengths} if self.lengths else {})}
-        return self._hiding(rate=self.rate, most=most, **_those_of(self._hiding, told))
+    def _hide(self, max_masked: int, starts: np.ndarray) -> Hide:
+        arguments = {"unit_starts": starts, **({"length_weights": self.length_weights} if self.length_weights else {})}
+        return self._hiding(rate=self.rate, max_masked=max_masked, **_accepted_arguments(self._hiding, arguments))
 
-    def _show(self, begins: np.ndarray) -> Show:
-        told = {"begins": begins, **({"similar": similar_named(self.similar)} if self.similar else {})}
-        return self._showing(mask=self.mask, random=self.random, **_those_of(self._showing, told))
+    def _show(self, starts: np.ndarray) -> Show:
+        arguments = {"unit_starts": starts, **({"similar": load_similar_words(self.similar)} if self.similar else {})}
+        return self._showing(
+            mask_token_prob=self.mask_token_prob,
+            random_token_prob=self.random_token_prob,
+            **_accepted_arguments(self._showing, arguments),
+        )
 
 
-def _named(option: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _find_strategy(option: str, name: str, known: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Return a masking or replacement strategy by name, or a custom function."""
     if is_plugin(name):
-        found: Callable[..., Any] = load_plugin(name, option, "function")
-        if not callable(found):
+        function: Callable[..., Any] = load_plugin(name, option, "function")
+        if not callable(function):
             raise UserError(f"{option}: `{name}` is not a function: correct the name.")
         try:
-            _parameters(found)
+            _parameters(function)
         except ValueError:  # some functions written in C have no signature
-            raise UserError(f"{option}: `{name}` does not say what it takes: call it in a function of yours.") from None
-        return found
+            raise UserError(
+                f"{option}: `{name}` has no signature that can be inspected: wrap it in a Python function."
+            ) from None
+        return function
     if name not in known:
-        raise UserError(f"{option} ({name}) is not known; {nearest(name, known)}")
+        raise UserError(f"{option} ({name}) is unknown; {nearest(name, known)}")
     return known[name]
 
 
@@ -272,18 +286,18 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(signature(function).parameters)
 
 
-def _those_of(function: Callable[..., Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if name in _parameters(function)}
+def _accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name in _parameters(function)}
 
 
-def enclosed_window(sequence: int, document_mask: bool) -> RowWindow:
+def window_of_documents(sequence: int, document_mask: bool) -> SequenceWindow:
     """Return the window of sequences whose documents are enclosed by `cls` and `sep`, as `laid_out` does."""
     # Documents may be cut anywhere, so only the ends of a sequence may need a cls or sep without a slot: hence - 2.
     # Without a document mask the sequence is one document with sep between neighbors (RoBERTa's FULL-SENTENCES).
-    return RowWindow(stride=sequence - 2, slots=2 if document_mask else 1)
+    return SequenceWindow(stride=sequence - 2, slots=2 if document_mask else 1)
 
 
-def laid_out(
+def enclose_documents(
     pieces: list[np.ndarray], parts: list[DocumentSlice], cls: np.ndarray, sep: np.ndarray, document_mask: bool
 ) -> list[np.ndarray]:
     """Return `cls` piece `sep` for each document; without a document mask one document of all pieces."""
@@ -297,12 +311,12 @@ def laid_out(
     return [np.concatenate((cls, *between, sep[: not parts[-1].slots]))]
 
 
-def word_begins(part: DocumentSlice) -> np.ndarray:
+def word_starts(part: DocumentSlice) -> np.ndarray:
     """Return int64 [tokens]: 1 at the first token of each word. A truncated word counts as a word."""
-    return units(marked(part.tokens, {"words": part.annotations["words"]}))
+    return unit_starts(mark_tokens(part.tokens, {"words": part.annotations["words"]}))
 
 
-def tokens_of(text: np.ndarray) -> np.ndarray:
+def without_marks(text: np.ndarray) -> np.ndarray:
     """Return the tokens of a text with or without marks."""
     return text if text.ndim == 1 else text[:, 0]
 
@@ -313,12 +327,12 @@ class MaskedLMWithQuestion(QuestionObjective):
 
     masked: MaskedLM = MaskedLM()
 
-    needs = MaskedLM.needs
+    required_tokens = MaskedLM.required_tokens
     prompts = MaskedLM.prompts
 
     def __post_init__(self) -> None:
-        if why := self.masked.question_misfit(self.asked.segments):
-            raise UserError(f"{self.question} cannot be asked beside it, {why}: remove either.")
+        if why := self.masked.why_no_question(self.definition.num_segments):
+            raise UserError(f"{self.question} cannot be combined with it: {why}. Remove either.")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -333,8 +347,8 @@ class MaskedLMWithQuestion(QuestionObjective):
         return {**self.masked.losses, self.question: 1.0}
 
     @property
-    def segments(self) -> int:  # type: ignore[override]
-        return max(self.masked.segments, super().segments)
+    def num_segments(self) -> int:  # type: ignore[override]
+        return max(self.masked.num_segments, super().num_segments)
 
     def text_fields(self, length: int) -> Sample:
         return self.masked.text_fields(length)
@@ -345,13 +359,14 @@ class MaskedLMWithQuestion(QuestionObjective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = self.masked.batch(sequence, document_mask)
-        return BatchSpec(masked.streams, {**masked.fields, **fields((), field_of(self.question))})
+        return BatchSpec(masked.streams, {**masked.fields, **fields((), question_field(self.question))})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = self.asked.texts_of(piece, context.rng, self.raw_length(context.sequence))
-        row, begins = MaskedRow.of_texts([made], context.special), None
+        texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
+        row, starts = TextSequence.of_texts([texts], context.special), None
         if self.masked.annotations:
-            begins = np.concatenate([ONE, *(part for text in made.texts for part in (units(text), ONE))])
-        sample = self.masked.mask_row(row, context, begins)
-        return sample | {field_of(self.question): np.array(made.label, dtype=np.int64)}
+            parts = (part for text in texts.texts for part in (unit_starts(text), SPECIAL_START))
+            starts = np.concatenate([SPECIAL_START, *parts])
+        sample = self.masked.mask_sequence(row, context, starts)
+        return sample | {question_field(self.question): np.array(texts.label, dtype=np.int64)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from megaptm.objectives.composed import ONE, Composed, StepValue, Task
+from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task
 from megaptm.objectives.contrast import CrossModalContrast
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.ordered import OrderedMaskedLM
@@ -35,31 +35,36 @@ def _third(parts: int = 1) -> StepValue:
 
 
 # arXiv:1905.03197, 2.3: 80% of masked spans are one token, 10% bigrams, 10% trigrams.
-HIDDEN = OrderedMaskedLM(hide="token-ngrams", lengths=(0.8, 0.1, 0.1))
+MASKED_NGRAMS = OrderedMaskedLM(hide="token-ngrams", length_weights=(0.8, 0.1, 0.1))
 
 
 # Same section: a third bidirectional with next-sentence prediction, a third sequence-to-sequence, a sixth for each
 # direction.
 UNILM = NamedMixture(
     tasks=(
-        Task("bidirectional", MaskedLMWithQuestion("next-sentence", HIDDEN), _third()),
-        Task("sequence-to-sequence", replace(HIDDEN, context="sequence-to-sequence"), _third()),
-        Task("left-to-right", replace(HIDDEN, context="left-to-right"), _third(2)),
-        Task("right-to-left", replace(HIDDEN, context="right-to-left"), _third(2)),
+        Task("bidirectional", MaskedLMWithQuestion("next-sentence", MASKED_NGRAMS), _third()),
+        Task("sequence-to-sequence", replace(MASKED_NGRAMS, context="sequence-to-sequence"), _third()),
+        Task("left-to-right", replace(MASKED_NGRAMS, context="left-to-right"), _third(2)),
+        Task("right-to-left", replace(MASKED_NGRAMS, context="right-to-left"), _third(2)),
     ),
-    by_step={"mlm": ONE, "next-sentence": ONE},
+    weights_by_step={"mlm": CONSTANT_ONE, "next-sentence": CONSTANT_ONE},
     label="unilm",
 )
 
 # arXiv:1907.12412, 4.2: the tasks without labeled pairs, all at once. configs/ernie-2 learns them one after the other.
 ERNIE_2 = NamedMixture(
     tasks=(
-        Task("knowledge", MaskedLM(hide="independent"), ONE, 0),
-        Task("capitals", Capitalization(), ONE, 1),
-        Task("tokens-of-documents", TokenDocument(), ONE, 2),
-        Task("reordering", TextQuestion("sentence-reordering"), ONE, 3),
+        Task("knowledge", MaskedLM(hide="independent"), CONSTANT_ONE, 0),
+        Task("capitals", Capitalization(), CONSTANT_ONE, 1),
+        Task("tokens-of-documents", TokenDocument(), CONSTANT_ONE, 2),
+        Task("reordering", TextQuestion("sentence-reordering"), CONSTANT_ONE, 3),
     ),
-    by_step={"mlm": ONE, "capitalization": ONE, "token-document": ONE, "sentence-reordering": ONE},
+    weights_by_step={
+        "mlm": CONSTANT_ONE,
+        "capitalization": CONSTANT_ONE,
+        "token-document": CONSTANT_ONE,
+        "sentence-reordering": CONSTANT_ONE,
+    },
     label="ernie-2",
 )
 
@@ -69,9 +74,15 @@ UNITER = NamedMixture(
         Task("matching", ImageTextMatching(), _third()),
         Task("words", RegionMaskedLM(), _third()),
         Task("features", MaskedRegions(), _third(2)),
-        Task("classes", MaskedRegions(ask_for="distribution"), _third(2)),
+        Task("classes", MaskedRegions(target="distribution"), _third(2)),
     ),
-    by_step={"itm": ONE, "wra": StepValue((0,), (0.1,)), "mlm": ONE, "mrfr": ONE, "mrc-kl": ONE},
+    weights_by_step={
+        "itm": CONSTANT_ONE,
+        "wra": StepValue((0,), (0.1,)),
+        "mlm": CONSTANT_ONE,
+        "mrfr": CONSTANT_ONE,
+        "mrc-kl": CONSTANT_ONE,
+    },
     label="uniter",
 )
 
@@ -86,14 +97,14 @@ UNIMO = NamedMixture(
     tasks=(
         Task("spans", TextSpans(units="tokens"), _sevenths(5 / 2)),
         Task("fragments", TextFragments(), _sevenths(5 / 2)),
-        Task("areas", MaskedAreas(alone=True), _sevenths(1 / 2)),
-        Task("classes", MaskedAreas(ask_for="distribution", alone=True), _sevenths(1 / 2)),
+        Task("areas", MaskedAreas(image_only=True), _sevenths(1 / 2)),
+        Task("classes", MaskedAreas(target="distribution", image_only=True), _sevenths(1 / 2)),
         Task("contrast", CrossModalContrast(), _sevenths(1 / 5)),
         Task("pair-spans", ImageTextSpans(), _sevenths(1 / 5)),
         Task("pair-fragments", ImageTextFragments(), _sevenths(1 / 5)),
         Task("pair-areas", MaskedAreas(), _sevenths(1 / 5)),
-        Task("pair-classes", MaskedAreas(ask_for="distribution"), _sevenths(1 / 5)),
+        Task("pair-classes", MaskedAreas(target="distribution"), _sevenths(1 / 5)),
     ),
-    by_step={"mlm": ONE, "mrfr": ONE, "mrc-kl": ONE, "cmcl": ONE},
+    weights_by_step={"mlm": CONSTANT_ONE, "mrfr": CONSTANT_ONE, "mrc-kl": CONSTANT_ONE, "cmcl": CONSTANT_ONE},
     label="unimo",
 )

@@ -16,7 +16,7 @@ def read_named_file(option: str, name: str, read: Callable[[Path], Read], *, kin
     try:
         path = Path(name).expanduser()
         if not path.is_file():  # opening a pipe would block
-            raise ValueError("there is no such file")
+            raise ValueError("no such file")
         return read(path)
     except Exception as error:  # numpy, zipfile, zlib and safetensors raise errors of their own
-        raise UserError(f"{option}: {name} is no {kind} ({error}): {remedy}.") from None
+        raise UserError(f"{option}: {name} is not a {kind} ({error}): {remedy}.") from None

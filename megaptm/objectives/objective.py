@@ -29,7 +29,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 """Option: relative frequency; bounded, so that sums are finite."""
 MeanLength = Annotated[float, Field(ge=1, le=1e6)]
 """Option: mean span length in tokens."""
-RowLength = Annotated[int, Field(ge=4, le=10**7)]
+SequenceLength = Annotated[int, Field(ge=4, le=10**7)]
 """Option: sequence length in tokens."""
 
 Prompt = Literal["text", "masks", "sentinels"]
@@ -38,7 +38,7 @@ sentinels, numbered from 0, whose content it generates."""
 
 
 @dataclass(frozen=True)
-class RowWindow:
+class SequenceWindow:
     """Window by which sequences are cut from the concatenated documents of an epoch. `slots` positions for special
     tokens follow each document.
 
@@ -50,11 +50,11 @@ class RowWindow:
     lookahead: int = 0
     """Tokens and slots that a sequence reads of the next one (causal: the label of the last token)."""
     slots: int = 0
-    most: int | None = None
+    max_document_length: int | None = None
     """Largest length of a document in tokens and slots, for sequences of complete documents (unit `document`)."""
 
 
-DAMAGED_FILE = "copy that shard again, or build the corpus again"
+DAMAGED_FILE_REMEDY = "copy that shard again, or build the corpus again"
 """Remedy for a damaged file of a document."""
 
 
@@ -72,17 +72,17 @@ class DocumentSlice:
       here.
     - `turns`: int32 [n, 2] (first token, role). The first row is the turn that continues from before.
     """
-    begins: bool = False
+    starts_lane: bool = False
     """Whether the sequence continues no other (unit `lane`)."""
     backward: bool = False
     """Whether the sequence is read backward. Tokens here are in text order."""
-    elsewhere: bool = False
+    other_segment: bool = False
     """Whether this is the second segment, from another part of the corpus."""
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     """Suffix -> content of a file that belongs to the document, for suffixes that the objective requests (unit
     `document`)."""
-    place: str = ""
-    """Shard and document index of that file, for error messages."""
+    location: str = ""
+    """Shard and document index of those files, for error messages."""
     retrieved: str = ""
     """Kind of retrieved neighbor (`RETRIEVED`), if the document was added as one."""
 
@@ -98,8 +98,8 @@ class Neighbors:
 
     file: str
     """File of the retrieved neighbors (`data.retrieved`)."""
-    numbers: Mapping[str, int]
-    """Kind in `RETRIEVED` -> largest number."""
+    max_numbers: Mapping[str, int]
+    """Kind in `RETRIEVED` -> maximum number of documents."""
 
 
 @dataclass(frozen=True)
@@ -107,55 +107,55 @@ class SentenceGroup:
     """Consecutive sentences of a document, and a function that samples another document's sentences."""
 
     sentences: list[np.ndarray]
-    """Tokens [n], or tokens with marks as `marked` returns them."""
-    other: Callable[[np.random.Generator], Iterable[np.ndarray]]
+    """Tokens [n], or tokens with marks as `mark_tokens` returns them."""
+    sample_other_document: Callable[[np.random.Generator], Iterable[np.ndarray]]
     """Return the sentences of a random other document, from a random one to its last."""
     label: int = IGNORED
     """Label of the document, if the objective requests `labels`."""
-    outside: Callable[[], list[np.ndarray]] = list
+    rest_of_document: Callable[[], list[np.ndarray]] = list
     """Return the tokens of the document before and after the sentences."""
 
 
-WITHIN = 2
+INSIDE = 2
 """Mark of a token that continues a phrase or a tag."""
 
 
-def marked(tokens: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
+def mark_tokens(tokens: np.ndarray, annotations: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return tokens [n], or, with annotations, int64 [n, 1 + k]: tokens and one column of marks per annotation.
 
-    A mark is 1 at the first token of an item and at the first token after a span, and `WITHIN` inside a span. For
+    A mark is 1 at the first token of an item and at the first token after a span, and `INSIDE` inside a span. For
     `turns` it is the role.
     """
-    if not known:
+    if not annotations:
         return tokens
-    made = np.zeros((len(tokens), 1 + len(known)), dtype=np.int64)
-    made[:, 0] = tokens
-    for column, (name, places) in enumerate(known.items(), 1):
-        if places.ndim == 1:
-            made[places, column] = 1
+    marked = np.zeros((len(tokens), 1 + len(annotations)), dtype=np.int64)
+    marked[:, 0] = tokens
+    for column, (name, items) in enumerate(annotations.items(), 1):
+        if items.ndim == 1:
+            marked[items, column] = 1
             continue
         if name == "turns":
-            for first, role in places:
-                made[first:, column] = role
+            for first, role in items:
+                marked[first:, column] = role
             continue
-        first, stop = places[:, 0], places[:, 1]
-        made[first, column] = made[stop[stop < len(tokens)], column] = 1
+        first, stop = items[:, 0], items[:, 1]
+        marked[first, column] = marked[stop[stop < len(tokens)], column] = 1
         change = np.zeros(len(tokens) + 1, dtype=np.int64)
         np.add.at(change, first + 1, 1)
         np.add.at(change, stop, -1)
-        made[np.cumsum(change[:-1]) > 0, column] = WITHIN
-    return made
+        marked[np.cumsum(change[:-1]) > 0, column] = INSIDE
+    return marked
 
 
-def units(texts: np.ndarray) -> np.ndarray:
-    """Return int64 [n]: 1 at the first token of each unit (word or span) in a text with marks. A truncated unit counts
+def unit_starts(marked: np.ndarray) -> np.ndarray:
+    """Return int64 [n]: 1 at the first token of each unit (word or span) of tokens with marks. A truncated unit counts
     as a unit."""
-    begins = texts[:, 1].copy()
-    for marks in texts[:, 2:].T:
-        begins[marks == 1] = 1
-        begins[marks == WITHIN] = 0
-    begins[:1] = 1
-    return begins
+    starts = marked[:, 1].copy()
+    for marks in marked[:, 2:].T:
+        starts[marks == 1] = 1
+        starts[marks == INSIDE] = 0
+    starts[:1] = 1
+    return starts
 
 
 Piece = list[DocumentSlice] | SentenceGroup
@@ -167,7 +167,7 @@ class SampleContext:
 
     special: SpecialTokens
     rng: np.random.Generator
-    """Random generator of the sample. Absent if the objective does not sample (`Objective.draws`)."""
+    """Random generator of the sample. Absent if the objective does not sample (`SampleObjective.uses_rng`)."""
     sequence: int
     """Sequence length."""
     document_mask: bool
@@ -186,40 +186,25 @@ class BaseObjective(ABC):
     name: ClassVar[str]
     losses: ClassVar[Mapping[str, float]]
     """Loss name -> weight. Losses have the names of heads: `lm`, `mlm`, `next-sentence` ..."""
-    unit: Literal["stream", "lane", "sentence-group", "document", "pairs"] = "stream"
+    unit: Literal["stream", "lane", "document", "sentences", "turns", "parts", "pairs"] = "stream"
     """Unit of a sample:
 
     - `stream`: list of `DocumentSlice`, cut from the stream.
-    - `document`: list of `DocumentSlice`, complete documents.
-    - `sentence-group`: one `SentenceGroup`.
     - `lane`: as `stream`; each sequence continues the same sequence of the previous batch.
+    - `document`: list of `DocumentSlice`, complete documents.
+    - `sentences`, `turns`, `parts`: one `SentenceGroup`, of sentences of prose, turns of a dialogue, or parts of a
+      document.
     - `pairs`: no text; co-occurrences are counted before the first step.
     """
-    pieces: Literal["sentences", "turns", "parts"] = "sentences"
-    """Kind of the sentences of a `SentenceGroup`: sentences of prose, turns of a dialogue, or parts of a document."""
-    segments: int = 1
+    num_segments: int = 1
     """Number of segment ids that the objective uses; the family must have as many."""
-    both_ways: bool = False
-    """Whether every second sequence of a batch is read backward (unit `lane`)."""
-    from_both_ends: ClassVar[bool] = False
-    """Whether every sequence of a batch is read in both directions (unit `lane`). A piece then has forward slices and
-    `backward` slices."""
-    elsewhere: float = 0.0
-    """Probability that a sequence has a second segment from another part of the corpus (unit `lane`), or another
-    document (unit `document` with one document per sequence)."""
-    neighbors: Neighbors | None = None
-    """Retrieved neighbors that follow a document (unit `document` with one document per sequence)."""
-    own_batches: ClassVar[bool] = False
+    needs_own_batches: ClassVar[bool] = False
     """Whether the task needs batches of its own. Composed tasks then alternate by batch, according to their shares."""
-    restarts: bool = False
+    resets_positions: bool = False
     """Whether position ids restart in the second text of a pair. Relative positions cannot represent this."""
-    answers: int = 0
-    """Number of classes, if labels are the `labels` of a corpus."""
-    every_token: ClassVar[bool] = False
+    predicts_every_token: ClassVar[bool] = False
     """Whether every token is a label, so that the loss is a measure of compression."""
-    draws: bool = True
-    """Whether `make` uses the random generator. Creating one takes a sixth of the time of a causal sample."""
-    needs: tuple[str, ...] = ()
+    required_tokens: tuple[str, ...] = ()
     """Names of `SpecialTokens` fields that must be present."""
     template: ClassVar[tuple[str, str]] = ("A", "A B")
     """Templates of one text and of a pair in training: A and B among `SpecialTokens` fields, with segment ids if not
@@ -230,19 +215,16 @@ class BaseObjective(ABC):
     """First tokens of the decoder: fields of `SpecialTokens`."""
     annotations: tuple[str, ...] = ()
     """Annotations that slices must have: `words`, `sentences`, `capitals`, `phrases`, `tags`, `turns`, `parts`,
-    `labels`. Sentences of pairs have them as `marked` returns. The corpus must have them."""
-
+    `labels`. Sentences of pairs have them as `mark_tokens` returns. The corpus must have them."""
     blobs: ClassVar[tuple[str, ...]] = ()
     """Suffixes of files that slices provide: `jpg`, `png` (unit `document`)."""
-    reads_labels: ClassVar[bool | None] = None
-    """Whether an image needs a label (true) or a text (false). None: neither is read."""
 
     @property
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         """Whether labels come from people: translations, answers, classes. All other objectives are self-supervised."""
         return not {"parts", "labels"}.isdisjoint(self.annotations)
 
-    def held_out(self) -> Self:
+    def for_validation(self) -> Self:
         """Return the objective for validation, without data augmentation such as random crops."""
         return self
 
@@ -250,12 +232,12 @@ class BaseObjective(ABC):
         """Return loss name -> weight at a step (0, 1 ...)."""
         return self.losses
 
-    def with_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
+    def add_special_tokens(self, ids: list[int], special: SpecialTokens) -> list[int]:
         """Return a text with the special tokens of its `template`. Raises `UserError` if the vocabulary lacks one."""
         words = (word.partition(":")[0] for word in self.template[0].split())
         return [id_ for word in words for id_ in (ids if word == "A" else special.ids_of((word,)))]
 
-    def of_prompt(self, kind: Prompt) -> BaseObjective:
+    def task_for_prompt(self, kind: Prompt) -> BaseObjective:
         """Return the task whose special tokens surround a kind of prompt; of several tasks the first that accepts
         it."""
         return self
@@ -273,58 +255,82 @@ class BaseObjective(ABC):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         """Return the fields of every sample."""
 
-    def lacking(self, special: SpecialTokens) -> list[str]:
-        """Return those of `needs` that a vocabulary lacks."""
-        return [role for role in self.needs if getattr(special, role) is None]
+    def missing_tokens(self, special: SpecialTokens) -> list[str]:
+        """Return the `required_tokens` that a vocabulary lacks."""
+        return [role for role in self.required_tokens if getattr(special, role) is None]
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         """Raise `UserError` if the vocabulary or the sequence length does not suit this objective."""
-        kind = "wordpiece" if "mask" in self.needs else "unigram" if "pad" in self.needs else "byte-bpe"
+        kind = (
+            "wordpiece"
+            if "mask" in self.required_tokens
+            else "unigram"
+            if "pad" in self.required_tokens
+            else "byte-bpe"
+        )
         remedy = f"tokenizer.kind={kind}"
-        if {"pad", "begin"} <= {*self.needs}:
+        if {"pad", "begin"} <= {*self.required_tokens}:
             remedy = "tokenizer.specials=roberta (albert, deberta)"
-        elif "mask" in self.needs:
+        elif "mask" in self.required_tokens:
             remedy += ", or with tokenizer.specials=roberta (bert, albert, deberta)"
-        refuse_lacking_tokens(self, special, remedy=remedy)
+        refuse_missing_tokens(self, special, remedy=remedy)
         if not len(special.ordinary):
-            raise UserError(
-                "the tokenizer has special tokens only, and none that text is made of: build the corpus with another."
-            )
+            raise UserError("the tokenizer has only special tokens: build the corpus with another tokenizer.")
         if (raw := self.raw_length(sequence)) < 3:
-            raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: make it longer.")
+            raise UserError(f"data.sequence ({sequence}) leaves room for {raw} tokens of text: raise it.")
+
+
+GROUP_UNITS = ("sentences", "turns", "parts")
+"""Units of a sample that is one `SentenceGroup`."""
 
 
 class SampleObjective(BaseObjective):
-    """Objective that makes samples from pieces of text: sentence groups (unit `sentence-group`), or an `Objective`."""
+    """Objective that makes samples from pieces of text: sentence groups (units of `GROUP_UNITS`), or an `Objective`."""
+
+    uses_rng: bool = True
+    """Whether `make` uses the random generator. Creating one takes a sixth of the time of a causal sample."""
+    num_labels: int = 0
+    """Number of classes, if labels are the `labels` of a corpus."""
 
     @abstractmethod
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         """Return the sample with noise, as `batch` describes. All randomness comes from `context.rng`."""
 
-    def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
+    def for_corpus(self, annotations: Collection[str]) -> SampleObjective:
         """Return the objective for a corpus with these annotations: itself, unless overridden."""
         return self
 
-    def has_room(self, document: DocumentSlice, sequence: int) -> bool:
+    def fits(self, document: DocumentSlice, sequence: int) -> bool:
         """Whether a complete document fits into a sequence (unit `document`). Others are skipped."""
         return True
 
 
 class Objective(SampleObjective):
-    """Objective whose pieces are cut from concatenated documents (all units but `sentence-group` and `pairs`)."""
+    """Objective whose pieces are cut from concatenated documents (units `stream`, `lane` and `document`)."""
+
+    direction: Literal["forward", "alternating", "both"] = "forward"
+    """Reading direction (unit `lane`): `alternating` reads every second sequence of a batch backward; `both` reads
+    every sequence in both directions, and a piece then has forward slices and `backward` slices."""
+    random_segment_prob: float = 0.0
+    """Probability that a sequence has a second segment from another part of the corpus (unit `lane`), or another
+    document (unit `document` with one document per sequence)."""
+    neighbors: Neighbors | None = None
+    """Retrieved neighbors that follow a document (unit `document` with one document per sequence)."""
+    image_annotation: ClassVar[Literal["label", "text"] | None] = None
+    """Annotation that images must have. None: none is read."""
 
     @abstractmethod
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         """Return how the stream is cut into sequences (`stream`), or into stretches whose documents a sequence takes
         (`document`)."""
 
 
-def refuse_lacking_tokens(objective: BaseObjective, special: SpecialTokens, *, remedy: str) -> None:
+def refuse_missing_tokens(objective: BaseObjective, special: SpecialTokens, *, remedy: str) -> None:
     """Raise `UserError` if the vocabulary lacks special tokens. `remedy`: build options of a corpus that has them."""
-    if lacking := objective.lacking(special):
+    if missing := objective.missing_tokens(special):
         raise UserError(
-            f"objective {objective.name} needs a tokenizer with a `{lacking[0]}` token: build the corpus with "
-            f"{remedy}, or take another objective."
+            f"objective {objective.name} needs a tokenizer with a `{missing[0]}` token: build the corpus with "
+            f"{remedy}, or use another objective."
         )
 
 
@@ -332,31 +338,33 @@ def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
     """Raise `UserError` if a document mask would hide the recurrence cache (unit `lane`)."""
     if document_mask:
         raise UserError(
-            f"objective {objective.name} remembers what was before a row, whatever document it is of, and "
-            "data.document_mask hides other documents: set data.document_mask=false."
+            f"objective {objective.name} continues sequences across documents, but data.document_mask hides other "
+            "documents: set data.document_mask=false."
         )
 
 
 def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
     """Return loss -> weight at a step. Raises `UserError` if a custom objective does not give each loss a finite
     number."""
-    whose = f"objective {objective.name}: weights({step})"
+    source = f"objective {objective.name}: weights({step})"
     try:
-        said: object = objective.weights(step)
+        result: object = objective.weights(step)
     except Exception as error:
         if is_builtin(type(error)) or not has_plugin(objective):
             raise
-        raise plugin_error(whose, error) from error
-    if not isinstance(said, Mapping):
-        raise UserError(f"{whose} is {said!r}: it must be a mapping of losses to numbers.")
+        raise plugin_error(source, error) from error
+    if not isinstance(result, Mapping):
+        raise UserError(f"{source} is {result!r}: it must be a mapping from losses to numbers.")
     for loss in objective.losses:
-        if loss not in said:
-            raise UserError(f"{whose} has no {loss}: it must give each loss a number ({', '.join(objective.losses)}).")
-        if not (isinstance(said[loss], Real) and math.isfinite(said[loss])):
-            raise UserError(f"{whose} gives {loss} the weight {said[loss]!r}: it must be a finite number.")
-    if unknown := [loss for loss in said if loss not in objective.losses]:
-        raise UserError(f"{whose} has {unknown[0]}, which is none of its losses ({', '.join(objective.losses)}).")
-    return {loss: float(said[loss]) for loss in objective.losses}
+        if loss not in result:
+            raise UserError(
+                f"{source} has no {loss}: it must have a weight for each loss ({', '.join(objective.losses)})."
+            )
+        if not (isinstance(result[loss], Real) and math.isfinite(result[loss])):
+            raise UserError(f"{source}: the weight of {loss} is {result[loss]!r}; it must be a finite number.")
+    if unknown := [loss for loss in result if loss not in objective.losses]:
+        raise UserError(f"{source} has {unknown[0]}, which is not one of its losses ({', '.join(objective.losses)}).")
+    return {loss: float(result[loss]) for loss in objective.losses}
 
 
 def has_plugin(objective: BaseObjective) -> bool:
@@ -367,20 +375,20 @@ def has_plugin(objective: BaseObjective) -> bool:
     )
 
 
-def documents_of(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
+def documents_and_positions(lengths: list[int], size: int) -> tuple[np.ndarray, np.ndarray]:
     """Return int64 [size] twice: document ids (from 1; 0 is padding) and positions within the document."""
     documents = np.zeros(size, dtype=np.int64)
     positions = np.zeros(size, dtype=np.int64)
     at = 0
     # A sequence has few documents: slices take a third of the time of `repeat` and `cumsum`.
-    for number, length in enumerate(lengths, 1):
-        documents[at : at + length] = number
+    for document_id, length in enumerate(lengths, 1):
+        documents[at : at + length] = document_id
         positions[at : at + length] = np.arange(length)
         at += length
     return documents, positions
 
 
-def padded(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
+def pad_pieces(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
     """Return the pieces concatenated and padded with `fill`, int64 [size]."""
     row = np.full(size, fill, dtype=np.int64)
     at = 0

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from megaptm.batch import BatchSpec, fields
-from megaptm.objectives.masked import MaskedLM, MaskedRow
-from megaptm.objectives.objective import Piece, RowWindow, Sample, SampleContext, padded
+from megaptm.objectives.masked import MaskedLM, TextSequence
+from megaptm.objectives.objective import Piece, Sample, SampleContext, SequenceWindow, pad_pieces
 from megaptm.objectives.text_questions import LabeledTexts
 
 Context = Literal["bidirectional", "left-to-right", "right-to-left", "sequence-to-sequence"]
@@ -34,51 +34,53 @@ class OrderedMaskedLM(MaskedLM):
         return super().name if self.context == "bidirectional" else f"{super().name}-{self.context}"
 
     @property
-    def _two_texts(self) -> bool:
+    def _has_two_texts(self) -> bool:
         return self.context == "sequence-to-sequence"
 
-    def question_misfit(self, texts: int) -> str | None:
+    def why_no_question(self, num_texts: int) -> str | None:
         if self.context in ("left-to-right", "sequence-to-sequence"):
-            return f"whose first place, which answers, does not see the second text (context {self.context})"
+            return f"its first position, which predicts the label, cannot attend to the second text ({self.context})"
         known = len(SEGMENTS[self.context])
-        return f"which tells {known} texts apart, and not {texts}" if texts > known else None
+        return f"it has segment ids for {known} texts, not for {num_texts}" if num_texts > known else None
 
     def text_fields(self, length: int) -> Sample:
-        told = {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
-        return super().text_fields(length) | told
+        own = {"segments": np.full(length, SEGMENTS[self.context][0]), "order": self._order(length, 0)}
+        return super().text_fields(length) | own
 
     def raw_length(self, sequence: int) -> int:
-        return super().raw_length(sequence) - self._two_texts
+        return super().raw_length(sequence) - self._has_two_texts
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # As for one text, plus a slot for the `sep` between both texts.
         window = super().cut(sequence, document_mask)
-        return RowWindow(window.stride - self._two_texts, slots=window.slots + self._two_texts)
+        return SequenceWindow(window.stride - self._has_two_texts, slots=window.slots + self._has_two_texts)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch(sequence, document_mask)
         return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        if not self._two_texts:
+        if not self._has_two_texts:
             return super().make(piece, context)
         assert isinstance(piece, list)
         tokens = [part.tokens for part in piece]
-        documents = [one for one in tokens if len(one)] if context.document_mask else [np.concatenate(tokens)]
+        documents = [text for text in tokens if len(text)] if context.document_mask else [np.concatenate(tokens)]
         # With two tokens or more both texts have one; a single token is a source without target.
-        borders = [int(context.rng.integers(1, len(one))) if len(one) > 1 else 1 for one in documents]
-        texts = [LabeledTexts(np.split(one, [border]), [0, 1]) for one, border in zip(documents, borders, strict=True)]
-        return self.mask_row(MaskedRow.of_texts(texts, context.special), context, None)
+        borders = [int(context.rng.integers(1, len(text))) if len(text) > 1 else 1 for text in documents]
+        texts = [
+            LabeledTexts(np.split(text, [border]), [0, 1]) for text, border in zip(documents, borders, strict=True)
+        ]
+        return self.mask_sequence(TextSequence.of_texts(texts, context.special), context, None)
 
-    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
-        told = replace(row, segments=[SEGMENTS[self.context][number] for number in row.segments])
-        sample = super().mask_row(told, context, begins)
-        order = [self._order(len(text), number) for text, number in zip(row.text, row.segments, strict=True)]
+    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
+        labeled = replace(row, segments=[SEGMENTS[self.context][index] for index in row.segments])
+        sample = super().mask_sequence(labeled, context, starts)
+        order = [self._order(len(text), index) for text, index in zip(row.text, row.segments, strict=True)]
         if self.context in ("left-to-right", "right-to-left"):  # of the document, whose texts are consecutive
             order = [self._order(length, 1) for length in row.documents]
-        return sample | {"order": padded(order, context.sequence, 0)}
+        return sample | {"order": pad_pieces(order, context.sequence, 0)}
 
-    def _order(self, length: int, number: int) -> np.ndarray:
+    def _order(self, length: int, index: int) -> np.ndarray:
         """Return the order of a text, first or second (0 or 1): a position attends to those whose order is at most its
         own."""
         match self.context:
@@ -86,6 +88,6 @@ class OrderedMaskedLM(MaskedLM):
                 return np.arange(length)
             case "right-to-left":
                 return np.arange(length)[::-1]
-            case "sequence-to-sequence" if number:
+            case "sequence-to-sequence" if index:
                 return np.arange(1, length + 1)
         return np.zeros(length, dtype=np.int64)

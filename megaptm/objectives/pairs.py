@@ -15,7 +15,7 @@ from megaptm.batch import Field as BatchField
 from megaptm.objectives.objective import BaseObjective
 from megaptm.objectives.windows import MinimumCount
 
-PairWindow = Annotated[int, Field(ge=1, le=20)]
+PairWindowSize = Annotated[int, Field(ge=1, le=20)]
 """All of 1/1 ... 1/20 are multiples of 1/232,792,560, so that sums are exact in any order."""
 AboveZero = Annotated[float, Field(gt=0, le=1e12)]
 Power = Annotated[float, Field(ge=0, le=2)]
@@ -30,7 +30,7 @@ class GloVe(BaseObjective):
     losses: ClassVar = {"glove": 1.0}
     unit = "pairs"
 
-    window: PairWindow = 10
+    window: PairWindowSize = 10
     """Context size in words to each side."""
     symmetric: bool = True
     """Whether the context includes words on both sides, or only words before."""
@@ -47,7 +47,6 @@ class GloVe(BaseObjective):
 
     template = ("A", "A B")
     prompts = ()
-    draws = False
 
     def raw_length(self, sequence: int) -> int:
         return sequence

@@ -17,19 +17,19 @@ from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceWindow,
     Share,
     refuse_document_mask,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
-LONGEST = 5
+MAX_SPAN_WORDS = 5
 """Maximum span length in words; length n has probability proportional to 1 / n (released code, `_sample_mask`)."""
-DIVIDES = 8
+QUERY_MULTIPLE = 8
 """Tensor ranks that can split a sequence with its queries, if they can split the text."""
-CONTEXT = 6
+WINDOW_FACTOR = 6
 """A span of n words is sampled within a window of this many times n words (mask_alpha of the released code)."""
 
 
@@ -42,31 +42,35 @@ class PermutationLM(Objective):
     `data_utils.py`).
     """
 
-    partial: Annotated[int, Option(ge=2, le=64)] = 6
+    partial_k: Annotated[int, Option(ge=2, le=64)] = 6
     """K: one of K positions is a target (2.3: the last in the order)."""
     units: Literal["words", "tokens"] = "words"
     """Unit of spans. `tokens` is what the released code amounts to, because it searches word boundaries at wrong
     positions."""
-    both_ways: bool = True
+    bidirectional_data: bool = True
     """Whether every second sequence of a batch is read backward (3.1: half of the batch)."""
-    elsewhere: Share = 0.5
+    random_segment_prob: Share = 0.5
     """Probability that the second text is from another part of the corpus (released code, after BERT)."""
-    sentences: bool = False
-    """Whether A ends at a sentence boundary, and a text from elsewhere starts at one, as in the released code. Without
-    a boundary in range a sentence is split."""
+    sentence_boundaries: bool = False
+    """Whether A ends at a sentence boundary, and a text from another part of the corpus starts at one, as in the
+    released code. Without a boundary in range a sentence is split."""
 
     name = "permutation-lm"
     losses: ClassVar = {"permutation-lm": 1.0}
     unit = "lane"
-    segments = 3
-    needs = ("cls", "sep", "end")
+    num_segments = 3
+    required_tokens = ("cls", "sep", "end")
     template: ClassVar[tuple[str, str]] = ("A sep cls", "A sep B:1 sep:1 cls:2")
     prompts = ()
 
     @property
+    def direction(self) -> Literal["forward", "alternating"]:  # type: ignore[override]
+        return "alternating" if self.bidirectional_data else "forward"
+
+    @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        known = {"words": self.units == "words", "sentences": self.sentences}
-        return tuple(name for name, asked in known.items() if asked)
+        required = {"words": self.units == "words", "sentences": self.sentence_boundaries}
+        return tuple(name for name, is_required in required.items() if is_required)
 
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
@@ -74,26 +78,27 @@ class PermutationLM(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 3
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         half = sequence // 2
-        return RowWindow(stride=half, lookahead=sequence - half - 3, slots=1)
+        return SequenceWindow(stride=half, lookahead=sequence - half - 3, slots=1)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
-        asked = fields((self._slots(sequence),), "masked_positions", "labels")
+        targets = fields((self._num_slots(sequence),), "masked_positions", "labels")
         row = fields((sequence,), "tokens", "segments", "order")
-        return BatchSpec({"": sequence}, {**row, **asked, "begins": Field(()), "backward": Field(())})
+        return BatchSpec({"": sequence}, {**row, **targets, "reset_state": Field(()), "backward": Field(())})
 
-    def _slots(self, sequence: int) -> int:
-        """Return the number of target slots, rounded so that sequence plus queries is a multiple of `DIVIDES`."""
-        return -(-(sequence // self.partial + sequence) // DIVIDES) * DIVIDES - sequence
+    def _num_slots(self, sequence: int) -> int:
+        """Return the number of target slots, rounded so that sequence plus queries is a multiple of
+        `QUERY_MULTIPLE`."""
+        return -(-(sequence // self.partial_k + sequence) // QUERY_MULTIPLE) * QUERY_MULTIPLE - sequence
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
         if sequence % 2 or sequence < 16:
             raise UserError(
-                f"data.sequence ({sequence}) is two halves, of which later rows remember the first: make it even, and "
-                "16 or more."
+                f"data.sequence ({sequence}) must be even and at least 16: the recurrence cache holds the first half "
+                "of a sequence."
             )
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
@@ -101,51 +106,53 @@ class PermutationLM(Objective):
         special, rng, sequence = context.special, context.rng, context.sequence
         assert special.cls is not None
         assert special.sep is not None
-        half, asked = sequence // 2, sequence // self.partial
-        text, begins, breaks = self._text([part for part in piece if not part.elsewhere], special, piece[0].backward)
-        border = self._border(breaks, half, rng)
-        if other := [part for part in piece if part.elsewhere]:
-            *theirs, breaks = self._text(other, special, piece[0].backward)
-            at = next(iter(np.flatnonzero(breaks[: border + 1])), 0)
-            text, begins = (
-                np.concatenate([one[:border], another[at : at + len(one) - border]])
-                for one, another in zip((text, begins), theirs, strict=True)
+        half, num_targets = sequence // 2, sequence // self.partial_k
+        text, starts, sentence_starts = self._text(
+            [part for part in piece if not part.other_segment], special, piece[0].backward
+        )
+        split = self._sample_split(sentence_starts, half, rng)
+        if other := [part for part in piece if part.other_segment]:
+            *other_arrays, sentence_starts = self._text(other, special, piece[0].backward)
+            at = next(iter(np.flatnonzero(sentence_starts[: split + 1])), 0)
+            text, starts = (
+                np.concatenate([own[:split], added[at : at + len(own) - split]])
+                for own, added in zip((text, starts), other_arrays, strict=True)
             )
         sep, cls = (np.array([id_], dtype=np.int64) for id_ in (special.sep, special.cls))
         no_word = np.ones(1, dtype=bool)
-        tokens = np.concatenate([text[:border], sep, text[border:], sep, cls])
-        begins = np.concatenate([begins[:border], no_word, begins[border:], no_word, no_word])
+        tokens = np.concatenate([text[:split], sep, text[split:], sep, cls])
+        starts = np.concatenate([starts[:split], no_word, starts[split:], no_word, no_word])
         segments = np.zeros(sequence, dtype=np.int64)
-        segments[border + 1 :], segments[-1] = 1, 2
+        segments[split + 1 :], segments[-1] = 1, 2
         ordinary = ~special.is_special[tokens]
-        counts = (asked - asked // 2, asked // 2)
+        counts = (num_targets - num_targets // 2, num_targets // 2)
         chosen = np.zeros(sequence, dtype=bool)
         for count, part in zip(counts, (slice(0, half), slice(half, sequence)), strict=True):
-            chosen[part] = spans(begins[part], ordinary[part], count, rng)
-        places = np.flatnonzero(chosen)
-        slots = self._slots(sequence)
+            chosen[part] = choose_spans(starts[part], ordinary[part], count, rng)
+        positions = np.flatnonzero(chosen)
+        slots = self._num_slots(sequence)
         masked_positions, labels = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORED, dtype=np.int64)
-        masked_positions[: len(places)], labels[: len(places)] = places, tokens[places]
+        masked_positions[: len(positions)], labels[: len(positions)] = positions, tokens[positions]
         return {
             "tokens": tokens,
             "segments": segments,
-            "order": order_of(chosen | ~ordinary, rng.permutation(half), rng.permutation(half)),
+            "order": attention_order(chosen | ~ordinary, rng.permutation(half), rng.permutation(half)),
             "masked_positions": masked_positions,
             "labels": labels,
-            "begins": np.array(piece[0].begins, dtype=np.int64),
+            "reset_state": np.array(piece[0].starts_lane, dtype=np.int64),
             "backward": np.array(piece[0].backward, dtype=np.int64),
         }
 
-    def _border(self, breaks: np.ndarray, half: int, rng: np.random.Generator) -> int:
+    def _sample_split(self, sentence_starts: np.ndarray, half: int, rng: np.random.Generator) -> int:
         """Return the start of the second text: both texts have a token after the first half."""
-        ends = half + 1 + np.flatnonzero(breaks[half + 1 :])
-        return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(breaks) - half))
+        ends = half + 1 + np.flatnonzero(sentence_starts[half + 1 :])
+        return int(rng.choice(ends)) if len(ends) else half + int(rng.integers(1, len(sentence_starts) - half))
 
     def _text(self, piece: list[DocumentSlice], special: SpecialTokens, backward: bool) -> tuple[np.ndarray, ...]:
         """Return tokens with `end` after each document, and, in reading order, which tokens start a word and a
         sentence, if requested."""
         assert special.end is not None
-        tokens, begins, breaks = [], [], []
+        tokens, starts, sentence_starts = [], [], []
         for part in piece:
             end = np.full(part.slots, special.end, dtype=np.int64)
             word = np.ones(len(part.tokens), dtype=bool)
@@ -154,30 +161,30 @@ class PermutationLM(Objective):
                 word[part.annotations["words"]] = True
                 word[:1] = True  # a truncated word counts as a word
             sentence = np.zeros(len(part.tokens) + len(end), dtype=bool)
-            if self.sentences:
+            if self.sentence_boundaries:
                 sentence[part.annotations["sentences"]] = True
-            breaks += [sentence]
+            sentence_starts += [sentence]
             tokens += [part.tokens.astype(np.int64), end]
-            begins += [word, np.ones(len(end), dtype=bool)]
-        text, word, sentence = np.concatenate(tokens), np.concatenate(begins), np.concatenate(breaks)
+            starts += [word, np.ones(len(end), dtype=bool)]
+        text, word, sentence = np.concatenate(tokens), np.concatenate(starts), np.concatenate(sentence_starts)
         if backward:
             # In backward order a word starts with its last token, and so does a sentence.
             last = np.append(word[1:], True), np.append(sentence[1:], False)
-            return text[::-1].copy(), *(one[::-1].copy() for one in last)
+            return text[::-1].copy(), *(array[::-1].copy() for array in last)
         return text, word, sentence
 
 
-def spans(begins: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+def choose_spans(is_start: np.ndarray, candidates: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Return a boolean mask with `count` positions, or all candidates if fewer: spans of complete words, each in a
     window of its own, then single tokens to reach the count."""
-    length = len(begins)
+    length = len(is_start)
     chosen = np.zeros(length, dtype=bool)
-    starts = np.flatnonzero(begins)
-    shares = 1 / np.arange(1, LONGEST + 1)
+    starts = np.flatnonzero(is_start)
+    shares = 1 / np.arange(1, MAX_SPAN_WORDS + 1)
     at, left = 0, min(count, int(candidates.sum()))
     while left > 0 and at < length:
-        words = min(int(rng.choice(LONGEST, p=shares / shares.sum())) + 1, left)
-        before = int(rng.integers(CONTEXT * words))
+        words = min(int(rng.choice(MAX_SPAN_WORDS, p=shares / shares.sum())) + 1, left)
+        before = int(rng.integers(WINDOW_FACTOR * words))
         first = int(np.searchsorted(starts, at + before))
         if first + words >= len(starts):
             break
@@ -185,14 +192,14 @@ def spans(begins: np.ndarray, candidates: np.ndarray, count: int, rng: np.random
         taken = span[candidates[span]][:left]
         chosen[taken] = True
         left -= len(taken)
-        at = int(starts[first + words]) + CONTEXT * words - before
+        at = int(starts[first + words]) + WINDOW_FACTOR * words - before
     if left > 0:
-        others = np.flatnonzero(candidates & ~chosen)
-        chosen[rng.permutation(others)[:left]] = True
+        single = np.flatnonzero(candidates & ~chosen)
+        chosen[rng.permutation(single)[:left]] = True
     return chosen
 
 
-def order_of(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarray:
+def attention_order(ordered: np.ndarray, *permutations: np.ndarray) -> np.ndarray:
     """Return the attention order, int64 [S]: a position attends to those whose order is at most its own. In each part,
     as long as its permutation, positions that are not `ordered` come first, at once, then the others by the
     permutation."""

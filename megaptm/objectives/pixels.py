@@ -24,16 +24,16 @@ SUFFIXES = ("jpg", "png", "webp")
 """Suffixes of image files in a shard."""
 FORMATS = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 """Pillow's format -> suffix. MPO is a JPEG with a second image, written by some cameras."""
-OPENED = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+OPENED_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are opened, by Pillow's names; MPO counts as JPEG. Other formats of Pillow are no images, or have
 unmaintained decoders; EPS is a program that Pillow passes to Ghostscript."""
-SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+HIGH_BIT_DEPTH_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 """Pillow's modes of gray images with more than 8 bits. Pillow's own conversion clips them at 255."""
 RESAMPLINGS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Pillow's resampling filters in the order of their numbers."""
 TRIES = 10
 """Tries of the published random crop, before the center crop is used."""
-ASPECT = (3 / 4, 4 / 3)
+ASPECT_RANGE = (3 / 4, 4 / 3)
 """Aspect ratios of the published random crop, width to height."""
 
 
@@ -47,15 +47,16 @@ class CropBox(NamedTuple):
 
 
 def open_image(content: bytes) -> Image:
-    """Open an image and read its header, but no pixels. Raises Pillow's errors if it is damaged or not in `OPENED`."""
-    image: Image = _pillow().open(io.BytesIO(content), formats=OPENED)
+    """Open an image and read its header, but no pixels. Raises Pillow's errors if it is damaged or not in
+    `OPENED_FORMATS`."""
+    image: Image = _pillow().open(io.BytesIO(content), formats=OPENED_FORMATS)
     return image
 
 
-def rgb(image: Image) -> Image:
+def to_rgb(image: Image) -> Image:
     """Decode the first image of a file as 8-bit RGB, from gray, palette, CMYK and 16-bit images too. Transparency is
     dropped."""
-    if image.mode in SIXTEEN_BITS:
+    if image.mode in HIGH_BIT_DEPTH_MODES:
         levels = np.asarray(image).astype(np.int64).clip(0, 0xFFFF) >> 8
         return _pillow().fromarray(levels.astype(np.uint8)).convert("RGB")
     if image.mode == "P" and "transparency" in image.info:
@@ -66,41 +67,41 @@ def rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def middle(width: int, height: int) -> CropBox:
+def center_square(width: int, height: int) -> CropBox:
     """Return the largest centered square."""
     side = min(width, height)
     left, upper = (width - side) / 2, (height - side) / 2
     return CropBox(left, upper, left + side, upper + side)
 
 
-def drawn_square(width: int, height: int, rng: np.random.Generator) -> CropBox:
+def random_square(width: int, height: int, rng: np.random.Generator) -> CropBox:
     """Return the largest square at a random position (arXiv:2103.00020, 2.4)."""
     side = min(width, height)
     left, upper = float(rng.integers(width - side + 1)), float(rng.integers(height - side + 1))
     return CropBox(left, upper, left + side, upper + side)
 
 
-def drawn_box(width: int, height: int, area: tuple[float, float], rng: np.random.Generator) -> CropBox:
+def random_crop(width: int, height: int, area: tuple[float, float], rng: np.random.Generator) -> CropBox:
     """Return a random crop with area share and aspect ratio in the given ranges (arXiv:1409.4842, section 6; released
     code of ViT); the center crop if none fits."""
     for _ in range(TRIES):
         share = rng.uniform(*area) * width * height
-        ratio = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
+        ratio = math.exp(rng.uniform(math.log(ASPECT_RANGE[0]), math.log(ASPECT_RANGE[1])))
         across, down = round(math.sqrt(share * ratio)), round(math.sqrt(share / ratio))
         if 0 < across <= width and 0 < down <= height:
             left, upper = rng.integers(width - across + 1), rng.integers(height - down + 1)
             return CropBox(float(left), float(upper), float(left + across), float(upper + down))
-    return middle(width, height)
+    return center_square(width, height)
 
 
-def inner(box: CropBox, share: float) -> CropBox:
+def shrink_box(box: CropBox, share: float) -> CropBox:
     """Return the center of a rectangle with this share of each side."""
     edge = (1 - share) / 2
     across, down = edge * (box.right - box.left), edge * (box.lower - box.upper)
     return CropBox(box.left + across, box.upper + down, box.right - across, box.lower - down)
 
 
-def scaled(image: Image, box: CropBox, size: int, resample: str = "bilinear") -> np.ndarray:
+def crop_and_scale(image: Image, box: CropBox, size: int, resample: str = "bilinear") -> np.ndarray:
     """Crop and scale an image to uint8 [size, size, C], with a filter of `RESAMPLINGS`.
 
     A JPEG is decoded at the smallest of its own scales (1/2, 1/4, 1/8) that has enough pixels: large images then cost a
@@ -113,8 +114,8 @@ def scaled(image: Image, box: CropBox, size: int, resample: str = "bilinear") ->
             image.draft("RGB" if image.mode == "YCbCr" else image.mode, (int(width / shrink), int(height / shrink)))
     across, down = image.size[0] / width, image.size[1] / height
     part = (box.left * across, box.upper * down, box.right * across, box.lower * down)
-    how = _pillow().Resampling[resample.upper()]
-    return np.asarray(rgb(image).resize((size, size), how, box=part))
+    filter_ = _pillow().Resampling[resample.upper()]
+    return np.asarray(to_rgb(image).resize((size, size), filter_, box=part))
 
 
 def to_patches(image_HWC: np.ndarray, side: int) -> np.ndarray:
@@ -143,7 +144,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise UserError("images are read by Pillow: install it with `pip install 'megaptm[images]'`.") from None
+        raise UserError("images need Pillow, which is not installed: run `pip install 'megaptm[images]'`.") from None
     # Large images are refused by their number of pixels; Pillow's warning would only clutter the terminal.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     return Image

@@ -1,6 +1,6 @@
 """Classification of unmasked texts: sequence questions and token questions (ERNIE 2.0, arXiv:1907.12412)."""
 
-# S tokens of a row
+# S tokens of a sequence
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.masked import ROW, MaskedRow, enclosed_window, laid_out
+from megaptm.objectives.masked import TEXT_FIELDS, TextSequence, enclose_documents, window_of_documents
 from megaptm.objectives.objective import (
     Objective,
     Piece,
-    RowWindow,
     Sample,
     SampleContext,
     SampleObjective,
     SentenceGroup,
-    marked,
-    padded,
+    SequenceWindow,
+    mark_tokens,
+    pad_pieces,
 )
-from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, field_of
+from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, question_field
 
-NOTHING = np.full(1, IGNORED)
+NO_LABEL = np.full(1, IGNORED)
 
 
 @dataclass(frozen=True)
 class TextQuestion(QuestionObjective):
     """Question about the texts of a sequence, without masking."""
 
-    needs = ("pad", "cls", "sep")
+    required_tokens = ("pad", "cls", "sep")
     prompts = ()
 
     @property
@@ -45,15 +45,15 @@ class TextQuestion(QuestionObjective):
         return {self.question: 1.0}
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        answer = fields((), field_of(self.question))
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW) | answer)
+        label = fields((), question_field(self.question))
+        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | label)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
-        made = self.asked.texts_of(piece, context.rng, self.raw_length(context.sequence))
-        row = MaskedRow.of_texts([made], context.special)
-        answer = {field_of(self.question): np.array(made.label, dtype=np.int64)}
-        return row.fields(row.text, context.special, context.sequence) | answer
+        texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
+        row = TextSequence.of_texts([texts], context.special)
+        label = {question_field(self.question): np.array(texts.label, dtype=np.int64)}
+        return row.fields(row.text, context.special, context.sequence) | label
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Capitalization(Objective):
 
     name: ClassVar = "capitalization"
     losses: ClassVar = {"capitalization": 1.0}
-    draws = False
-    needs = ("pad", "cls", "sep")
+    uses_rng = False
+    required_tokens = ("pad", "cls", "sep")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
     prompts = ()
     annotations = ("capitals",)
@@ -71,18 +71,19 @@ class Capitalization(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence - 2
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return enclosed_window(sequence, document_mask)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return window_of_documents(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW, "capitalization"))
+        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "capitalization"))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = MaskedRow.of_documents(piece, context.special, context.document_mask)
-        capitals = [marked(part.tokens, part.annotations)[:, 1] for part in piece]
-        answers = padded(laid_out(capitals, piece, NOTHING, NOTHING, context.document_mask), context.sequence, IGNORED)
-        return row.fields(row.text, context.special, context.sequence) | {"capitalization": answers}
+        row = TextSequence.of_documents(piece, context.special, context.document_mask)
+        capitals = [mark_tokens(part.tokens, part.annotations)[:, 1] for part in piece]
+        labels = enclose_documents(capitals, piece, NO_LABEL, NO_LABEL, context.document_mask)
+        inputs = row.fields(row.text, context.special, context.sequence)
+        return inputs | {"capitalization": pad_pieces(labels, context.sequence, IGNORED)}
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class TokenDocument(SampleObjective):
 
     name: ClassVar = "token-document"
     losses: ClassVar = {"token-document": 1.0}
-    unit = "sentence-group"
-    needs = ("pad", "cls", "sep")
+    unit = "sentences"
+    required_tokens = ("pad", "cls", "sep")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
     prompts = ()
 
@@ -100,12 +101,12 @@ class TokenDocument(SampleObjective):
         return sequence - 2
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *ROW, "token_document"))
+        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "token_document"))
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         special, sequence = context.special, context.sequence
-        text, rest = np.concatenate(piece.sentences), piece.outside()
+        text, rest = np.concatenate(piece.sentences), piece.rest_of_document()
         if not sum(map(len, rest)) and len(text) > 1:
             # The document is no longer than the stretch: split it.
             borders = np.cumsum([*map(len, piece.sentences)])[:-1]
@@ -113,9 +114,9 @@ class TokenDocument(SampleObjective):
             text, rest = text[:cut], [text[cut:]]
         length = self.raw_length(sequence)
         text, rest = text[:length], [*rest, text[length:]]
-        elsewhere = np.zeros(special.size, dtype=np.int64)
+        occurs = np.zeros(special.size, dtype=np.int64)
         for part in rest:
-            elsewhere[part] = 1
-        row = MaskedRow.of_texts([LabeledTexts([text], [0])], special)
-        answers = padded([NOTHING, elsewhere[text]], sequence, IGNORED)
-        return row.fields(row.text, special, sequence) | {"token_document": answers}
+            occurs[part] = 1
+        row = TextSequence.of_texts([LabeledTexts([text], [0])], special)
+        labels = pad_pieces([NO_LABEL, occurs[text]], sequence, IGNORED)
+        return row.fields(row.text, special, sequence) | {"token_document": labels}

@@ -12,28 +12,28 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import BOX_NUMBERS, IGNORED, MASKED_REGION, REGION, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, MASKED_REGION, NUM_BOX_VALUES, REGION, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
-from megaptm.objectives.hide import HIDES
-from megaptm.objectives.masked import ROW
+from megaptm.objectives.hide import MASKING_STRATEGIES
+from megaptm.objectives.masked import TEXT_FIELDS
 from megaptm.objectives.objective import (
-    DAMAGED_FILE,
+    DAMAGED_FILE_REMEDY,
     DocumentSlice,
     Neighbors,
     Objective,
     Piece,
     Rate,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceWindow,
     Share,
-    documents_of,
-    padded,
-    refuse_lacking_tokens,
+    documents_and_positions,
+    pad_pieces,
+    refuse_missing_tokens,
 )
-from megaptm.objectives.region_files import SUFFIX, RefusedRegions, Regions, read_regions
-from megaptm.objectives.show_ask import SHOWS, check_shares, hidden_in_place
+from megaptm.objectives.region_files import SUFFIX, RegionError, Regions, read_regions
+from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
@@ -44,7 +44,7 @@ def region_fields(regions: int, features: int) -> dict[str, Field]:
     """Return the batch fields of regions."""
     return {
         "region_features": Field((regions, features), "float16"),
-        "region_boxes": Field((regions, BOX_NUMBERS), "float32"),
+        "region_boxes": Field((regions, NUM_BOX_VALUES), "float32"),
     }
 
 
@@ -58,101 +58,101 @@ class RegionObjective(Objective):
     """Feature width of a region."""
     classes: Annotated[int, Option(ge=2, le=1 << 14)] = 1601
     """Number of detector classes, background first."""
-    confidence: Share = 0.2
-    """Minimum detector confidence; the first `least` regions are kept regardless."""
-    least: RegionNumber = 10
+    min_confidence: Share = 0.2
+    """Minimum detector confidence; the first `min_regions` regions are kept regardless."""
+    min_regions: RegionNumber = 10
     """Minimum number of regions, if the image has as many."""
 
     unit = "document"
     blobs: ClassVar = (SUFFIX,)
-    reads_labels = False
-    own_batches: ClassVar[bool] = True
-    segments = 2
-    needs = ("pad", "cls", "sep", "mask")
+    image_annotation = "text"
+    needs_own_batches: ClassVar[bool] = True
+    num_segments = 2
+    required_tokens = ("pad", "cls", "sep", "mask")
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     def __post_init__(self) -> None:
         """Raise `UserError` if options contradict each other."""
 
     @property
-    def supervised(self) -> bool:
+    def is_supervised(self) -> bool:
         return True
 
     def raw_length(self, sequence: int) -> int:
         """Return 1: one image per sample."""
         return 1
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=1, most=1)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=1, max_document_length=1)
 
-    def words(self, sequence: int) -> int:
+    def text_length(self, sequence: int) -> int:
         """Return T, the number of text positions."""
         return max(sequence - self.regions, 0)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        read = fields((sequence,), *ROW) | region_fields(self.regions, self.features)
-        return BatchSpec({"": sequence}, read | self.asked(sequence))
+        inputs = fields((sequence,), *TEXT_FIELDS) | region_fields(self.regions, self.features)
+        return BatchSpec({"": sequence}, inputs | self.label_fields(sequence))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
-        remedy = "`megaptm corpus images ... regions=true`, whose texts have them, or with tokenizer.kind=wordpiece"
-        refuse_lacking_tokens(self, special, remedy=remedy)
-        if (words := self.words(sequence)) < 3:
+        remedy = "`megaptm corpus images ... regions=true`, or with tokenizer.kind=wordpiece"
+        refuse_missing_tokens(self, special, remedy=remedy)
+        if (words := self.text_length(sequence)) < 3:
             raise UserError(
-                f"data.sequence ({sequence}) leaves {words} places to a text before {self.regions} regions: make it "
-                f"longer, or lower the option `regions` of objective {self.name}."
+                f"data.sequence ({sequence}) leaves {words} positions for a text before {self.regions} regions: raise "
+                f"it, or lower the option `regions` of objective {self.name}."
             )
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        own, *others = piece
-        others = [part for part in others if part.elsewhere]
-        special, words = context.special, self.words(context.sequence)
+        own, *added = piece
+        other = next((part for part in added if part.other_segment), own)
+        special, words = context.special, self.text_length(context.sequence)
         text = np.concatenate([[special.cls], own.tokens[: words - 2].astype(np.int64), [special.sep]])
-        found = self._regions(others[0] if others else own, self.room(piece))
+        regions = self._read_regions(other, self.num_own_regions(piece))
         assert special.pad is not None
         row: Sample = {
-            "tokens": padded([text], context.sequence, special.pad),
+            "tokens": pad_pieces([text], context.sequence, special.pad),
             "segments": (np.arange(context.sequence) >= words).astype(np.int64),
             "positions": np.arange(context.sequence),
-            "document_ids": documents_of([len(text)], context.sequence)[0],
+            "document_ids": documents_and_positions([len(text)], context.sequence)[0],
             "region_features": np.zeros((self.regions, self.features), dtype=np.float16),
-            "region_boxes": np.zeros((self.regions, BOX_NUMBERS), dtype=np.float32),
+            "region_boxes": np.zeros((self.regions, NUM_BOX_VALUES), dtype=np.float32),
         }
         row["tokens"][words:] = REGION
-        row["document_ids"][words : words + len(found)] = 1
-        row["region_features"][: len(found)] = found.features
-        row["region_boxes"][: len(found)] = found.boxes
-        return self.ask(row, text, found, context)
+        row["document_ids"][words : words + len(regions)] = 1
+        row["region_features"][: len(regions)] = regions.features
+        row["region_boxes"][: len(regions)] = regions.boxes
+        return self.add_labels(row, text, regions, context)
 
-    def room(self, piece: Sequence[DocumentSlice]) -> int:
-        """Return the number of positions for the image."""
+    def num_own_regions(self, piece: Sequence[DocumentSlice]) -> int:
+        """Return the number of region positions for the document's own image."""
         return self.regions
 
     @abstractmethod
-    def asked(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, Field]:
         """Return the label fields."""
 
     @abstractmethod
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         """Return inputs, possibly changed, and labels."""
 
-    def _regions(self, document: DocumentSlice, most: int) -> Regions:
-        """Return at most `most` regions."""
+    def _read_regions(self, document: DocumentSlice, max_regions: int) -> Regions:
+        """Return the regions of a document's image, at most `max_regions`."""
         content = document.blobs.get(SUFFIX)
         if content is None:
             raise UserError(
                 "a document of the corpus has no regions: build it with `megaptm corpus images regions=true`."
             )
         try:
-            found = read_regions(content, features=self.features, classes=self.classes)
-        except RefusedRegions as refused:
-            place = document.place or "a document"
+            regions = read_regions(content, features=self.features, classes=self.classes)
+        except RegionError as error:
+            location = document.location or "a document"
             raise UserError(
-                f"the regions of {place} cannot be read ({refused}): give objective {self.name} the `features` and "
-                f"`classes` of their detector, or, where the file is damaged, {DAMAGED_FILE}."
+                f"the regions of {location} cannot be read ({error}): set `features` and `classes` of objective "
+                f"{self.name} to those of the detector, or, if the file is damaged, {DAMAGED_FILE_REMEDY}."
             ) from None
-        sure = int((found.confidence > self.confidence).sum())
-        return found.first(min(max(sure, self.least), most))
+        num_confident = int((regions.confidence > self.min_confidence).sum())
+        return regions.first(min(max(num_confident, self.min_regions), max_regions))
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ class RegionMaskedLM(RegionObjective):
     """MLM: masked tokens of a text, with its image visible."""
 
     rate: Rate = 0.15
-    """Share of tokens that are masked and predicted."""
-    mask: Share = 0.8
-    """Share of masked tokens replaced by the mask token."""
-    random: Share = 0.1
-    """Share replaced by a random token. The rest is unchanged."""
+    """Masking rate: share of tokens that are masked and predicted."""
+    mask_token_prob: Share = 0.8
+    """Probability that a masked token is replaced by the mask token."""
+    random_token_prob: Share = 0.1
+    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
 
     name = "image-text-masked-lm"
     losses: ClassVar = {"mlm": 1.0}
@@ -172,28 +172,33 @@ class RegionMaskedLM(RegionObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_shares(self.mask, self.random)
+        check_shares(self.mask_token_prob, self.random_token_prob)
 
-    def most_asked(self, sequence: int) -> int:
+    def max_predictions(self, sequence: int) -> int:
         """Return A, the largest number of target positions."""
-        return max(1, round(self.rate * self.words(sequence)))
+        return max(1, round(self.rate * self.text_length(sequence)))
 
-    def asked(self, sequence: int) -> dict[str, Field]:
-        return fields((self.most_asked(sequence),), "masked_positions", "labels")
+    def label_fields(self, sequence: int) -> dict[str, Field]:
+        return fields((self.max_predictions(sequence),), "masked_positions", "labels")
 
-    def noise(self, text: np.ndarray, most: int) -> Denoise:
-        """Return the masking of a text, with up to `most` masked tokens."""
-        hide, show = HIDES["tokens"](rate=self.rate, most=most), SHOWS["tokens"](mask=self.mask, random=self.random)
-        return Denoise(hide=hide, show=show, ask=hidden_in_place)
+    def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
+        """Return the masking of a text, with up to `max_masked` masked tokens."""
+        hide, show = (
+            MASKING_STRATEGIES["tokens"](rate=self.rate, max_masked=max_masked),
+            REPLACEMENT_STRATEGIES["tokens"](
+                mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob
+            ),
+        )
+        return Denoise(hide=hide, show=show, ask=masked_tokens_in_order)
 
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        most = self.most_asked(context.sequence)
-        hidden, shown, answers = self.noise(text, most)(text, context.special, context.rng)
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        max_masked = self.max_predictions(context.sequence)
+        hidden, shown, labels = self.noise(text, max_masked)(text, context.special, context.rng)
         row["tokens"][: len(text)] = shown
         return {
             **row,
-            "masked_positions": padded([np.flatnonzero(hidden)], most, 0),
-            "labels": padded([answers], most, IGNORED),
+            "masked_positions": pad_pieces([np.flatnonzero(hidden)], max_masked, 0),
+            "labels": pad_pieces([labels], max_masked, IGNORED),
         }
 
 
@@ -201,69 +206,70 @@ class RegionMaskedLM(RegionObjective):
 class MaskedRegions(RegionObjective):
     """MRFR, MRC and MRC-kl: masked regions, with the text visible."""
 
-    ask_for: Literal["features", "class", "distribution"] = "features"
-    """Labels of masked regions: their `features`; the detector's most likely `class`, background excluded; or its class
-    `distribution`."""
+    target: Literal["features", "class", "distribution"] = "features"
+    """Prediction target of masked regions: their `features`; the detector's most likely `class`, background excluded;
+    or its class `distribution`."""
     rate: Rate = 0.15
-    """Share of regions that are masked and predicted, at least one."""
+    """Masking rate: share of regions that are masked and predicted, at least one."""
 
     prompts = ()
-    LOSSES: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
-    ANSWERS: ClassVar = {
-        "features": "hidden_features",
+    LOSS_OF_TARGET: ClassVar = {"features": "mrfr", "class": "mrc", "distribution": "mrc-kl"}
+    LABELS_OF_TARGET: ClassVar = {
+        "features": "masked_region_features",
         "class": "region_labels",
         "distribution": "region_distributions",
     }
 
     @property
     def name(self) -> str:  # type: ignore[override] # a constant of other objectives
-        return "masked-regions" + ("" if self.ask_for == "features" else f"-{self.ask_for}")
+        return "masked-regions" + ("" if self.target == "features" else f"-{self.target}")
 
     @property
     def losses(self) -> dict[str, float]:  # type: ignore[override]
-        return {self.LOSSES[self.ask_for]: 1.0}
+        return {self.LOSS_OF_TARGET[self.target]: 1.0}
 
     @property
-    def most_asked(self) -> int:
+    def max_predictions(self) -> int:
         """Return A, the largest number of target regions."""
         return max(1, round(self.rate * self.regions))
 
-    def asked(self, sequence: int) -> dict[str, Field]:
-        most = self.most_asked
-        answers = {
-            "features": Field((most, self.features), "float16"),
-            "class": Field((most,)),
-            "distribution": Field((most, self.classes), "float16"),
+    def label_fields(self, sequence: int) -> dict[str, Field]:
+        num_targets = self.max_predictions
+        labels = {
+            "features": Field((num_targets, self.features), "float16"),
+            "class": Field((num_targets,)),
+            "distribution": Field((num_targets, self.classes), "float16"),
         }
-        return {"masked_positions": Field((most,)), self.ANSWERS[self.ask_for]: answers[self.ask_for]}
+        return {"masked_positions": Field((num_targets,)), self.LABELS_OF_TARGET[self.target]: labels[self.target]}
 
-    def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
+    def choose_masked(self, regions: Regions, rng: np.random.Generator) -> np.ndarray:
         """Return sorted indices of masked regions."""
-        return np.sort(rng.choice(len(found), max(1, round(self.rate * len(found))), replace=False))
+        return np.sort(rng.choice(len(regions), max(1, round(self.rate * len(regions))), replace=False))
 
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        words, hidden = self.words(context.sequence), self.hidden(found, context.rng)
-        row["tokens"][words + hidden] = MASKED_REGION
-        row["region_features"][hidden] = 0
-        answers = self.ANSWERS[self.ask_for]
-        field = self.asked(context.sequence)[answers]
-        asked = np.full(field.shape, IGNORED, dtype=field.dtype)
-        asked[: len(hidden)] = self._known(found)[hidden]
-        return {**row, "masked_positions": padded([words + hidden], self.most_asked, 0), answers: asked}
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        words, masked = self.text_length(context.sequence), self.choose_masked(regions, context.rng)
+        row["tokens"][words + masked] = MASKED_REGION
+        row["region_features"][masked] = 0
+        name = self.LABELS_OF_TARGET[self.target]
+        field = self.label_fields(context.sequence)[name]
+        labels = np.full(field.shape, IGNORED, dtype=field.dtype)
+        labels[: len(masked)] = self._labels(regions)[masked]
+        return {**row, "masked_positions": pad_pieces([words + masked], self.max_predictions, 0), name: labels}
 
-    def _known(self, found: Regions) -> np.ndarray:
+    def _labels(self, regions: Regions) -> np.ndarray:
         """Return the labels of all regions, [R, ...]."""
-        if self.ask_for == "class":
-            return found.likely[:, 1:].argmax(1) + 1
-        return found.features if self.ask_for == "features" else found.likely
+        if self.target == "class":
+            return regions.probabilities[:, 1:].argmax(1) + 1
+        return regions.features if self.target == "features" else regions.probabilities
 
 
 @dataclass(frozen=True)
 class ImageTextMatching(RegionObjective):
     """ITM: whether the regions belong to the text; WRA: alignment of words and regions. Nothing is masked."""
 
-    replaced: Share = 0.5
-    """Probability that the image is replaced. (The paper replaces image or text; the released code the image.)"""
+    negative_prob: Share = 0.5
+    """Probability of a negative pair, whose image is replaced. (The paper replaces image or text; the released code the
+    image.)"""
     retrieved: str | None = None
     """File of similar images, made by `megaptm corpus retrieve`: the replacement is then similar, and harder to tell
     apart. None, or no similar image: a random one."""
@@ -273,29 +279,29 @@ class ImageTextMatching(RegionObjective):
     losses: ClassVar = {"itm": 1.0, "wra": 0.1}
 
     @property
-    def elsewhere(self) -> float:  # type: ignore[override]
-        return self.replaced
+    def random_segment_prob(self) -> float:  # type: ignore[override]
+        return self.negative_prob
 
     @property
     def neighbors(self) -> Neighbors | None:  # type: ignore[override]
         return None if self.retrieved is None else Neighbors(self.retrieved, {"images": 1})
 
     @property
-    def alone(self) -> ImageTextMatching:
+    def single_pair(self) -> ImageTextMatching:
         """Return the objective without replaced images."""
-        return replace(self, retrieved=None, replaced=0.0)
+        return replace(self, retrieved=None, negative_prob=0.0)
 
-    def asked(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, Field]:
         return {"matched": Field(())}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         shown = [part for part in piece if not part.retrieved]
-        if len(shown) > 1 and (like := [part for part in piece if part.retrieved]):
-            shown = [shown[0], replace(like[0], elsewhere=True)]
+        if len(shown) > 1 and (similar := [part for part in piece if part.retrieved]):
+            shown = [shown[0], replace(similar[0], other_segment=True)]
         # Another text of the same image is a match.
         matched = shown[-1].blobs == shown[0].blobs
         return super().make(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
 
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         return row

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, Field, fields
-from megaptm.objectives.masked import MaskedLM, MaskedRow
+from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext, Share
 
 
@@ -22,8 +22,8 @@ class ReplacedTokens(MaskedLM):
     """
 
     hide: str = "tokens-with-repeats"
-    mask: Share = 0.85
-    random: Share = 0.0
+    mask_token_prob: Share = 0.85
+    random_token_prob: Share = 0.0
 
     losses: ClassVar = {"mlm": 1.0, "replaced-token": 50.0}
 
@@ -31,17 +31,17 @@ class ReplacedTokens(MaskedLM):
     def name(self) -> str:  # type: ignore[override]
         return "replaced-token-detection"
 
-    def most_asked(self, sequence: int) -> int:
+    def max_predictions(self, sequence: int) -> int:
         """Return the limit of the released code."""
         return max(1, int((self.rate + 0.005) * sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch(sequence, document_mask)
-        draws = {"draws": Field((self.most_asked(sequence),), "float32")}
-        return BatchSpec(spec.streams, {**spec.fields, **draws, **fields((sequence,), "replaced")})
+        uniforms = {"uniforms": Field((self.max_predictions(sequence),), "float32")}
+        return BatchSpec(spec.streams, {**spec.fields, **uniforms, **fields((sequence,), "replaced")})
 
-    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
-        sample = super().mask_row(row, context, begins)
-        sample["draws"] = context.rng.random(len(sample["labels"]), dtype=np.float32)
+    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
+        sample = super().mask_sequence(row, context, starts)
+        sample["uniforms"] = context.rng.random(len(sample["labels"]), dtype=np.float32)
         sample["replaced"] = np.where(sample["document_ids"] > 0, 0, IGNORED)
         return sample

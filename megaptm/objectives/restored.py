@@ -8,15 +8,22 @@ from typing import Literal
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.hide import everything, one_span, random_tokens, second_part, single_count
+from megaptm.objectives.hide import mask_all, mask_suffix, num_masked_tokens, one_span, random_tokens
 from megaptm.objectives.objective import Rate, Share
-from megaptm.objectives.show_ask import check_shares, hidden_in_place, kept, masked, shuffled, whole
-from megaptm.objectives.spans import RATE
+from megaptm.objectives.show_ask import (
+    check_shares,
+    masked_tokens_in_order,
+    original_text,
+    replace_tokens,
+    shuffle_tokens,
+    unmasked_tokens,
+)
+from megaptm.objectives.spans import CORRUPTION_RATE
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
 @dataclass(frozen=True)
-class _Restored(EncoderDecoder):
+class SameLengthObjective(EncoderDecoder):
     """Base of objectives whose encoder and decoder lengths equal the text's."""
 
     def input_length(self, raw: int) -> int:
@@ -27,26 +34,26 @@ class _Restored(EncoderDecoder):
 
 
 @dataclass(frozen=True)
-class PrefixLM(_Restored):
+class PrefixLM(SameLengthObjective):
     """Prefix language modeling: generate the second part of a text from the first, split at a random position."""
 
     name = "prefix-lm"
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=second_part, show=kept, ask=hidden_in_place)
+        return Denoise(hide=mask_suffix, show=unmasked_tokens, ask=masked_tokens_in_order)
 
 
 @dataclass(frozen=True)
-class MaskedText(_Restored):
+class MaskedText(SameLengthObjective):
     """Generate a text in which some tokens are masked, or only the masked tokens."""
 
-    rate: Rate = RATE
-    """Share of tokens that are masked."""
-    mask: Share = 0.9
-    """Share of masked tokens that are replaced by the mask token, or the first sentinel if there is none."""
-    random: Share = 0.1
-    """Share of masked tokens that are replaced by a random token; the rest is unchanged."""
+    rate: Rate = CORRUPTION_RATE
+    """Corruption rate: share of tokens that are masked."""
+    mask_token_prob: Share = 0.9
+    """Probability that a masked token is replaced by the mask token, or the first sentinel if there is none."""
+    random_token_prob: Share = 0.1
+    """Probability that it is replaced by a random token. Otherwise it is unchanged."""
     hide: Literal["tokens", "span"] = "tokens"
     """Unit of masking: single `tokens`, or one `span` (MASS, arXiv:1905.02450, 3.1)."""
     ask: Literal["whole", "hidden"] = "whole"
@@ -55,24 +62,26 @@ class MaskedText(_Restored):
     prompts = ("masks",)
 
     def __post_init__(self) -> None:
-        check_shares(self.mask, self.random)
-        if not self.mask + self.random:
-            raise UserError("mask and random are both 0, so that all that is asked would be shown: raise one.")
+        check_shares(self.mask_token_prob, self.random_token_prob)
+        if not self.mask_token_prob + self.random_token_prob:
+            raise UserError(
+                "mask_token_prob and random_token_prob are both 0, so that every label would be visible: raise one."
+            )
 
     @property
     def name(self) -> str:  # type: ignore[override]
         if self.ask == "hidden":
             return "seq2seq-masked-lm" if self.hide == "tokens" else "mass"
-        return "bert-style" if self.random else "mass-style"
+        return "bert-style" if self.random_token_prob else "mass-style"
 
     @property
     def noise(self) -> Denoise:
         hide = random_tokens(rate=self.rate) if self.hide == "tokens" else one_span(rate=self.rate)
-        show = masked(mask=self.mask, random=self.random)
-        return Denoise(hide=hide, show=show, ask=whole if self.ask == "whole" else hidden_in_place)
+        show = replace_tokens(mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob)
+        return Denoise(hide=hide, show=show, ask=original_text if self.ask == "whole" else masked_tokens_in_order)
 
     def target_length(self, raw: int) -> int:
-        return super().target_length(raw if self.ask == "whole" else single_count(raw, rate=self.rate))
+        return super().target_length(raw if self.ask == "whole" else num_masked_tokens(raw, rate=self.rate))
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
@@ -84,31 +93,31 @@ class MaskedText(_Restored):
 
 
 @dataclass(frozen=True)
-class Deshuffling(_Restored):
+class Deshuffling(SameLengthObjective):
     """Generate a text from its shuffled tokens."""
 
     name = "deshuffling"
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=everything, show=shuffled, ask=whole)
+        return Denoise(hide=mask_all, show=shuffle_tokens, ask=original_text)
 
 
 @dataclass(frozen=True)
 class DroppedTokens(EncoderDecoder):
     """Generate the dropped tokens of a text. Nothing marks their positions."""
 
-    rate: Rate = RATE
+    rate: Rate = CORRUPTION_RATE
     """Share of tokens that are dropped."""
 
     name = "dropped-tokens"
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=random_tokens(rate=self.rate), show=kept, ask=hidden_in_place)
+        return Denoise(hide=random_tokens(rate=self.rate), show=unmasked_tokens, ask=masked_tokens_in_order)
 
     def input_length(self, raw: int) -> int:
-        return raw - single_count(raw, rate=self.rate) + 1
+        return raw - num_masked_tokens(raw, rate=self.rate) + 1
 
     def target_length(self, raw: int) -> int:
-        return single_count(raw, rate=self.rate) + 1
+        return num_masked_tokens(raw, rate=self.rate) + 1

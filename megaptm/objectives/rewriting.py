@@ -29,12 +29,12 @@ class Meaning(NamedTuple):
     """Meaning that some phrases share."""
 
     kind: str
-    number: int
+    id: int
     """Index among the meanings of its kind."""
 
 
 @dataclass(frozen=True)
-class PhraseFound:
+class PhraseMatch:
     """Phrase in a text."""
 
     first: int
@@ -52,136 +52,144 @@ class Rewriter:
 
     def __init__(self, meanings: Mapping[str, Sequence[Sequence[Text]]]) -> None:
         """`meanings`: kind -> phrases of each meaning. Raises `UserError` if a phrase is empty or ambiguous."""
-        self._said = {kind: [list(map(tuple, phrases)) for phrases in said] for kind, said in meanings.items()}
+        self._phrases_of = {
+            kind: [list(map(tuple, phrases)) for phrases in groups] for kind, groups in meanings.items()
+        }
         self._meanings: dict[Text, Meaning] = {}
-        for kind, said in self._said.items():
+        for kind, groups in self._phrases_of.items():
             if kind not in KINDS:
-                raise UserError(f"rewriting: {shown(kind)} is no kind of phrases: use {', '.join(KINDS)}.")
-            for number, phrases in enumerate(said):
+                raise UserError(f"rewriting: {shown(kind)} is not a kind of phrases: use {', '.join(KINDS)}.")
+            for index, phrases in enumerate(groups):
                 if not phrases:
-                    raise UserError(f"rewriting: meaning {number} of the {kind} has no phrases: give some, or drop it.")
+                    raise UserError(
+                        f"rewriting: meaning {index} of the {kind} has no phrases: add one, or remove the meaning."
+                    )
                 for phrase in phrases:
                     if not phrase:
-                        raise UserError(f"rewriting: a phrase of the {kind} has no words: leave it out.")
+                        raise UserError(f"rewriting: a phrase of the {kind} has no words: remove it.")
                     if phrase in self._meanings:
                         raise UserError(
-                            f"rewriting: {shown(phrase)} is there twice, among the {self._meanings[phrase].kind} and "
-                            f"the {kind}: a phrase has one meaning; leave one out."
+                            f"rewriting: {shown(phrase)} occurs twice, among the {self._meanings[phrase].kind} and the "
+                            f"{kind}: a phrase has one meaning; remove one."
                         )
-                    self._meanings[phrase] = Meaning(kind, number)
+                    self._meanings[phrase] = Meaning(kind, index)
         self._longest = max(map(len, self._meanings), default=0)
 
-    def find(self, text: Text) -> list[PhraseFound]:
+    def find(self, text: Text) -> list[PhraseMatch]:
         """Return the phrases of a text from left to right, the longest at each position."""
-        found, at = [], 0
+        matches, at = [], 0
         while at < len(text):
             for stop in range(min(at + self._longest, len(text)), at, -1):
                 if (meaning := self._meanings.get(text[at:stop])) is not None:
-                    found.append(PhraseFound(at, stop, meaning))
+                    matches.append(PhraseMatch(at, stop, meaning))
                     at = stop
                     break
             else:
                 at += 1
-        return found
+        return matches
 
-    def said(self, text: Text) -> list[Hashable]:
+    def parse(self, text: Text) -> list[Hashable]:
         """Return the meaning of a text: meanings of its phrases, and all other words."""
-        made: list[Hashable] = []
+        parsed: list[Hashable] = []
         at = 0
-        for one in self.find(text):
-            made += [*text[at : one.first], one.meaning]
-            at = one.stop
-        return [*made, *text[at:]]
+        for match in self.find(text):
+            parsed += [*text[at : match.first], match.meaning]
+            at = match.stop
+        return [*parsed, *text[at:]]
 
-    def kept(self, text: Text, rng: np.random.Generator, *, number: int = 1) -> list[Text]:
+    def paraphrases(self, text: Text, rng: np.random.Generator, *, number: int = 1) -> list[Text]:
         """Return up to `number` different paraphrases: each phrase is replaced by a random one with the same
         meaning."""
 
-        def draw() -> Text:
-            found = self.find(text)
-            return _replaced(text, {one: _drawn(self._phrases(one.meaning), rng) for one in found})
+        def sample() -> Text:
+            return _replace(text, {match: _choose(self._phrases(match.meaning), rng) for match in self.find(text)})
 
-        return self._different(text, draw, lambda made: self.said(made) == self.said(text), number=number)
+        return self._different(text, sample, lambda made: self.parse(made) == self.parse(text), number=number)
 
-    def broken(self, text: Text, rng: np.random.Generator, *, number: int = 1, whole: bool = False) -> list[Text]:
+    def negatives(
+        self, text: Text, rng: np.random.Generator, *, number: int = 1, with_attributes: bool = False
+    ) -> list[Text]:
         """Return up to `number` texts with another meaning: one phrase is replaced by another meaning of its kind.
-        `whole`: an object and the attributes directly before it are all replaced."""
-        groups = self._groups(text) if whole else [[one] for one in self.find(text)]
-        groups = [group for group in groups if all(self._others(one.meaning) for one in group)]
+        `with_attributes`: an object and the attributes directly before it are all replaced."""
+        groups = self._groups(text) if with_attributes else [[match] for match in self.find(text)]
+        groups = [group for group in groups if all(self._num_others(match.meaning) for match in group)]
         if not groups:
             return []
 
-        def draw() -> Text:
+        def sample() -> Text:
             group = groups[rng.integers(len(groups))]
-            return _replaced(text, {one: _drawn(self._phrases(self._other(one.meaning, rng)), rng) for one in group})
+            return _replace(
+                text, {match: _choose(self._phrases(self._other_meaning(match.meaning, rng)), rng) for match in group}
+            )
 
-        return self._different(text, draw, lambda made: self._says_other(made, text), number=number)
+        return self._different(text, sample, lambda made: self._has_other_meaning(made, text), number=number)
 
     def _different(
-        self, text: Text, draw: Callable[[], Text], right: Callable[[Text], bool], *, number: int
+        self, text: Text, sample: Callable[[], Text], is_valid: Callable[[Text], bool], *, number: int
     ) -> list[Text]:
-        made: list[Text] = []
+        """Return up to `number` valid samples that differ from the text and from each other."""
+        samples: list[Text] = []
         for _ in range(TRIES * number):
-            if len(made) == number:
+            if len(samples) == number:
                 break
-            if (one := draw()) != text and one not in made and right(one):
-                made.append(one)
-        return made
+            if (candidate := sample()) != text and candidate not in samples and is_valid(candidate):
+                samples.append(candidate)
+        return samples
 
-    def _says_other(self, made: Text, text: Text) -> bool:
+    def _has_other_meaning(self, made: Text, text: Text) -> bool:
         """Whether a text has phrases of the same kinds at the same positions, with a different meaning."""
-        ours, theirs = self.said(made), self.said(text)
-        return ours != theirs and list(map(_kind, ours)) == list(map(_kind, theirs))
+        parsed, original = self.parse(made), self.parse(text)
+        return parsed != original and list(map(_kind, parsed)) == list(map(_kind, original))
 
-    def _groups(self, text: Text) -> list[list[PhraseFound]]:
+    def _groups(self, text: Text) -> list[list[PhraseMatch]]:
         """Return objects, each with the attributes directly before it."""
-        made: list[list[PhraseFound]] = []
-        group: list[PhraseFound] = []
-        for one in self.find(text):
-            if group and group[-1].stop != one.first:
+        groups: list[list[PhraseMatch]] = []
+        group: list[PhraseMatch] = []
+        for match in self.find(text):
+            if group and group[-1].stop != match.first:
                 group = []
-            group = [*group, one] if one.meaning.kind != "relations" else []
-            if one.meaning.kind == "objects":
-                made.append(group)
+            group = [*group, match] if match.meaning.kind != "relations" else []
+            if match.meaning.kind == "objects":
+                groups.append(group)
                 group = []
-        return made
+        return groups
 
     def _phrases(self, meaning: Meaning) -> list[Text]:
-        return self._said[meaning.kind][meaning.number]
+        return self._phrases_of[meaning.kind][meaning.id]
 
-    def _others(self, meaning: Meaning) -> int:
+    def _num_others(self, meaning: Meaning) -> int:
         """Return the number of other meanings of the same kind."""
-        return len(self._said[meaning.kind]) - 1
+        return len(self._phrases_of[meaning.kind]) - 1
 
-    def _other(self, meaning: Meaning, rng: np.random.Generator) -> Meaning:
-        drawn = int(rng.integers(self._others(meaning)))
-        return meaning._replace(number=drawn + (drawn >= meaning.number))
+    def _other_meaning(self, meaning: Meaning, rng: np.random.Generator) -> Meaning:
+        index = int(rng.integers(self._num_others(meaning)))
+        return meaning._replace(id=index + (index >= meaning.id))
 
 
-def words_of(tokens: np.ndarray, begins: np.ndarray) -> Text:
-    """Return the words [n] of tokens [T], each a tuple of ids. `begins` [T] is 1 at the first token of each word."""
-    stops = [*np.flatnonzero(begins[1:]) + 1, len(tokens)]
+def split_words(tokens: np.ndarray, starts: np.ndarray) -> Text:
+    """Return the words [n] of tokens [T], each a tuple of ids. `starts` [T] is 1 at the first token of each word."""
+    stops = [*np.flatnonzero(starts[1:]) + 1, len(tokens)]
     return tuple(tuple(tokens[first:stop].tolist()) for first, stop in pairwise([0, *stops]) if first < stop)
 
 
-def tokens_of(words: Sequence[Any]) -> np.ndarray:
+def join_words(words: Sequence[Any]) -> np.ndarray:
     """Return the tokens of words, int64 [T]."""
     return np.array([token for word in words for token in word], dtype=np.int64)
 
 
-def _kind(said: Hashable) -> Hashable:
+def _kind(item: Hashable) -> Hashable:
     """Return the kind of a meaning, or the word itself."""
-    return said.kind if isinstance(said, Meaning) else said
+    return item.kind if isinstance(item, Meaning) else item
 
 
-def _drawn(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
+def _choose(phrases: Sequence[Text], rng: np.random.Generator) -> Text:
     return phrases[int(rng.integers(len(phrases)))]
 
 
-def _replaced(text: Text, others: Mapping[PhraseFound, Text]) -> Text:
+def _replace(text: Text, replacements: Mapping[PhraseMatch, Text]) -> Text:
     """Replace phrases, given in order of position."""
-    made, at = [], 0
-    for one, other in others.items():
-        made += [*text[at : one.first], *other]
-        at = one.stop
-    return (*made, *text[at:])
+    words, at = [], 0
+    for match, replacement in replacements.items():
+        words += [*text[at : match.first], *replacement]
+        at = match.stop
+    return (*words, *text[at:])

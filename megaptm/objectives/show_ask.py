@@ -12,29 +12,36 @@ from megaptm.objectives.similar import Similar
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
-def check_shares(mask: float, random: float) -> None:
+def check_shares(mask_token_prob: float, random_token_prob: float) -> None:
     """Raise `UserError` if the shares of masked tokens exceed 1."""
-    if mask + random > 1 + 1e-9:
-        raise UserError(f"mask ({mask:g}) and random ({random:g}) are more than all that is hidden: lower one.")
+    if mask_token_prob + random_token_prob > 1 + 1e-9:
+        raise UserError(
+            f"mask_token_prob ({mask_token_prob:g}) and random_token_prob ({random_token_prob:g}) sum to more than 1: "
+            "lower one."
+        )
 
 
-def masked(*, mask: float, random: float) -> Show:
+def replace_tokens(*, mask_token_prob: float, random_token_prob: float) -> Show:
     """Replace each masked token by the mask token, a random ordinary token, or itself (the remaining share)."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        fate = rng.random(np.count_nonzero(hidden))
-        return _replaced(tokens, hidden, fate, special, rng, mask=mask, random=random)
+        uniforms = rng.random(np.count_nonzero(hidden))
+        return _replaced(
+            tokens, hidden, uniforms, special, rng, mask_token_prob=mask_token_prob, random_token_prob=random_token_prob
+        )
 
     return show
 
 
-def masked_spans(*, mask: float, random: float) -> Show:
-    """Replace as `masked` does, with one choice for each run of masked tokens (SpanBERT)."""
+def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
+    """Replace as `replace_tokens` does, with one choice for each run of masked tokens (SpanBERT)."""
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         first = first_of_spans(hidden)
-        fate = rng.random(np.count_nonzero(first))[np.cumsum(first)[hidden] - 1]
-        return _replaced(tokens, hidden, fate, special, rng, mask=mask, random=random)
+        uniforms = rng.random(np.count_nonzero(first))[np.cumsum(first)[hidden] - 1]
+        return _replaced(
+            tokens, hidden, uniforms, special, rng, mask_token_prob=mask_token_prob, random_token_prob=random_token_prob
+        )
 
     return show
 
@@ -42,18 +49,18 @@ def masked_spans(*, mask: float, random: float) -> Show:
 def _replaced(
     tokens: np.ndarray,
     hidden: np.ndarray,
-    fate: np.ndarray,
+    uniforms: np.ndarray,
     special: SpecialTokens,
     rng: np.random.Generator,
     *,
-    mask: float,
-    random: float,
+    mask_token_prob: float,
+    random_token_prob: float,
 ) -> np.ndarray:
-    """Replace masked tokens. `fate`: a uniform number in [0, 1) for each."""
+    """Replace masked tokens. `uniforms`: a uniform number in [0, 1) for each."""
     replaced = tokens[hidden]
-    replaced[fate < mask] = special.blank
-    drawn = (fate >= mask) & (fate < mask + random)
-    replaced[drawn] = rng.choice(special.ordinary, np.count_nonzero(drawn))
+    replaced[uniforms < mask_token_prob] = special.blank
+    is_random = (uniforms >= mask_token_prob) & (uniforms < mask_token_prob + random_token_prob)
+    replaced[is_random] = rng.choice(special.ordinary, np.count_nonzero(is_random))
     shown = tokens.copy()
     shown[hidden] = replaced
     return shown
@@ -64,9 +71,12 @@ def first_of_spans(hidden: np.ndarray) -> np.ndarray:
     return hidden & ~np.concatenate(([False], hidden[:-1]))
 
 
-def similar_words(*, mask: float, random: float, begins: np.ndarray, similar: Similar) -> Show:
-    """Replace each masked word by a similar word (share `mask`), a random one (share `random`), or itself; never by
-    masks (MacBERT, arXiv:2004.13922, 3.1). A word without similar words is replaced by a random one.
+def replace_words(
+    *, mask_token_prob: float, random_token_prob: float, unit_starts: np.ndarray, similar: Similar
+) -> Show:
+    """Replace each masked word by a similar word (probability `mask_token_prob`), a random one (`random_token_prob`),
+    or itself; never by masks (MacBERT, arXiv:2004.13922, 3.1). A word without similar words is replaced by a random
+    one.
 
     Replacements have as many tokens as the word, so that labels keep their positions. A partly masked word gets random
     tokens at its masked positions.
@@ -74,35 +84,37 @@ def similar_words(*, mask: float, random: float, begins: np.ndarray, similar: Si
 
     def show(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         shown = tokens.copy()
-        starts = np.flatnonzero(begins)
+        starts = np.flatnonzero(unit_starts)
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(tokens)], strict=True):
-            here = start + np.flatnonzero(hidden[start:stop])
-            if not len(here):
+            positions = start + np.flatnonzero(hidden[start:stop])
+            if not len(positions):
                 continue
-            fate = rng.random()
-            if fate >= mask + random:
+            uniform = rng.random()
+            if uniform >= mask_token_prob + random_token_prob:
                 continue
-            whole = len(here) == stop - start
-            like = similar(tuple(tokens[start:stop].tolist())) if fate < mask and whole else None
-            if like is None:
-                shown[here] = rng.choice(special.ordinary, len(here))
+            is_complete = len(positions) == stop - start
+            candidates = (
+                similar(tuple(tokens[start:stop].tolist())) if uniform < mask_token_prob and is_complete else None
+            )
+            if candidates is None:
+                shown[positions] = rng.choice(special.ordinary, len(positions))
             else:
-                shown[start:stop] = like[int(rng.integers(len(like)))]
+                shown[start:stop] = candidates[int(rng.integers(len(candidates)))]
         return shown
 
     return show
 
 
-SHOWS: dict[str, Callable[..., Show]] = {
-    "tokens": masked,
-    "spans": masked_spans,
-    "similar-words": similar_words,
+REPLACEMENT_STRATEGIES: dict[str, Callable[..., Show]] = {
+    "tokens": replace_tokens,
+    "spans": replace_spans,
+    "similar-words": replace_words,
 }
-"""Replacement strategies of masked-lm by name. Arguments are the shares `mask` and `random`, and, if the function has
-them, `begins` (first tokens of words) and `similar` (similar words)."""
+"""Replacement strategies of masked-lm by name. Arguments are `mask_token_prob` and `random_token_prob`, and, if the
+function has them, `unit_starts` (first tokens of words) and `similar` (similar words)."""
 
 
-def sentinel_per_span(
+def replace_spans_by_sentinels(
     tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator | None = None
 ) -> np.ndarray:
     """Replace each masked span by one sentinel, in vocabulary order."""
@@ -112,28 +124,32 @@ def sentinel_per_span(
     return shown[first | ~hidden]
 
 
-def hidden_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
+def masked_spans_after_sentinels(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
     """Return each masked span after its sentinel."""
-    (begins,) = np.nonzero(first_of_spans(hidden)[hidden])
-    return np.insert(tokens[hidden], begins, special.sentinels[: len(begins)])
+    (starts,) = np.nonzero(first_of_spans(hidden)[hidden])
+    return np.insert(tokens[hidden], starts, special.sentinels[: len(starts)])
 
 
-def hidden_in_place(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
+def masked_tokens_in_order(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
     """Return the masked tokens in order, as labels at their positions."""
     return tokens[hidden]
 
 
-def whole(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
+def original_text(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens) -> np.ndarray:
     """Return the original text."""
     return tokens
 
 
-def kept(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+def unmasked_tokens(
+    tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator
+) -> np.ndarray:
     """Return the unmasked tokens, with no replacement for the rest."""
     return tokens[~hidden]
 
 
-def shuffled(tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
+def shuffle_tokens(
+    tokens: np.ndarray, hidden: np.ndarray, special: SpecialTokens, rng: np.random.Generator
+) -> np.ndarray:
     """Shuffle the masked tokens among their positions."""
     shown = tokens.copy()
     shown[hidden] = rng.permutation(tokens[hidden])

@@ -16,64 +16,64 @@ from megaptm.plugins import is_plugin, load_plugin
 Similar = Callable[[tuple[int, ...]], np.ndarray | None]
 """Tokens of a word -> similar words of as many tokens, [words, tokens]. None: no similar words."""
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """Maximum unpacked size of a table; a hundred million words need less."""
 REMEDY = "make it with `megaptm corpus similar-words`"
 
 
 class SimilarWords:
-    """Table of similar words from a file. For each token count n: `words-n` [W, n] and `similar-n` [W, most, n], padded
-    with rows of -1."""
+    """Table of similar words from a file. For each token count n: `words-n` [W, n] and `similar-n` [W, maximum, n],
+    padded with rows of -1."""
 
     def __init__(self, tables: Mapping[str, np.ndarray]) -> None:
-        self._found: dict[tuple[int, ...], np.ndarray] = {}
-        self.largest = -1
+        self._similar: dict[tuple[int, ...], np.ndarray] = {}
+        self.max_id = -1
         """Largest id in the table."""
         for name, words in tables.items():
             if not name.startswith("words-"):
                 continue
             similar = tables[name.replace("words-", "similar-")]
             _check_ids(words, similar)
-            self.largest = max(self.largest, int(words.max(initial=-1)), int(similar.max(initial=-1)))
+            self.max_id = max(self.max_id, int(words.max(initial=-1)), int(similar.max(initial=-1)))
             for word, like in zip(words.tolist(), similar, strict=True):
                 if len(like := like[like[:, 0] >= 0]):
-                    self._found[tuple(word)] = like
+                    self._similar[tuple(word)] = like
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._similar)
 
     def __call__(self, word: tuple[int, ...]) -> np.ndarray | None:
-        return self._found.get(word)
+        return self._similar.get(word)
 
 
 def _check_ids(words: np.ndarray, similar: np.ndarray) -> None:
-    """Raise `ValueError` unless words are [W, n] and similar words [W, most, n], as in `SimilarWords`."""
+    """Raise `ValueError` unless words are [W, n] and similar words [W, maximum, n], as in `SimilarWords`."""
     if {words.dtype.kind, similar.dtype.kind} != {"i"} or words.ndim != 2 or similar.ndim != 3:
-        raise ValueError("it holds other arrays than tables of ids")
+        raise ValueError("its arrays are not tables of ids")
     if similar.shape != (len(words), similar.shape[1], words.shape[1]) or not words.shape[1]:
-        raise ValueError(f"words of {words.shape[1]} tokens have similar ones of shape {similar.shape}")
+        raise ValueError(f"words of {words.shape[1]} tokens have similar words of shape {similar.shape}")
     if ((similar < 0).any(2) != (similar < 0).all(2)).any():
-        raise ValueError("some words have ids below 0")
+        raise ValueError("it has negative ids")
 
 
 @lru_cache(maxsize=4)
-def similar_named(name: str) -> Similar:
+def load_similar_words(name: str) -> Similar:
     """Return a table from a file (cached), or a custom function, package.module:NAME."""
     if is_plugin(name):
-        found: Similar = load_plugin(name, "similar", "function")
-        if not callable(found):
+        function: Similar = load_plugin(name, "similar", "function")
+        if not callable(function):
             raise UserError(f"similar: `{name}` is not a function: correct the name.")
-        return found
+        return function
     return read_named_file("similar", name, _read, kind="table of similar words", remedy=REMEDY)
 
 
 def _read(path: Path) -> SimilarWords:
     with ZipFile(path) as archive:
-        if (size := sum(member.file_size for member in archive.infolist())) > MOST_BYTES:
+        if (size := sum(member.file_size for member in archive.infolist())) > MAX_BYTES:
             raise ValueError(f"it unpacks to {size:,} bytes")
         # For other compression types zipfile ignores the declared size.
         if any(member.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for member in archive.infolist()):
-            raise ValueError("it is packed otherwise than numpy packs files")
+            raise ValueError("it has a compression type that numpy does not use")
     with np.load(path, allow_pickle=False) as tables:
         return SimilarWords(dict(tables))
 
@@ -83,10 +83,10 @@ def write_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]], path: 
     tables: dict[str, np.ndarray] = {}
     for length in sorted({len(word) for word in words}):
         of_length = {word: like for word, like in words.items() if len(word) == length}
-        most = max(map(len, of_length.values()))
-        similar = np.full((len(of_length), most, length), -1, dtype=np.int32)
-        for row, like in zip(similar, of_length.values(), strict=True):
-            row[: len(like)] = like
+        maximum = max(map(len, of_length.values()))
+        similar = np.full((len(of_length), maximum, length), -1, dtype=np.int32)
+        for row, words_of_row in zip(similar, of_length.values(), strict=True):
+            row[: len(words_of_row)] = words_of_row
         tables[f"words-{length}"] = np.array([*of_length], dtype=np.int32)
         tables[f"similar-{length}"] = similar
     with path.open("wb") as file:

@@ -9,10 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from megaptm.batch import IGNORED, BatchSpec, fields
-from megaptm.objectives.masked import MaskedLM, MaskedRow
+from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext
 
-LONGEST = 20
+MAX_OFFSET = 20
 """Largest offset in a span that is predicted from boundaries; later tokens are only predicted by masked-lm."""
 
 
@@ -27,37 +27,37 @@ class SpanBoundary(MaskedLM):
     name = "masked-lm-span-boundary"  # type: ignore[assignment]
     losses: ClassVar = {"mlm": 1.0, "span-boundary": 1.0}
 
-    def most_asked(self, sequence: int) -> int:
+    def max_predictions(self, sequence: int) -> int:
         return math.ceil(self.rate * self.raw_length(sequence))
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = super().batch(sequence, document_mask)
-        asked = fields((self.most_asked(sequence),), "span_left", "span_right", "span_offset", "span_labels")
-        return BatchSpec(masked.streams, {**masked.fields, **asked})
+        span_fields = fields((self.max_predictions(sequence),), "span_left", "span_right", "span_offset", "span_labels")
+        return BatchSpec(masked.streams, {**masked.fields, **span_fields})
 
-    def mask_row(self, row: MaskedRow, context: SampleContext, begins: np.ndarray | None = None) -> Sample:
+    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
         special = context.special
-        sample = super().mask_row(row, context, begins)
+        sample = super().mask_sequence(row, context, starts)
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
-        left, right, offset = borders(sample["masked_positions"][:count])
+        left, right, offset = span_boundaries(sample["masked_positions"][:count])
         # An unknown piece belongs to the text; only these tokens do not.
         outside = np.isin(sample["tokens"], [id_ for id_ in (special.cls, special.sep, special.pad) if id_ is not None])
-        asked = ~outside[left] & ~outside[right] & (offset < LONGEST)
+        has_boundaries = ~outside[left] & ~outside[right] & (offset < MAX_OFFSET)
         of_spans = {"span_left": left, "span_right": right, "span_offset": offset}
-        made = {name: np.zeros(len(labels), dtype=np.int64) for name in of_spans}
+        fields_of_spans = {name: np.zeros(len(labels), dtype=np.int64) for name in of_spans}
         for name, values in of_spans.items():
-            made[name][:count][asked] = values[asked]
-        made["span_labels"] = np.full(len(labels), IGNORED, dtype=np.int64)
-        made["span_labels"][:count][asked] = labels[:count][asked]
-        return sample | made
+            fields_of_spans[name][:count][has_boundaries] = values[has_boundaries]
+        fields_of_spans["span_labels"] = np.full(len(labels), IGNORED, dtype=np.int64)
+        fields_of_spans["span_labels"][:count][has_boundaries] = labels[:count][has_boundaries]
+        return sample | fields_of_spans
 
 
-def borders(places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return for each masked position the position before its span, the position after it, and the offset in the span,
     int64 each."""
-    gap = np.diff(places) > 1
-    first, last = np.concatenate(([True], gap))[: len(places)], np.concatenate((gap, [True]))[: len(places)]
+    gap = np.diff(positions) > 1
+    first, last = np.concatenate(([True], gap))[: len(positions)], np.concatenate((gap, [True]))[: len(positions)]
     span = np.cumsum(first) - 1
-    start, stop = places[first][span], places[last][span]
-    return start - 1, stop + 1, places - start
+    start, stop = positions[first][span], positions[last][span]
+    return start - 1, stop + 1, positions - start

@@ -9,27 +9,29 @@ from typing import Literal
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.hide import random_spans, random_tokens, single_count, span_counts
+from megaptm.objectives.hide import num_masked_spans, num_masked_tokens, random_spans, random_tokens
 from megaptm.objectives.objective import MeanLength, Rate
-from megaptm.objectives.show_ask import hidden_after_sentinels, sentinel_per_span
+from megaptm.objectives.show_ask import masked_spans_after_sentinels, replace_spans_by_sentinels
 
-RATE, MEAN = 0.15, 3.0
+CORRUPTION_RATE, MEAN_SPAN_LENGTH = 0.15, 3.0
 
 
 @dataclass(frozen=True)
 class SpanCorruption(EncoderDecoder):
     """Generation of masked spans, each after its sentinel."""
 
-    rate: Rate = RATE
-    """Share of tokens that are masked."""
-    mean: MeanLength = MEAN
+    rate: Rate = CORRUPTION_RATE
+    """Corruption rate: share of tokens that are masked."""
+    mean_span_length: MeanLength = MEAN_SPAN_LENGTH
     """Mean length of a masked span, for `spans`."""
     hide: Literal["spans", "tokens"] = "spans"
     """Unit of masking: `spans`, or single `tokens`, where adjacent ones form a span (section 3.3.2)."""
 
     def __post_init__(self) -> None:
-        if self.hide == "tokens" and self.mean != MEAN:
-            raise UserError(f"mean ({self.mean:g}) is the length of spans, and tokens are hidden: remove one.")
+        if self.hide == "tokens" and self.mean_span_length != MEAN_SPAN_LENGTH:
+            raise UserError(
+                f"mean_span_length ({self.mean_span_length:g}) has no effect with hide: tokens: remove one."
+            )
 
     prompts = ("sentinels",)
 
@@ -40,25 +42,29 @@ class SpanCorruption(EncoderDecoder):
     @property
     def noise(self) -> Denoise:
         spans = self.hide == "spans"
-        hide = random_spans(rate=self.rate, mean=self.mean) if spans else random_tokens(rate=self.rate)
-        return Denoise(hide=hide, show=sentinel_per_span, ask=hidden_after_sentinels)
+        hide = (
+            random_spans(rate=self.rate, mean_span_length=self.mean_span_length)
+            if spans
+            else random_tokens(rate=self.rate)
+        )
+        return Denoise(hide=hide, show=replace_spans_by_sentinels, ask=masked_spans_after_sentinels)
 
     def input_length(self, raw: int) -> int:
         """Return the encoder length for `raw` tokens: unmasked tokens, one sentinel per span, the end token."""
-        noise, spans = self._counts(raw)
+        noise, spans = self._num_masked(raw)
         return raw - noise + spans + 1
 
     def target_length(self, raw: int) -> int:
         """Return the decoder length for `raw` tokens: masked tokens, one sentinel per span, the end token."""
-        noise, spans = self._counts(raw)
+        noise, spans = self._num_masked(raw)
         return noise + spans + 1
 
-    def sentinels(self, raw: int) -> int:
-        return self._counts(raw)[1]
+    def max_sentinels(self, raw: int) -> int:
+        return self._num_masked(raw)[1]
 
-    def _counts(self, raw: int) -> tuple[int, int]:
+    def _num_masked(self, raw: int) -> tuple[int, int]:
         """Return the number of masked tokens and of spans; for single tokens the largest number of spans."""
         if self.hide == "spans":
-            return span_counts(raw, rate=self.rate, mean=self.mean)
-        noise = single_count(raw, rate=self.rate)
+            return num_masked_spans(raw, rate=self.rate, mean_span_length=self.mean_span_length)
+        noise = num_masked_tokens(raw, rate=self.rate)
         return noise, min(noise, raw - noise + 1)

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, RowWindow, SampleObjective
+from megaptm.objectives.objective import DocumentSlice, SampleObjective, SequenceWindow
 from megaptm.objectives.spans import SpanCorruption
 from megaptm.objectives.translation import FILL, Translation
 
@@ -34,16 +34,16 @@ class TextToText(Translation):
 
     def __post_init__(self) -> None:
         if not self.packed and self.fill != FILL:
-            raise UserError(f"fill ({self.fill:g}) is of rows with several examples, and packed is false: remove one.")
+            raise UserError(f"fill ({self.fill:g}) has no effect with packed: false: remove one.")
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # No example counts for more than a sequence, so that one starts in each.
         stride = max(1, int(self.fill * sequence)) if self.packed else 1
-        return RowWindow(stride=stride, slots=2 * self.around, most=stride)
+        return SequenceWindow(stride=stride, slots=2 * self.num_special_tokens, max_document_length=stride)
 
-    def texts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
-        source, target = super().texts(document, sequence, targets)
-        return [source[: sequence - self.around], target[: targets - self.around]]
+    def split_parts(self, document: DocumentSlice, sequence: int, targets: int) -> list[np.ndarray]:
+        source, target = super().split_parts(document, sequence, targets)
+        return [source[: sequence - self.num_special_tokens], target[: targets - self.num_special_tokens]]
 
-    def of_corpus(self, annotations: Collection[str]) -> SampleObjective:
+    def for_corpus(self, annotations: Collection[str]) -> SampleObjective:
         return self if "parts" in annotations else SpanCorruption()

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from megaptm.objectives.masked import ONE, MaskedLM, MaskedRow
-from megaptm.objectives.objective import DocumentSlice, Piece, RowWindow, Sample, SampleContext, marked, padded, units
-from megaptm.objectives.text_questions import LabeledTexts, fair_shares
+from megaptm.objectives.masked import SPECIAL_START, MaskedLM, TextSequence
+from megaptm.objectives.objective import (
+    DocumentSlice,
+    Piece,
+    Sample,
+    SampleContext,
+    SequenceWindow,
+    mark_tokens,
+    pad_pieces,
+    unit_starts,
+)
+from megaptm.objectives.text_questions import LabeledTexts, fit_lengths
 from megaptm.objectives.translation import FILL
 
 SLOTS = 3
@@ -27,8 +36,8 @@ class TranslationLM(MaskedLM):
 
     languages: tuple[Language, Language] = (0, 1)
     """Segment ids of both texts, which identify their languages."""
-    places: Literal["restarted", "continued"] = "restarted"
-    """Whether positions restart in the second text, so that translations have similar positions, or continue."""
+    reset_positions: bool = True
+    """Whether positions restart in the second text, so that translations have similar positions."""
 
     unit = "document"
     template: ClassVar = ("cls A sep", "cls A sep B:1 sep:1")
@@ -42,15 +51,15 @@ class TranslationLM(MaskedLM):
         return (*super().annotations, "parts")
 
     @property
-    def segments(self) -> int:  # type: ignore[override]
+    def num_segments(self) -> int:  # type: ignore[override]
         return max(self.languages) + 1
 
     @property
-    def restarts(self) -> bool:  # type: ignore[override]
-        return self.places == "restarted"
+    def resets_positions(self) -> bool:  # type: ignore[override]
+        return self.reset_positions
 
-    def question_misfit(self, texts: int) -> str | None:
-        return "whose rows hold pairs of the corpus"
+    def why_no_question(self, num_texts: int) -> str | None:
+        return "its samples are pairs of the corpus"
 
     def text_fields(self, length: int) -> Sample:
         return super().text_fields(length) | {"segments": np.full(length, self.languages[0])}
@@ -58,42 +67,42 @@ class TranslationLM(MaskedLM):
     def raw_length(self, sequence: int) -> int:
         return sequence - SLOTS
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         # No pair counts for more than a sequence, so that one starts in each.
         stride = max(1, int(FILL * sequence))
-        return RowWindow(stride=stride, slots=SLOTS, most=stride)
+        return SequenceWindow(stride=stride, slots=SLOTS, max_document_length=stride)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
         sequence = context.sequence
         pairs: list[LabeledTexts] = []
-        begins: list[np.ndarray] = []
+        starts: list[np.ndarray] = []
         room = sequence
         for document in piece:
             if len(document.annotations["parts"]) < 2:  # a text without tokens, for instance only a language mark
                 continue
-            texts = [text[:most] for text, most in self._kept(document, sequence)]
+            texts = self._fitted_texts(document, sequence)
             if (left := room - SLOTS - sum(map(len, texts))) < 0:
                 continue
             room = left
             pairs.append(LabeledTexts([text[:, 0] for text in texts], [*self.languages]))
-            begins += [ONE, *(part for text in texts for part in (_begins(text), ONE))]
-        row = MaskedRow.of_texts(pairs, context.special)
-        sample = self.mask_row(row, context, padded(begins, sum(row.documents), 1))
-        if self.restarts:
-            sample["positions"] = padded([np.arange(len(text)) for text in row.text], sequence, 0)
+            starts += [SPECIAL_START, *(part for text in texts for part in (_starts(text), SPECIAL_START))]
+        row = TextSequence.of_texts(pairs, context.special)
+        sample = self.mask_sequence(row, context, pad_pieces(starts, sum(row.documents), 1))
+        if self.resets_positions:
+            sample["positions"] = pad_pieces([np.arange(len(text)) for text in row.text], sequence, 0)
         return sample
 
-    def _kept(self, document: DocumentSlice, sequence: int) -> list[tuple[np.ndarray, int]]:
-        """Return both texts of a document with marks, int64 [n, 1 + marks], and the length of each that a sequence
-        takes."""
+    def _fitted_texts(self, document: DocumentSlice, sequence: int) -> list[np.ndarray]:
+        """Return both texts of a document with marks, int64 [n, 1 + marks], truncated so that they fit a sequence."""
         parts = document.annotations["parts"]
-        known = {name: document.annotations[name] for name in super().annotations}
-        tokens = marked(document.tokens, known).reshape(len(document.tokens), 1 + len(known))
+        annotations = {name: document.annotations[name] for name in super().annotations}
+        tokens = mark_tokens(document.tokens, annotations).reshape(len(document.tokens), 1 + len(annotations))
         texts = np.split(tokens, parts[1:])[:2]
-        return [*zip(texts, fair_shares([*map(len, texts)], self.raw_length(sequence)), strict=True)]
+        lengths = fit_lengths([*map(len, texts)], self.raw_length(sequence))
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
 
-def _begins(text: np.ndarray) -> np.ndarray:
+def _starts(text: np.ndarray) -> np.ndarray:
     """Return int64 [n]: 1 at the first token of each unit; without marks every token is one."""
-    return units(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)
+    return unit_starts(text) if text.shape[1] > 1 else np.ones(len(text), dtype=np.int64)

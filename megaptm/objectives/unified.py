@@ -17,22 +17,22 @@ from megaptm.batch import IGNORED, MASKED_REGION, BatchSpec, Field, fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.fragments import FragmentGeneration, FragmentOptions
-from megaptm.objectives.hide import HIDES
+from megaptm.objectives.hide import MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
     Rate,
-    RowWindow,
     Sample,
     SampleContext,
+    SequenceWindow,
     Share,
-    padded,
+    pad_pieces,
 )
 from megaptm.objectives.region_files import Regions
 from megaptm.objectives.regions import MaskedRegions, RegionMaskedLM, RegionNumber, RegionObjective, region_fields
-from megaptm.objectives.show_ask import SHOWS, hidden_in_place
+from megaptm.objectives.show_ask import REPLACEMENT_STRATEGIES, masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
@@ -45,22 +45,22 @@ class TextBeforeRegions(Objective):
     features: RegionNumber = 2048
     """Feature width of a region."""
 
-    own_batches: ClassVar[bool] = True
+    needs_own_batches: ClassVar[bool] = True
     losses: ClassVar = {"mlm": 1.0}
-    needs = ("pad", "cls", "sep", "mask")
+    required_tokens = ("pad", "cls", "sep", "mask")
     prompts = ("masks",)
     template: ClassVar = ("cls A sep", "cls A sep B sep")
 
     @property
     @abstractmethod
-    def text(self) -> Objective:
+    def text_objective(self) -> Objective:
         """Objective on the text."""
 
     @property
     def annotations(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.text.annotations
+        return self.text_objective.annotations
 
-    def words(self, sequence: int) -> int:
+    def text_length(self, sequence: int) -> int:
         """Return T, the number of text positions."""
         return max(sequence - self.regions, 0)
 
@@ -70,27 +70,27 @@ class TextBeforeRegions(Objective):
     def check(self, special: SpecialTokens, sequence: int) -> None:
         if self.raw_length(sequence) < 3:
             raise UserError(
-                f"data.sequence ({sequence}) leaves {self.words(sequence)} places to a text before {self.regions} "
-                f"regions: make it longer, or lower the option `regions` of objective {self.name}."
+                f"data.sequence ({sequence}) leaves {self.text_length(sequence)} positions for a text before "
+                f"{self.regions} regions: raise it, or lower the option `regions` of objective {self.name}."
             )
         super().check(special, sequence)
 
     def raw_length(self, sequence: int) -> int:
-        return self.text.raw_length(self.words(sequence))
+        return self.text_objective.raw_length(self.text_length(sequence))
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return self.text.cut(self.words(sequence), document_mask)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return self.text_objective.cut(self.text_length(sequence), document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
-        own = self.text.batch(self.words(sequence), document_mask)
-        along = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
-        return BatchSpec({"": sequence}, {**own.fields, **along, **region_fields(self.regions, self.features)})
+        text_spec = self.text_objective.batch(self.text_length(sequence), document_mask)
+        shared = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
+        return BatchSpec({"": sequence}, {**text_spec.fields, **shared, **region_fields(self.regions, self.features)})
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        words, special = self.words(context.sequence), context.special
-        inner = SampleContext(special, context.rng, words, context.document_mask)
-        made = self.text.make(piece, inner)
-        row = self.batch(context.sequence, context.document_mask).widened(made, pad=special.pad)
+        words, special = self.text_length(context.sequence), context.special
+        text_context = SampleContext(special, context.rng, words, context.document_mask)
+        sample = self.text_objective.make(piece, text_context)
+        row = self.batch(context.sequence, context.document_mask).pad_sample(sample, pad=special.pad)
         # Region positions are empty, whatever id pads a text.
         row["tokens"][words:] = 0
         return row
@@ -101,23 +101,28 @@ class TextSpans(TextBeforeRegions):
     """Masked spans of a text (section 2.3: bidirectional prediction)."""
 
     rate: Rate = 0.15
-    """Share of tokens that are masked and predicted."""
-    mask: Share = 0.8
-    """Share of spans replaced by mask tokens."""
-    random: Share = 0.1
-    """Share of spans replaced by random tokens. The rest is unchanged."""
+    """Masking rate: share of tokens that are masked and predicted."""
+    mask_token_prob: Share = 0.8
+    """Probability that a masked span is replaced by mask tokens."""
+    random_token_prob: Share = 0.1
+    """Probability that it is replaced by random tokens. Otherwise it is unchanged."""
     units: Literal["tokens", "words"] = "words"
     """Unit of spans. Words need a corpus with `annotate.words`."""
 
     name = "text-spans"
 
     def __post_init__(self) -> None:
-        _ = self.text
+        _ = self.text_objective
 
     @property
-    def text(self) -> Objective:
+    def text_objective(self) -> Objective:
         return MaskedLM(
-            hide="spans", show="spans", units=self.units, rate=self.rate, mask=self.mask, random=self.random
+            hide="spans",
+            show="spans",
+            units=self.units,
+            rate=self.rate,
+            mask_token_prob=self.mask_token_prob,
+            random_token_prob=self.random_token_prob,
         )
 
 
@@ -128,8 +133,8 @@ class TextFragments(TextBeforeRegions, FragmentOptions):
     name = "text-fragments"
 
     @property
-    def text(self) -> Objective:
-        return FragmentGeneration(rate=self.rate, shortest=self.shortest, longest=self.longest)
+    def text_objective(self) -> Objective:
+        return FragmentGeneration(rate=self.rate, min_length=self.min_length, max_length=self.max_length)
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class UnifiedObjective(RegionObjective):
         super().__post_init__()
         if self.regions < 2:
             raise UserError(
-                f"regions ({self.regions}) leaves no place to a region behind the whole image: say 2 or more."
+                f"regions ({self.regions}) must be at least 2: the full image takes the first region position."
             )
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
@@ -154,19 +159,17 @@ class UnifiedObjective(RegionObjective):
         return {"order": np.zeros(length, dtype=np.int64)}
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
-        made = super().make(piece, context)
-        return {"order": np.zeros(context.sequence, dtype=np.int64)} | made
+        return {"order": np.zeros(context.sequence, dtype=np.int64)} | super().make(piece, context)
 
-    def _regions(self, document: DocumentSlice, most: int) -> Regions:
-        found = super()._regions(document, most - 1)
-        one = np.ones(1, dtype=np.float32)
-        whole = Regions(
-            found.features.mean(0, dtype=np.float32, keepdims=True).astype(np.float16),
+    def _read_regions(self, document: DocumentSlice, max_regions: int) -> Regions:
+        regions = super()._read_regions(document, max_regions - 1)
+        full_image = Regions(
+            regions.features.mean(0, dtype=np.float32, keepdims=True).astype(np.float16),
             np.array([[0, 0, 1, 1, 1, 1, 1]], dtype=np.float32),
-            np.zeros((1, found.likely.shape[1]), dtype=found.likely.dtype),
-            one,
+            np.zeros((1, regions.probabilities.shape[1]), dtype=regions.probabilities.dtype),
+            np.ones(1, dtype=np.float32),
         )
-        both = zip(vars(whole).values(), vars(found).values(), strict=True)
+        both = zip(vars(full_image).values(), vars(regions).values(), strict=True)
         return Regions(*(np.concatenate(pair) for pair in both))
 
 
@@ -176,9 +179,13 @@ class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
 
     name = "image-text-spans"
 
-    def noise(self, text: np.ndarray, most: int) -> Denoise:
-        hide = HIDES["spans"](rate=self.rate, most=most, begins=np.ones(len(text), dtype=np.int64))
-        return Denoise(hide=hide, show=SHOWS["spans"](mask=self.mask, random=self.random), ask=hidden_in_place)
+    def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
+        starts = np.ones(len(text), dtype=np.int64)
+        hide = MASKING_STRATEGIES["spans"](rate=self.rate, max_masked=max_masked, unit_starts=starts)
+        show = REPLACEMENT_STRATEGIES["spans"](
+            mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob
+        )
+        return Denoise(hide=hide, show=show, ask=masked_tokens_in_order)
 
 
 @dataclass(frozen=True)
@@ -193,26 +200,25 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
         UnifiedObjective.__post_init__(self)
         FragmentOptions.__post_init__(self)
 
-    def asked(self, sequence: int) -> dict[str, Field]:
-        return fields((self.fragments.most_asked(self.words(sequence)),), "masked_positions", "labels")
+    def label_fields(self, sequence: int) -> dict[str, Field]:
+        return fields((self.max_predictions(self.text_length(sequence)),), "masked_positions", "labels")
 
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        words, special = self.words(context.sequence), context.special
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        words, special = self.text_length(context.sequence), context.special
         # Leaves room for the fragments after the text.
-        own = (
-            text if (most := words - 2 * self.fragments.most(words)) >= len(text) else [*text[: most - 1], special.sep]
-        )
-        made = self.fragments.write([np.asarray(own)], special, context.rng)
-        [tokens], [order] = made.tokens, made.order
+        room = words - 2 * self.max_fragments(words)
+        truncated = text if len(text) <= room else np.array([*text[: room - 1], special.sep])
+        fragmented = self.remove_fragments([truncated], special, context.rng)
+        [tokens], [order] = fragmented.tokens, fragmented.order
         assert special.pad is not None
-        row["tokens"][:words] = padded([tokens], words, special.pad)
+        row["tokens"][:words] = pad_pieces([tokens], words, special.pad)
         row["document_ids"][: len(tokens)] = 1
-        number = self.fragments.most_asked(words)
+        max_predictions = self.max_predictions(words)
         return {
             **row,
-            "order": padded([order], context.sequence, 0),
-            "masked_positions": padded([made.asked], number, 0),
-            "labels": padded([made.answers], number, IGNORED),
+            "order": pad_pieces([order], context.sequence, 0),
+            "masked_positions": pad_pieces([fragmented.target_positions], max_predictions, 0),
+            "labels": pad_pieces([fragmented.labels], max_predictions, IGNORED),
         }
 
 
@@ -220,49 +226,49 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
 class MaskedAreas(UnifiedObjective, MaskedRegions):
     """Masked regions, together with all regions that overlap them (section 2.2)."""
 
-    overlap: Share = 0.3
+    min_overlap: Share = 0.3
     """Intersection over union above which regions are masked together."""
-    alone: bool = False
+    image_only: bool = False
     """Whether the image is shown without its text."""
 
     @property
     def name(self) -> str:  # type: ignore[override] # a constant of other objectives
-        asked = "" if self.ask_for == "features" else f"-{self.ask_for}"
-        return f"masked-areas{asked}{'-alone' if self.alone else ''}"
+        target = "" if self.target == "features" else f"-{self.target}"
+        return f"masked-areas{target}{'-alone' if self.image_only else ''}"
 
     @property
-    def most_asked(self) -> int:
+    def max_predictions(self) -> int:
         """Return A, the largest number of target regions: overlapping regions may exceed the share."""
         return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
 
-    def ask(self, row: Sample, text: np.ndarray, found: Regions, context: SampleContext) -> Sample:
-        made, words = super().ask(row, text, found, context), self.words(context.sequence)
-        if self.alone:
-            made["document_ids"][:words] = 0
+    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        sample, words = super().add_labels(row, text, regions, context), self.text_length(context.sequence)
+        if self.image_only:
+            sample["document_ids"][:words] = 0
         # The mean of all regions would reveal masked ones.
-        shown = 1 + np.flatnonzero(made["tokens"][words + 1 : words + len(found)] != MASKED_REGION)
-        made["region_features"][0] = found.features[shown].mean(0, dtype=np.float32) if len(shown) else 0
-        return made
+        visible = 1 + np.flatnonzero(sample["tokens"][words + 1 : words + len(regions)] != MASKED_REGION)
+        sample["region_features"][0] = regions.features[visible].mean(0, dtype=np.float32) if len(visible) else 0
+        return sample
 
-    def hidden(self, found: Regions, rng: np.random.Generator) -> np.ndarray:
+    def choose_masked(self, regions: Regions, rng: np.random.Generator) -> np.ndarray:
         """Return sorted indices of masked regions: complete overlap groups until the share is reached. The full image,
         at index 0, is never masked."""
-        shared = overlaps(found.boxes[1:]) > self.overlap
-        hidden = np.zeros(len(shared), dtype=bool)
-        wanted = max(1, round(self.rate * len(shared)))
-        for anchor in rng.permutation(len(shared)).tolist():
-            if hidden.sum() >= wanted:
+        overlapping = intersection_over_union(regions.boxes[1:]) > self.min_overlap
+        masked = np.zeros(len(overlapping), dtype=bool)
+        num_masked = max(1, round(self.rate * len(overlapping)))
+        for anchor in rng.permutation(len(overlapping)).tolist():
+            if masked.sum() >= num_masked:
                 break
-            area = hidden | shared[anchor]
+            area = masked | overlapping[anchor]
             area[anchor] = True
-            if area.sum() <= self.most_asked:
-                hidden = area
-        if not hidden.any():  # every group exceeds the limit
-            hidden[rng.integers(len(shared))] = True
-        return np.flatnonzero(hidden) + 1
+            if area.sum() <= self.max_predictions:
+                masked = area
+        if not masked.any():  # every group exceeds the limit
+            masked[rng.integers(len(overlapping))] = True
+        return np.flatnonzero(masked) + 1
 
 
-def overlaps(boxes_R7: np.ndarray) -> np.ndarray:
+def intersection_over_union(boxes_R7: np.ndarray) -> np.ndarray:
     """Return the intersection over union of each pair of boxes, [R, R]."""
     first = np.maximum(boxes_R7[:, None, :2], boxes_R7[None, :, :2])
     last = np.minimum(boxes_R7[:, None, 2:4], boxes_R7[None, :, 2:4])

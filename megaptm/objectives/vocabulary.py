@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.objectives.spelling import TEXT_BEGINS, TEXT_ENDS, spelled
+from megaptm.objectives.spelling import TEXT_END, TEXT_START, character_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,9 @@ class SpecialTokens:
         """Return the ids of fields of this class. Raises `UserError` if a token is missing."""
         for role in roles:
             if getattr(self, role) is None:
-                raise UserError(f"the tokenizer has no `{role}` token, which the model is shown: take another.")
+                raise UserError(
+                    f"the tokenizer has no `{role}` token, which the input of the model needs: use another tokenizer."
+                )
         return [getattr(self, role) for role in roles]
 
     @property
@@ -55,8 +57,8 @@ class SpecialTokens:
         """Character ids of each word, int16 [size, C] (`objectives.spelling`). None if tokens are not words."""
         if not self.words:
             return None
-        marks = {self.begin: TEXT_BEGINS, self.end: TEXT_ENDS}
-        return spelled(self.words, {self.words[id_]: mark for id_, mark in marks.items() if id_ is not None})
+        marks = {self.begin: TEXT_START, self.end: TEXT_END}
+        return character_ids(self.words, {self.words[id_]: mark for id_, mark in marks.items() if id_ is not None})
 
     @cached_property
     def ordinary(self) -> np.ndarray:

@@ -4,7 +4,7 @@ A sample holds plain text and a seed. The compiled training code (`words`) deriv
 the corpus counts: subsampling of frequent words, window sizes, negative samples.
 """
 
-# S tokens of a row
+# S tokens of a sequence
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from megaptm.objectives.objective import (
     DocumentSlice,
     Objective,
     Piece,
-    RowWindow,
     Sample,
     SampleContext,
-    documents_of,
+    SequenceWindow,
+    documents_and_positions,
 )
 from megaptm.objectives.vocabulary import SpecialTokens
 
@@ -37,7 +37,7 @@ MinimumCount = Annotated[int, Field(ge=1)]
 HUFFMAN, SOFTMAX = "hierarchical-softmax", "softmax"
 
 
-class PlainRows(Objective):
+class PlainTextObjective(Objective):
     """Base of objectives whose samples are plain text without special tokens, and random numbers."""
 
     template = ("A", "A B")
@@ -46,20 +46,20 @@ class PlainRows(Objective):
     def raw_length(self, sequence: int) -> int:
         return sequence
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
-        return RowWindow(stride=sequence)
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
+        return SequenceWindow(stride=sequence)
 
     @staticmethod
-    def text_of(parts: list[DocumentSlice], document_mask: bool) -> Sample:
+    def text_sample(parts: list[DocumentSlice], document_mask: bool) -> Sample:
         """Return `tokens` and `document_ids`, int64 [S] each."""
         lengths = [len(part.tokens) for part in parts]
         text = np.concatenate([part.tokens for part in parts]).astype(np.int64)
-        documents, _ = documents_of(lengths if document_mask else [len(text)], len(text))
+        documents, _ = documents_and_positions(lengths if document_mask else [len(text)], len(text))
         return {"tokens": text, "document_ids": documents}
 
 
 @dataclass(frozen=True)
-class WordWindows(PlainRows):
+class WordWindows(PlainTextObjective):
     """Options of skip-gram and CBOW. Defaults are those of the released code."""
 
     window: WindowWords = 5
@@ -85,12 +85,15 @@ class WordWindows(PlainRows):
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        return self.text_of(piece, context.document_mask) | {"seed": np.array(context.rng.integers(1 << 62))}
+        return self.text_sample(piece, context.document_mask) | {"seed": np.array(context.rng.integers(1 << 62))}
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
         if self.output == HUFFMAN and len(special.ordinary) < 2:
-            raise UserError("hierarchical-softmax needs two words or more: build the corpus with another tokenizer.")
+            raise UserError(
+                "output: hierarchical-softmax needs a vocabulary of two words or more: build the corpus "
+                "with another tokenizer."
+            )
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,17 @@ from megaptm.objectives.registry import TASKS
 LARGEST_DIVISOR = 1_000
 
 
-def tasks_of(mixture: NamedMixture, **others: Any) -> dict[str, dict[str, Any]]:
-    """Return the config of a mixture for `compose`. `others`: options that replace those of every task that has them.
-    Shares become integers; weights are the tasks' defaults."""
-    kinds = {kind: name for name, kind in TASKS.items()}
+def mixture_config(mixture: NamedMixture, **overrides: Any) -> dict[str, dict[str, Any]]:
+    """Return the config of a mixture for `compose`. `overrides`: options that replace those of every task that has
+    them. Shares become integers; weights are the tasks' defaults."""
+    names = {kind: name for name, kind in TASKS.items()}
     shares = [Fraction(task.share.at(0)).limit_denominator(LARGEST_DIVISOR) for task in mixture.tasks]
-    times = lcm(*(share.denominator for share in shares))
-    written = {}
+    multiplier = lcm(*(share.denominator for share in shares))
+    config = {}
     for task, share in zip(mixture.tasks, shares, strict=True):
-        usual: Any = type(task.objective)()
-        values = {field.name: getattr(task.objective, field.name) for field in fields(usual)}
-        given = {name: value for name, value in values.items() if value != getattr(usual, name)}
-        given |= {
-            name: others[name] for name in values if others.get(name, getattr(usual, name)) != getattr(usual, name)
-        }
-        written[task.label] = {"task": kinds[type(task.objective)], "share": int(share * times), **given}
-    return written
+        default: Any = type(task.objective)()
+        values = {field.name: getattr(task.objective, field.name) for field in fields(default)}
+        values |= {name: value for name, value in overrides.items() if name in values}
+        options = {name: value for name, value in values.items() if value != getattr(default, name)}
+        config[task.label] = {"task": names[type(task.objective)], "share": int(share * multiplier), **options}
+    return config

@@ -141,7 +141,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         memory=estimate_memory(work),
         step=timed,
         steps=train.steps - train.phase_start,
-        samples=batches.trained(train.steps) - batches.trained(train.phase_start),
+        samples=batches.num_trained(train.steps) - batches.num_trained(train.phase_start),
         seconds=seconds,
         every=config.checkpoint.every,
         saving=saved,

@@ -99,7 +99,7 @@ def _needed(place: str, config: Config) -> list[str]:
     """
     tasks = _tasks(place, config)
     alone = len(config.data.mix) == 1
-    asked = (task.objective if alone else task.objective.of_corpus(()) for task in tasks)
+    asked = (task.objective if alone else task.objective.for_corpus(()) for task in tasks)
     return [*dict.fromkeys(chain(*map(annotations_of, asked)))]
 
 

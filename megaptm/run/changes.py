@@ -16,7 +16,7 @@ from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
 from megaptm.data import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.compose import files_of, goes_on_as, with_files
+from megaptm.objectives.compose import is_continuation, map_files, named_files
 from megaptm.resilience.events import Event, MovedEvent, ObjectiveEvent, ScheduleEvent, last_saved, read_events
 from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import cache_of
@@ -122,7 +122,7 @@ def _refused(begun: Config, config: Config, done: int) -> Iterator[RefusedChange
             case OnResume.MOVED:
                 note = " (a corpus that was moved is known by the id in its manifest)"
             case OnResume.LATER if key == "objective":
-                if goes_on_as(begun.objective, config.objective, done):
+                if is_continuation(begun.objective, config.objective, done):
                     continue
                 note = f" (shares and weights from step {done} on may change)"
             case OnResume.LATER if key.startswith("train.skip_batches."):
@@ -180,7 +180,7 @@ def _shown(value: Any) -> str:
 def _moved(begun: Config, config: Config) -> dict[str, str]:
     """Return old path -> new path of moved corpora and files of the run, identified by hashes of their content."""
     moved = moved_corpora(Path(config.run), begun, config.data.mix, cache_of(config))
-    old, new = files_of(begun.objective), files_of(config.objective)
+    old, new = named_files(begun.objective), named_files(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
         hashes = _strings(newest_state(Path(config.run)).get("files"))
         with suppress(OSError, UserError):  # an unreadable file is reported by other code
@@ -220,7 +220,7 @@ def relocated(config: Config, moved: Mapping[str, str]) -> Config:
         "size_limits": {moved.get(place, place): limit for place, limit in data.size_limits.items()},
     }
     if not isinstance(objective, str):
-        objective = with_files(objective, lambda path: moved.get(path, path))
+        objective = map_files(objective, lambda path: moved.get(path, path))
     return config.model_copy(update={"data": data.model_copy(update=update), "objective": objective})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaptm.errors import UserError
 from megaptm.families.words import WordSpec
-from megaptm.objectives.compose import files_of
+from megaptm.objectives.compose import named_files
 from megaptm.spec import ModelSpec
 from megaptm.storage import regular_file, shown
 
@@ -96,7 +96,7 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str]) -> Non
 def objective_files(config: Config) -> dict[str, str]:
     """Return the sha256 of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
     sha256."""
-    return {name: content_hash(path) for name, path in files_of(config.objective).items()}
+    return {name: content_hash(path) for name, path in named_files(config.objective).items()}
 
 
 def content_hash(path: str) -> str:

@@ -12,11 +12,11 @@ from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.opening import annotations_of, check_together
-from megaptm.data.order import check_annotated
-from megaptm.data.statistics import texts_of, token_counts
+from megaptm.data.order import check_annotations
+from megaptm.data.statistics import count_tokens, read_texts
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
-from megaptm.objectives.objective import refuse_lacking_tokens
+from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.resilience.events import last_saved
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
@@ -46,9 +46,9 @@ class RunCorpora:
         check_vocabulary(config, self.tokenizer, first)
         for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
-            if read and not any(task.objective.of_corpus(one.manifest.fields) is task.objective for one in read):
+            if read and not any(task.objective.for_corpus(one.manifest.fields) is task.objective for one in read):
                 # Every corpus would be read with another objective.
-                check_annotated(read[0], annotations_of(task.objective))
+                check_annotations(read[0], annotations_of(task.objective))
         _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int, over_ranks: Sums) -> np.ndarray:
@@ -61,7 +61,7 @@ class RunCorpora:
         counts = over_ranks(
             np.stack(
                 [
-                    token_counts(one, "train", vocabulary, part=part, parts=parts, verify=verify)
+                    count_tokens(one, "train", vocabulary, part=part, parts=parts, verify=verify)
                     for one in self._corpora.values()
                 ]
             )
@@ -74,7 +74,7 @@ class RunCorpora:
         """Yield for each corpus its share, and a part of the documents of a split."""
         for place, share in self._shares().items():
             corpus, verify = self._corpora[place], self.config.data.verify
-            yield share, texts_of(corpus, split, part=part, parts=parts, verify=verify)
+            yield share, read_texts(corpus, split, part=part, parts=parts, verify=verify)
 
     def tokens(self, split: str) -> float:
         """Return the number of tokens of all corpora, weighted by their shares."""
@@ -135,7 +135,7 @@ def open_corpus(place: str, config: Config) -> Corpus:
                 f"trained on it: put it back or, if it was moved, name its new path, data.mix='{{NEW: "
                 f"{config.data.mix[place]:g}}}'."
             ) from None
-        raise NoCorpusError(error.sentence, build_command(place, config)) from None
+        raise NoCorpusError(error.message, build_command(place, config)) from None
 
 
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
@@ -144,10 +144,10 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     family = resolve(config).family
     known = SPECIALS[family.specials or KINDS[family.tokenizer].specials].roles
     for task in tasks_of(config.built_objective):
-        lacking = task.objective.lacking(tokenizer.special)
+        lacking = task.objective.missing_tokens(tokenizer.special)
         if lacking and {*lacking} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer}", *specials_option(family)])
-            refuse_lacking_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
+            refuse_missing_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
 
 
 def cache_of(config: Config) -> Cache:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from megaptm.config import Config
 from megaptm.data import Mix
-from megaptm.data.teacher_logits import TaughtMix
+from megaptm.data.teacher_logits import TeacherLogitsMix
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.initial import check_initial
@@ -33,20 +33,20 @@ def check_cached_logits(config: Config, mixes: Mapping[str, Mix]) -> None:
     """Raise `UserError` if cached teacher logits are read and lack the first or last sample of a split."""
     if config.distill is None or config.distill.cached_logits is None:
         return
-    kept, train = teacher_logits(config), config.train
+    logits, train = teacher_logits(config), config.train
     held_out = min(train.validate_batches, mixes["validation"].fresh_batches(train.batch)) * train.batch
-    for split, samples in (("train", config.batch_schedule.first(train.steps)), ("validation", held_out)):
-        taught = TaughtMix(mixes[split], kept.of(split))
-        for number in (0, samples - 1):
-            taught.sample(number)
+    for split, samples in (("train", config.batch_schedule.first_sample(train.steps)), ("validation", held_out)):
+        mix = TeacherLogitsMix(mixes[split], logits.split(split))
+        for sample in (0, samples - 1):
+            mix.sample(sample)
 
 
 def check_epochs(config: Config, mix: Mix) -> None:
     """Raise `UserError` if the steps need more text than `data.epochs` allows."""
     epochs, train = config.data.epochs, config.train
-    if epochs is not None and train.steps > (most := config.batch_schedule.steps_in(mix.samples_in(epochs))):
+    if epochs is not None and train.steps > (max_steps := config.batch_schedule.steps_in(mix.samples_in(epochs))):
         raise UserError(
-            f"train.steps ({train.steps:,}) is more than the {most:,} steps that data.mix has text for when none is "
-            f"read more than {epochs} time{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise "
-            "data.epochs, or leave data.epochs out."
+            f"train.steps ({train.steps:,}) is more than {max_steps:,}, the steps for which data.mix has text without "
+            f"more than {epochs} epoch{'s' if epochs > 1 else ''} (data.epochs): lower train.steps, raise data.epochs, "
+            "or leave data.epochs out."
         )

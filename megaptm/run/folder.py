@@ -24,7 +24,7 @@ from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, dump, load_run
 from megaptm.config.schedule import with_initial_warmup
 from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
-from megaptm.objectives.compose import with_files
+from megaptm.objectives.compose import map_files
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
@@ -111,7 +111,7 @@ def _with_moved_corpora(run: Path, written: UncheckedConfig) -> UncheckedConfig:
         return moved.get(path, path) if isinstance(path, str) else path
 
     objective, limits = written.values.get("objective"), data.get("size_limits")
-    if isinstance(objective, dict) and (followed := with_files(objective, follow)) != objective:
+    if isinstance(objective, dict) and (followed := map_files(objective, follow)) != objective:
         written = written.with_override(f"objective={json.dumps(followed)}")
     if isinstance(limits, dict) and moved.keys() & limits.keys():
         written = written.with_override(
@@ -137,7 +137,7 @@ def absolute_paths(config: Config) -> Config:
     cache = config.data.cache_dir and _absolute(config.data.cache_dir)
     limits = {_absolute(folder): documents for folder, documents in config.data.size_limits.items()}
     data = config.data.model_copy(update={"mix": mix, "size_limits": limits, "cache_dir": cache})
-    objective = config.objective if isinstance(config.objective, str) else with_files(config.objective, _absolute)
+    objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, _absolute)
     vectors = config.model.word_vectors and _absolute(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
     wanted = {"run": _absolute(config.run), "model": model, "data": data, "objective": objective}
@@ -148,9 +148,9 @@ def absolute_paths(config: Config) -> Config:
             step = begun.distill.step
         cached = config.distill.cached_logits and _absolute(config.distill.cached_logits)
         if step is None and cached is not None:
-            from megaptm.data.teacher_logits import kept_step
+            from megaptm.data.teacher_logits import cached_step
 
-            step = kept_step(Path(cached))
+            step = cached_step(Path(cached))
         step = newest_step(Path(teacher)) if step is None else step
         wanted["distill"] = config.distill.model_copy(
             update={"teacher": teacher, "step": step, "cached_logits": cached}

@@ -105,7 +105,7 @@ def _check_kept(config: Config, kept: TeacherLogits, distillation: Distillation)
             f"distill.cached_logits ({kept.folder}) is of rows of {manifest.sequence:,} places, and those of this "
             f"run have {row:,}: set data.sequence to what it was written with, or write another folder."
         )
-    wanted = config.batch_schedule.first(config.train.steps)
+    wanted = config.batch_schedule.first_sample(config.train.steps)
     if (found := manifest.samples.get("train", 0)) < wanted:
         raise UserError(
             f"distill.cached_logits ({kept.folder}) has logits of {found:,} samples, and {wanted:,} are read in "

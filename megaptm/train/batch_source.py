@@ -17,7 +17,7 @@ from megaptm.run.corpora import RunCorpora
 from megaptm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
-    from megaptm.data.teacher_logits import TaughtMix, TeacherLogits
+    from megaptm.data.teacher_logits import TeacherLogits, TeacherLogitsMix
 
 
 class Samples(Protocol):
@@ -34,7 +34,7 @@ class Samples(Protocol):
     def cursors(self, number: int) -> Mapping[str, int]:
         """Return how many samples of each source come before sample `number`."""
 
-    def epochs_begun(self, number: int) -> Mapping[str, int]:
+    def epochs_started(self, number: int) -> Mapping[str, int]:
         """Return how many epochs of each source the samples before `number` have started."""
 
 
@@ -102,23 +102,23 @@ class BatchSource:
         """Return the validation batches, the same at each call, read lazily."""
         batch, max_batches = self.config.train.batch, self.config.train.validate_batches
         if not self.reads:
-            return repeat(None, validation_steps(self.validation, batch=batch, most=max_batches))
+            return repeat(None, validation_steps(self.validation, batch=batch, max_steps=max_batches))
         return read_validation(
             self._taught(self.validation, "validation"),
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,
             ranks=self.ranks.data_size,
-            most=max_batches,
+            max_steps=max_batches,
             workers=self.config.data.workers if self.config.built_objective.blobs else None,
         )
 
-    def _taught(self, mix: Mix, split: str) -> Mix | TaughtMix:
+    def _taught(self, mix: Mix, split: str) -> Mix | TeacherLogitsMix:
         if self._teacher_logits is None:
             return mix
-        from megaptm.data.teacher_logits import TaughtMix
+        from megaptm.data.teacher_logits import TeacherLogitsMix
 
-        return TaughtMix(mix, self._teacher_logits.of(split))
+        return TeacherLogitsMix(mix, self._teacher_logits.split(split))
 
     def close(self) -> None:
         if self._loader is not None:

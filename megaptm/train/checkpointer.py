@@ -192,7 +192,7 @@ class Checkpointer:
             self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(new_path)))
 
     def _state(self, step: int) -> dict[str, Any]:
-        samples = self.config.batch_schedule.first(step)
+        samples = self.config.batch_schedule.first_sample(step)
         return {
             **self.compatibility,
             **({} if self.teacher is None else {"teacher": self.teacher}),

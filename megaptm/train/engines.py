@@ -66,7 +66,7 @@ def build_engine(
         precision=config.train.precision,
         communication=config.communication,
         timeout_minutes=timeout_minutes,
-        global_tokens=config.batch_spec.marks,
+        global_tokens=config.batch_spec.has_global_tokens,
         attention_kernel=config.train.attention_kernel,
     )
 

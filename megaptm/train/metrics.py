@@ -13,7 +13,7 @@ from megaptm.config import Config
 from megaptm.errors import printable
 from megaptm.families.words import WordSpec
 from megaptm.objectives import BaseObjective, Composed, weights_at
-from megaptm.objectives.composed import by_step
+from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.report.terminal import clock
 from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeighingEvent, seconds_since_launch
@@ -87,18 +87,18 @@ class StepReport:
         else:
             lengths = samples.batch.lengths(spec.family.prefixes)
             self.tokens_per_sample = sum(lengths.values())
-            num_predicted, regions = samples.batch.num_predicted, samples.batch.regions
+            num_predicted, regions = samples.batch.num_predicted, samples.batch.num_regions
             self.flops_per_sample = step_flops(
                 spec, rows=1, lengths=lengths, num_predicted=num_predicted, regions=regions
             )
-        self._epochs = samples.epochs_begun(config.batch_schedule.first(start))
+        self._epochs = samples.epochs_started(config.batch_schedule.first_sample(start))
         self.objective = config.built_objective
-        self._by_step = by_step(self.objective)
+        self._by_step = values_by_step(self.objective)
         # User-defined objectives may change weights at each step: then only the metrics show them.
         self._weights_change = type(self.objective).weights is not BaseObjective.weights and (
             not isinstance(self.objective, Composed)
-            or any(len(schedule.steps) > 1 for schedule in self.objective.by_step.values())
-            or len(self.objective.by_step) < len(self.objective.losses)
+            or any(len(schedule.steps) > 1 for schedule in self.objective.weights_by_step.values())
+            or len(self.objective.weights_by_step) < len(self.objective.losses)
         )
         self._has_started, self._since_step, self._since = False, start, SecondsSpent()
         self._clock: tuple[int, float] | None = None
@@ -119,8 +119,8 @@ class StepReport:
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             self._screen.advance(step)
             return
-        samples = self.config.batch_schedule.trained(step)
-        steps, num_samples = step - self._since_step, samples - self.config.batch_schedule.trained(self._since_step)
+        samples = self.config.batch_schedule.num_trained(step)
+        steps, num_samples = step - self._since_step, samples - self.config.batch_schedule.num_trained(self._since_step)
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
@@ -155,7 +155,7 @@ class StepReport:
 
     def _report_epochs(self, step: int) -> None:
         """Report corpora that start a new epoch."""
-        epochs = self.samples.epochs_begun(self.config.batch_schedule.first(step))
+        epochs = self.samples.epochs_started(self.config.batch_schedule.first_sample(step))
         for name, epoch in epochs.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))

@@ -27,7 +27,7 @@ class PairSamples:
     def cursors(self, number: int) -> dict[str, int]:
         return {"pairs": number}
 
-    def epochs_begun(self, number: int) -> dict[str, int]:
+    def epochs_started(self, number: int) -> dict[str, int]:
         return {"pairs": -(-number // (self.config.train.batch * self.engine.pairs.steps))}
 
 

@@ -113,7 +113,7 @@ class NetworkEngine:
 
     def _set_dictionary(self, step: int) -> None:
         """Set the dictionary of a step."""
-        words = self.task.words(step) if isinstance(self.task, WindowRanking) else None
+        words = self.task.dictionary_size(step) if isinstance(self.task, WindowRanking) else None
         self._dictionary = self._words[:words]
 
     def _windows(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
@@ -123,7 +123,7 @@ class NetworkEngine:
             return {"lm": next_words(batch, self.spec, self._outside)}
         known = self._dictionary, self._unknown
         windows = {"ranking": ranked_windows(batch, self.spec, self._outside, *known)}
-        return windows | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.tags else {})
+        return windows | ({"tags": tagged_words(batch, self._outside, *known)} if self.task.num_tags else {})
 
     def _count_windows(self, batches: list[dict[str, LabeledWindows]]) -> dict[str, float]:
         """Return loss -> number of windows of all ranks."""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.objectives.meanings import meanings_named
-from megaptm.objectives.region_files import RefusedRegions, read_regions
+from megaptm.objectives.meanings import load_meanings
+from megaptm.objectives.region_files import RegionError, read_regions
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -21,7 +21,7 @@ def test_regions_are_not_unpacked_by_what_has_no_bounds(method: int) -> None:
             array = io.BytesIO()
             np.save(array, np.zeros((3, 6)))
             archive.writestr(f"{name}.npy", array.getvalue())
-    with pytest.raises(RefusedRegions, match="packed otherwise than numpy"):
+    with pytest.raises(RegionError, match="a compression type that numpy does not use"):
         read_regions(file.getvalue(), features=6, classes=6)
 
 
@@ -33,21 +33,23 @@ def test_regions_of_no_width_make_room_for_none() -> None:
             array = io.BytesIO()
             np.lib.format.write_array_header_1_0(array, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 0)})
             archive.writestr(f"{name}.npy", array.getvalue())
-    with pytest.raises(RefusedRegions, match="regions of another shape"):
+    with pytest.raises(RegionError, match="regions of another shape"):
         read_regions(file.getvalue(), features=6, classes=6)
 
 
 def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -> None:
-    (path := tmp_path / "table.json").write_text(json.dumps({"inside": [], "meanings": {"objects": [[[2**70]]]}}))
+    (path := tmp_path / "table.json").write_text(
+        json.dumps({"continuations": [], "meanings": {"objects": [[[2**70]]]}})
+    )
     with pytest.raises(UserError, match="is no table of meanings"):
-        meanings_named(str(path))
+        load_meanings(str(path))
 
 
 def test_a_phrase_without_end_is_not_told_whole(tmp_path: Path) -> None:
     phrase = [*range(10_000)]
     (path := tmp_path / "table.json").write_text(
-        json.dumps({"inside": [], "meanings": {"objects": [[phrase, phrase]]}})
+        json.dumps({"continuations": [], "meanings": {"objects": [[phrase, phrase]]}})
     )
     with pytest.raises(UserError, match="is there twice, among the objects and the objects") as refused:
-        meanings_named(str(path))
+        load_meanings(str(path))
     assert len(str(refused.value)) < 400 + len(str(path))

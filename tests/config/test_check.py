@@ -284,7 +284,11 @@ def test_processes_and_microbatches():
             ["train.ramp={steps: {0: 64, 100: 512}}"],
             "train.ramp.steps.0 (64) must be a multiple of layout.data x layout.microbatch (8 x 16).",
         ),
-        ("gpt2/small", ["train.ramp={steps: {0: 128, 100: 256}}"], "ends on 256 rows, which must be train.batch (512)"),
+        (
+            "gpt2/small",
+            ["train.ramp={steps: {0: 128, 100: 256}}"],
+            "ends with a batch size of 256, which must be train.batch (512)",
+        ),
         ("gpt2/tiny", [f"optimizer.restarts=[{10**400}]"], "optimizer.restarts.0 must be at most 1000000000000000000"),
         (
             "ernie-2/base",

@@ -8,7 +8,7 @@ from megaptm.config import load
 from megaptm.config.objective_fit import objective_errors
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.causal import CausalLM
 from tests.config.test_check import CONFIGS
 
@@ -29,7 +29,7 @@ class OwnObjective(CausalLM):
 
 
 def fits(family: str, objective: object) -> bool:
-    task = objective_of(objective) if isinstance(objective, (str, dict)) else objective
+    task = build_objective(objective) if isinstance(objective, (str, dict)) else objective
     return not [*objective_errors(task, task.batch(128, False), CATALOGUE[family], task.name)]
 
 
@@ -51,7 +51,7 @@ def test_encoders_fit_masked_lm_objectives() -> None:
     # Second texts that restart at position 0 need absolute positions.
     restarted = {family for family, names in fitting.items() if "translation-lm" in names}
     assert restarted == {family for family in ENCODERS if not family.startswith("deberta")}
-    assert all(fits(family, {"translation-lm": {"places": "continued"}}) for family in ENCODERS)
+    assert all(fits(family, {"translation-lm": {"reset_positions": False}}) for family in ENCODERS)
 
 
 def test_global_tokens_need_partial_attention() -> None:

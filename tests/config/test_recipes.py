@@ -100,8 +100,8 @@ def test_gpt3_batch_ramp(family: str, size: str, billions: int) -> None:
     batches, steps = ramped.batch_schedule, ramped.train.steps
     assert batches.size(0) * 2048 == 32_768
     full = next(step for step in range(steps) if batches.size(step) == constant.train.batch)
-    assert batches.first(full) * 2048 == pytest.approx(billions * 1e9, rel=1e-2)
-    assert batches.first(steps - 1) * 2048 < 300e9 <= batches.first(steps) * 2048
+    assert batches.first_sample(full) * 2048 == pytest.approx(billions * 1e9, rel=1e-2)
+    assert batches.first_sample(steps - 1) * 2048 < 300e9 <= batches.first_sample(steps) * 2048
     assert ramped.model == constant.model
     assert ramped.optimizer == constant.optimizer
     assert ramped.data == constant.data
@@ -113,7 +113,7 @@ def test_palm_batch_ramp(size: str, batches: tuple[int, ...]) -> None:
     config = loaded(f"palm/{size}")
     steps = (0, 50_000, 115_000)[: len(batches)]
     assert tuple(map(config.batch_schedule.size, steps)) == batches
-    assert config.batch_schedule.first(config.train.steps) * 2048 == pytest.approx(780e9, rel=0.01)
+    assert config.batch_schedule.first_sample(config.train.steps) * 2048 == pytest.approx(780e9, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["palm/540b", "t5/baseline", "t5/11b", "t5-v1.1/base", "mt5/xxl"])
@@ -243,8 +243,8 @@ def test_ernie_stages(step: int, units: str) -> None:
     assert texts.masked.hide == "independent"
     assert texts.masked.units == units
     assert texts.masked.rate == 0.15
-    assert texts.masked.mask == 0.8
-    assert texts.masked.random == 0.1
+    assert texts.masked.mask_token_prob == 0.8
+    assert texts.masked.random_token_prob == 0.1
 
 
 FOUR_TASKS = [[20, 10, 10, 10], [0, 30, 10, 10], [0, 0, 40, 10], [0, 0, 0, 50]]

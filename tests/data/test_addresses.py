@@ -23,7 +23,7 @@ def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
     write_addresses(tmp_path, "train", [URL])
     assert read_addresses(path, TABLE, PLACE) == {"train-000000.tar": URL}
     write_addresses(tmp_path, "train", [URL, URL])
-    with pytest.raises(UserError, match=f"^{PLACE} has 2 addresses of 1 shards"):
+    with pytest.raises(UserError, match=f"^{PLACE} has 2 URLs for 1 shards"):
         read_addresses(path, TABLE, PLACE)
 
 
@@ -38,7 +38,7 @@ def test_shards_have_the_addresses_that_were_written(tmp_path: Path) -> None:
 def test_a_place_that_no_corpus_may_name_is_refused(line: str, tmp_path: Path) -> None:
     """By its own sentence: the number of addresses is right."""
     (tmp_path / "copy").write_text(line + "\n")
-    with pytest.raises(UserError, match=f"^{PLACE} has .*, which is no address of a shard"):
+    with pytest.raises(UserError, match=f"^{PLACE} has .*, which is not the URL of a shard"):
         read_addresses(tmp_path / "copy", TABLE, PLACE)
 
 

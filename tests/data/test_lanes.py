@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megaptm.data import open_mix
-from megaptm.data.lane_mix import deal_lanes
+from megaptm.data.lane_mix import assign_lanes
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus, tiny_special
 
@@ -41,9 +41,9 @@ def test_each_row_goes_on_where_it_ended_and_begins_with_an_epoch(corpora, numbe
         source = mix.locate(lane).source
         steps = mix.orders[source].per_epoch // mix.orders[source].lanes
         read = rows(mix, steps + 2, lane)
-        assert [int(row["begins"]) for row in read] == [1, *[0] * (steps - 1), 1, 0]
+        assert [int(row["reset_state"]) for row in read] == [1, *[0] * (steps - 1), 1, 0]
         for before, after in pairwise(read):
-            if not after["begins"]:
+            if not after["reset_state"]:
                 assert before["labels"][-1] == after["tokens"][0]
             assert (before["labels"][:-1] == before["tokens"][1:]).all()
         assert {mix.locate(step * LANES + lane).source for step in range(2 * steps)} == {source}
@@ -101,12 +101,15 @@ def test_cursors_count_what_each_corpus_gave(corpora):
     ],
 )
 def test_rows_are_dealt_by_weight_and_each_corpus_has_one(weights, lanes, dealt):
-    found = deal_lanes({str(number): weight for number, weight in enumerate(weights)}, lanes)
+    found = assign_lanes({str(number): weight for number, weight in enumerate(weights)}, lanes)
     assert [*found.values()] == dealt
 
 
 def test_too_few_rows_and_too_many_corpora_are_refused(corpora):
-    with pytest.raises(UserError, match=r"raise train\.batch, or leave corpora out"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.mix has 2 corpora, but each of the 1 sequences of a batch continues through one corpus:",
+    ):
         opened(dict.fromkeys(corpora, 1.0), lanes=1)
     with pytest.raises(UserError, match=r"lower train\.batch"):
         opened({corpora[0]: 1.0}, lanes=10_000)

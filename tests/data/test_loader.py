@@ -130,7 +130,7 @@ def test_validation_is_finite_and_always_the_same(held_out):
     whole = [rows(batches) for batches in validation_batches(held_out, batch=4, microbatch=2)]
     assert len(whole) == held_out.fresh_samples // 4 > 1
     assert_same([rows(batches) for batches in validation_batches(held_out, batch=4, microbatch=2)], whole)
-    parts = [validation_batches(held_out, batch=4, microbatch=1, rank=rank, ranks=2, most=2) for rank in (0, 1)]
+    parts = [validation_batches(held_out, batch=4, microbatch=1, rank=rank, ranks=2, max_steps=2) for rank in (0, 1)]
     assert_same([rows([*first, *second]) for first, second in zip(*parts, strict=True)], whole[:2])
 
 

@@ -12,7 +12,7 @@ from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import StreamOrder
 from megaptm.errors import UserError
-from megaptm.objectives.objective import RowWindow
+from megaptm.objectives.objective import SequenceWindow
 from tests.data.corpora import tiny_corpus
 
 
@@ -44,7 +44,9 @@ def laid_out(order, epoch=0):
 @pytest.mark.parametrize("slots", [0, 1, 2])
 def test_an_epoch_holds_every_token_once_but_for_a_tail_shorter_than_a_row(corpus, window, slots):
     places = Counter(
-        place for row in laid_out(stream(corpus, RowWindow(stride=16, slots=slots), window=window)) for place in row
+        place
+        for row in laid_out(stream(corpus, SequenceWindow(stride=16, slots=slots), window=window))
+        for place in row
     )
     everything = Counter(token for document in documents(corpus) for token in document)
     everything[-1] = slots * len(documents(corpus))
@@ -54,7 +56,7 @@ def test_an_epoch_holds_every_token_once_but_for_a_tail_shorter_than_a_row(corpu
 
 @pytest.mark.parametrize("window", [1, 2, 8])
 def test_documents_lie_end_to_end_each_with_its_slot(corpus, window):
-    rows = laid_out(stream(corpus, RowWindow(stride=16, slots=1), window=window))
+    rows = laid_out(stream(corpus, SequenceWindow(stride=16, slots=1), window=window))
     ends = " ".join(str(place) for row in rows for place in row).split(" -1")
     found = [[int(token) for token in document.split()] for document in ends[:-1]]
     assert all(document in documents(corpus) for document in found)
@@ -62,13 +64,13 @@ def test_documents_lie_end_to_end_each_with_its_slot(corpus, window):
 
 
 def test_rows_overlap_by_the_lookahead_only(corpus):
-    rows = laid_out(stream(corpus, RowWindow(stride=16, lookahead=1, slots=1)))
+    rows = laid_out(stream(corpus, SequenceWindow(stride=16, lookahead=1, slots=1)))
     assert {len(row) for row in rows} == {17}
     assert all(before[-1] == after[0] for before, after in pairwise(rows))
 
 
 def test_any_position_alone_equals_reading_through(corpus):
-    cut = RowWindow(stride=16, lookahead=1, slots=1)
+    cut = SequenceWindow(stride=16, lookahead=1, slots=1)
     order = stream(corpus, cut)
     sequential = [order.piece(epoch, position) for epoch in (0, 1) for position in range(order.per_epoch)]
     for number in np.random.default_rng(0).permutation(len(sequential))[:40].tolist():
@@ -80,7 +82,7 @@ def test_any_position_alone_equals_reading_through(corpus):
 
 def test_epochs_and_seeds_differ(corpus):
     def texts(seed, epoch):
-        order = stream(corpus, RowWindow(stride=16), seed=seed)
+        order = stream(corpus, SequenceWindow(stride=16), seed=seed)
         return [
             [t for part in order.piece(epoch, position) for t in part.tokens.tolist()]
             for position in range(order.per_epoch)
@@ -93,21 +95,24 @@ def test_epochs_and_seeds_differ(corpus):
 
 
 def test_only_touched_shards_are_opened(corpus):
-    order = stream(corpus, RowWindow(stride=16), window=1)
+    order = stream(corpus, SequenceWindow(stride=16), window=1)
     order.piece(0, 0)
     assert order.shards._checked[:].count(1) <= 2
 
 
 def test_a_long_document_does_not_come_in_one_piece(tmp_path):
     tiny_corpus(tmp_path, documents=2, shards=1, lengths=(2000, 2000))
-    order = stream(Corpus.open(tmp_path), RowWindow(stride=20))
+    order = stream(Corpus.open(tmp_path), SequenceWindow(stride=20))
     rows = [order._find(0, position)[1] for position in range(order.per_epoch)]
     assert np.mean(np.diff(rows) == 1) < 0.05
 
 
 def test_text_shorter_than_a_row_is_refused(corpus):
-    with pytest.raises(UserError, match=r"less than one row of 1000000: shorten data\.sequence"):
-        stream(corpus, RowWindow(stride=1_000_000))
+    with pytest.raises(
+        UserError,
+        match=r"has 2,261 tokens in its split `train`, less than one sequence of 1000000: lower data\.sequence",
+    ):
+        stream(corpus, SequenceWindow(stride=1_000_000))
 
 
 def pairs(corpus, length=16, window=2, split="train"):
@@ -137,7 +142,9 @@ def test_chunks_divide_each_document(corpus, window):
 def test_the_other_text_is_another_document(corpus, position, seed):
     order = pairs(corpus)
     chunk = order.piece(0, position)
-    other = [token for sentence in chunk.other(np.random.default_rng(seed)) for token in sentence.tolist()]
+    other = [
+        token for sentence in chunk.sample_other_document(np.random.default_rng(seed)) for token in sentence.tolist()
+    ]
     own = np.concatenate(chunk.sentences).tolist()
     everything = documents(corpus)
     ends_so = [number for number, document in enumerate(everything) if document[-len(other) :] == other]
@@ -156,7 +163,7 @@ def test_a_window_of_one_document_borrows_from_the_next(tmp_path):
     order = pairs(Corpus.open(tmp_path), window=1)
     for position in range(order.per_epoch):
         chunk = order.piece(0, position)
-        other = np.concatenate(list(chunk.other(np.random.default_rng(0))))
+        other = np.concatenate(list(chunk.sample_other_document(np.random.default_rng(0))))
         own = np.concatenate(chunk.sentences)
         holder = next(d for d in documents(order.corpus) if set(own.tolist()) <= set(d))
         assert not set(other.tolist()) <= set(holder)
@@ -176,5 +183,8 @@ def test_one_document_held_out_asks_for_a_larger_share(tmp_path):
 
 def test_pairs_need_sentence_boundaries(tmp_path):
     tiny_corpus(tmp_path, sentences=False)
-    with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):
+    with pytest.raises(
+        UserError,
+        match=r"was built without sentences, which the objective needs: build it with annotate\.sentences=true,",
+    ):
         pairs(Corpus.open(tmp_path))

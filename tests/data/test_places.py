@@ -8,7 +8,7 @@ from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import StreamOrder
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError
-from megaptm.objectives.objective import DocumentSlice, RowWindow
+from megaptm.objectives.objective import DocumentSlice, SequenceWindow
 from tests.data.corpora import tiny_corpus
 
 KNOWN = ("sentences", "words", "tags", "turns")
@@ -55,7 +55,7 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.parametrize("stride", [5, 16, 64])
 def test_places_are_those_of_the_slice(corpus, stride):
-    order = StreamOrder(corpus, "train", cut=RowWindow(stride=stride), annotations=KNOWN, seed=0)
+    order = StreamOrder(corpus, "train", cut=SequenceWindow(stride=stride), annotations=KNOWN, seed=0)
     seen = dict.fromkeys(KNOWN, 0)
     for position in range(order.per_epoch):
         for part in order.piece(0, position):
@@ -69,5 +69,7 @@ def test_places_are_those_of_the_slice(corpus, stride):
 
 def test_a_corpus_without_them_is_refused(tmp_path):
     tiny_corpus(tmp_path)
-    with pytest.raises(UserError, match=r"without the places of tags.*annotate\.tags, a file"):
-        StreamOrder(Corpus.open(tmp_path), "train", cut=RowWindow(stride=8), annotations=("tags",), seed=0)
+    with pytest.raises(
+        UserError, match=r"was built without tags, which the objective needs: build it with annotate\.tags, a file of"
+    ):
+        StreamOrder(Corpus.open(tmp_path), "train", cut=SequenceWindow(stride=8), annotations=("tags",), seed=0)

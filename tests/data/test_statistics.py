@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from megaptm.data.shards import Corpus
-from megaptm.data.statistics import bits_per_byte, bytes_per_token, token_counts, unigram_loss
+from megaptm.data.statistics import bits_per_byte, bytes_per_token, count_tokens, unigram_loss
 from megaptm.errors import UserError
 from tests.data.corpora import tiny_corpus
 
@@ -35,7 +35,7 @@ def test_bits_per_byte_follow_from_the_manifest(corpus):
 
 @pytest.mark.parametrize(
     ("verify", "written", "said"),
-    [("hash", b"\0\0", "its sha256 is not the manifest's"), ("size", b"\xff\xff", "holds id 65,535, beyond")],
+    [("hash", b"\0\0", "its sha256 differs from the manifest"), ("size", b"\xff\xff", "has token id 65,535, but")],
 )
 def test_words_of_a_damaged_shard_are_not_counted(corpus, verify, written, said):
     """What is counted is looked up in tables: an id that none has would end in a traceback, and others in wrong
@@ -46,4 +46,4 @@ def test_words_of_a_damaged_shard_are_not_counted(corpus, verify, written, said)
         file.seek(at)
         file.write(written)
     with pytest.raises(UserError, match=f"{info.name} .*{said}"):
-        token_counts(corpus, "train", 1000, verify=verify)
+        count_tokens(corpus, "train", 1000, verify=verify)

@@ -14,16 +14,16 @@ from safetensors.numpy import load, save
 
 from megaptm.data.teacher_logits import (
     FORMAT,
-    IDS,
     MANIFEST,
+    TEACHER_IDS,
     UNFINISHED,
-    KeptLogits,
+    SampleLogits,
     SplitLogits,
     TeacherLogits,
     TeacherLogitsManifest,
     file_hash,
     file_name,
-    holds,
+    is_complete_file,
     read_manifest,
     sample_digest,
     write_file,
@@ -51,7 +51,7 @@ SAMPLES = [{"tokens": np.arange(number, number + 8)} for number in range(2)]
 def written(folder: Path) -> Path:
     """The file of two samples."""
     ids = np.arange(16, dtype=np.int32).reshape(8, 2)
-    kept = KeptLogits(np.arange(8, dtype=np.int32), ids, -ids.astype(np.float16))
+    kept = SampleLogits(np.arange(8, dtype=np.int32), ids, -ids.astype(np.float16))
     write_file(path := folder / file_name("train", 0), [sample_digest(one) for one in SAMPLES], [kept] * 2)
     return path
 
@@ -83,10 +83,10 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(name: str, value: Any, s
     [
         ("samples", np.uint8(1)),
         ("samples", np.zeros(2, np.uint8)),
-        ("begins", np.int64(0)),
-        ("begins", np.array([0, 8, 17])),
-        ("places", np.int32(1)),
-        ("places", np.full(16, 8, np.int32)),
+        ("offsets", np.int64(0)),
+        ("offsets", np.array([0, 8, 17])),
+        ("positions", np.int32(1)),
+        ("positions", np.full(16, 8, np.int32)),
         ("ids", np.int32(1)),
         ("ids", np.full((16, 2), 20, np.int32)),
         ("logits", np.float16(1)),
@@ -98,17 +98,17 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(name: str, value: Any, s
 def test_a_file_that_holds_something_else_is_refused_and_written_again(name: str, array: Any, tmp_path: Path) -> None:
     path, first = written(tmp_path), sample_digest(SAMPLES[0])
     manifest = TeacherLogitsManifest.model_validate(SAID)
-    assert holds(path, manifest, 2, first)
-    assert not holds(path, manifest, 3, first)
-    assert not holds(path, manifest, 2, sample_digest(SAMPLES[1]))
-    assert sealed(tmp_path).of("train").fields(0, SAMPLES[0])[IDS].tolist()[1] == [2, 3]
+    assert is_complete_file(path, manifest, 2, first)
+    assert not is_complete_file(path, manifest, 3, first)
+    assert not is_complete_file(path, manifest, 2, sample_digest(SAMPLES[1]))
+    assert sealed(tmp_path).split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
     arrays = load(path.read_bytes()) | {name: np.asarray(array)}
     if array is None:
         del arrays[name]
     path.write_bytes(save(arrays))
-    assert not holds(path, manifest, 2, first)
-    with pytest.raises(UserError, match="is no file of logits: remove it, and write it with"):
-        sealed(tmp_path).of("train").fields(0, SAMPLES[0])
+    assert not is_complete_file(path, manifest, 2, first)
+    with pytest.raises(UserError, match="is not a file of logits: remove it, and write it with"):
+        sealed(tmp_path).split("train").fields(0, SAMPLES[0])
 
 
 def test_a_disk_that_fails_once_is_asked_again_and_named_where_it_goes_on_failing(
@@ -125,11 +125,11 @@ def test_a_disk_that_fails_once_is_asked_again_and_named_where_it_goes_on_failin
         return really(one)
 
     monkeypatch.setattr(Path, "read_bytes", read_badly)
-    assert kept.of("train").fields(0, SAMPLES[0])[IDS].tolist()[1] == [2, 3]
+    assert kept.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
     fails = -1
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
-    with pytest.raises(UserError, match=rf"{path} could not be reached for \d+ s .* see that its disk"):
-        kept.of("train").fields(0, SAMPLES[0])
+    with pytest.raises(UserError, match=rf"{path} could not be reached for \d+ s .* check that its disk"):
+        kept.split("train").fields(0, SAMPLES[0])
 
 
 def test_a_folder_that_is_added_to_is_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,15 +139,15 @@ def test_a_folder_that_is_added_to_is_read_on(tmp_path: Path, monkeypatch: pytes
     unfinished = path.with_name(UNFINISHED)
     unfinished.write_text("{}")
     ids = np.ones((8, 2), np.int32)
-    longer = [KeptLogits(np.arange(8, dtype=np.int32), ids, ids.astype(np.float16))] * 3
+    longer = [SampleLogits(np.arange(8, dtype=np.int32), ids, ids.astype(np.float16))] * 3
     write_file(path, [sample_digest(one) for one in (*SAMPLES, {"tokens": ids})], longer)
     # It ends while the student looks: what was read of the folder before is of no account.
     monkeypatch.setattr(SplitLogits, "_hash_now", lambda *_: unfinished.unlink())
-    with pytest.raises(UserError, match="is being written by `megaptm cache-logits`, for a run that is longer"):
-        kept.of("train").fields(0, SAMPLES[0])
+    with pytest.raises(UserError, match="is being extended by `megaptm cache-logits` for a longer run"):
+        kept.split("train").fields(0, SAMPLES[0])
     monkeypatch.undo()
     sealed(tmp_path, teacher="another")
-    with pytest.raises(UserError, match="does not hold what was written"):
-        kept.of("train").fields(0, SAMPLES[0])
+    with pytest.raises(UserError, match="is damaged"):
+        kept.split("train").fields(0, SAMPLES[0])
     sealed(tmp_path, samples={"train": 3})
-    assert kept.of("train").fields(0, SAMPLES[0])[IDS].tolist() == ids.tolist()
+    assert kept.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist() == ids.tolist()

@@ -22,7 +22,7 @@ import torch
 
 from megaptm.families import CATALOGUE, find_family
 from megaptm.models import build_model, fill
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.models.tiny import tiny_spec
 from tests.families.test_wren import SPECIAL
@@ -38,7 +38,7 @@ torch.testing.assert_close(*logits)
 text = [DocumentSlice(np.arange(90), slots=2)]
 samples = [
     objective.make(text, SampleContext(SPECIAL, np.random.default_rng(3), 92, document_mask=True))
-    for objective in (OBJECTIVES["masked-lm-even-spans"], objective_of("birds.wren:SPANS"))
+    for objective in (OBJECTIVES["masked-lm-even-spans"], build_objective("birds.wren:SPANS"))
 ]
 for field in samples[0]:
     np.testing.assert_array_equal(samples[0][field], samples[1][field])

@@ -309,7 +309,7 @@ def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
     [
         ("data.sequence=197", r"data.sequence \(197\) must not exceed the 50 learned positions"),
         (
-            "objective={image-text: {texts: 99}}",
+            "objective={image-text: {text_length: 99}}",
             r"99 text_tokens .* 77 learned positions \(model.stacks.text.context\)",
         ),
         ("objective=image-labels", "it provides tokens, and this family reads tokens and text_tokens"),

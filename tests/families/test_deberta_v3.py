@@ -108,7 +108,7 @@ class ByHand:
             said = self.says(self.generator(text)[places])
             masked += F.cross_entropy(said, labels, reduction="none").unbind()
             sums = said.detach().double().softmax(-1).cumsum(-1)
-            drawn = (sums <= batch["draws"][row, asked][:, None] * sums[:, -1:]).sum(-1)
+            drawn = (sums <= batch["uniforms"][row, asked][:, None] * sums[:, -1:]).sum(-1)
             shown, answers = text.clone(), torch.zeros(len(text))
             shown[places], answers[places] = drawn, (drawn != labels).float()
             judged += F.binary_cross_entropy_with_logits(self.judges(shown), answers, reduction="none").unbind()
@@ -168,7 +168,7 @@ def test_the_judge_moves_its_own_difference_and_nothing_of_the_generator() -> No
     gradient = model.get_parameter(DIFFERENCE).grad
     assert gradient.abs().sum(1).gt(0).sum() > 10
     # Of tokens that are not in the text only those that were drawn.
-    assert gradient[unread].abs().sum(1).gt(0).sum() <= batch["draws"].numel()
+    assert gradient[unread].abs().sum(1).gt(0).sum() <= batch["uniforms"].numel()
 
 
 def test_it_begins_with_the_table_of_the_generator() -> None:
@@ -258,7 +258,7 @@ def test_what_the_generator_says_there_is_by_its_last_layer_once(tmp_path: Path)
     stacks = {**model.spec.family.stacks, "generator": block}
     once = build_model(replace(model.spec, family=change(model.spec.family, stacks=stacks)))
     once.load_state_dict({name: p for name, p in model.named_parameters() if "place_table" not in name})
-    bare = {name: field for name, field in batch.items() if name != "draws"}
+    bare = {name: field for name, field in batch.items() if name != "uniforms"}
     with torch.no_grad():
         said = theirs(**inputs_of("deberta-v3", batch)).logits
         assert (once.eval().logits(bare)["mlm"] - said).abs().max() <= 1e-5

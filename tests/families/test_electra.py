@@ -108,7 +108,7 @@ def batch_of_theirs(golden: np.lib.npyio.NpzFile) -> dict[str, Tensor]:
         "segments": torch.tensor(golden["segment_ids"]).long(),
         "masked_positions": torch.tensor(golden["positions"]).long(),
         "labels": torch.tensor(golden["original_ids"]).long().masked_fill(~asked, IGNORED),
-        "draws": (upper - own / 2).float(),
+        "uniforms": (upper - own / 2).float(),
         "replaced": torch.where(real > 0, 0, IGNORED),
     }
 
@@ -237,7 +237,9 @@ def test_each_of_the_pair_learns_from_its_own_loss_alone() -> None:
 
 def test_the_judge_sees_what_was_drawn_and_not_the_mask() -> None:
     model, batch = tiny_model("electra"), tiny_batch("electra")
-    said = {draw: model({**batch, "draws": torch.full_like(batch["draws"], draw)}).losses for draw in (0.01, 0.99)}
+    said = {
+        draw: model({**batch, "uniforms": torch.full_like(batch["uniforms"], draw)}).losses for draw in (0.01, 0.99)
+    }
     assert said[0.01]["mlm"][0] == said[0.99]["mlm"][0]
     assert said[0.01]["replaced-token"][0] != said[0.99]["replaced-token"][0]
 
@@ -269,7 +271,7 @@ def test_both_go_to_hugging_face_and_come_back(tmp_path: Path) -> None:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, None, tmp_path / "out")
     inputs = {"input_ids": batch["tokens"], "token_type_ids": batch["segments"]}
-    ours = model.logits({name: field for name, field in batch.items() if name != "draws"})
+    ours = model.logits({name: field for name, field in batch.items() if name != "uniforms"})
     for folder, head in ((tmp_path / "out", "replaced-token"), (tmp_path / "out/generator", "mlm")):
         kind = transformers.AutoModelForPreTraining if head == "replaced-token" else transformers.AutoModelForMaskedLM
         theirs, info = kind.from_pretrained(folder, output_loading_info=True)

@@ -17,7 +17,7 @@ from megaptm.families.elmo import ELMO
 from megaptm.losses.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.models import build_model, fill
 from megaptm.models.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
-from megaptm.objectives.spelling import spelled
+from megaptm.objectives.spelling import character_ids
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
 from megaptm.spec import change, published
@@ -79,7 +79,7 @@ def test_the_way_back_is_the_way_on_with_its_weights():
 
 
 def test_words_are_spelled_as_by_the_released_code():
-    table = spelled(["été", "<s>", "x" * 60], {"<s>": 257})
+    table = character_ids(["été", "<s>", "x" * 60], {"<s>": 257})
     assert table.shape == (3, 50)
     begin, end, nothing = 259, 260, 261
     assert table[0].tolist() == [begin, *(1 + byte for byte in "été".encode()), end, *[nothing] * 43]
@@ -105,7 +105,7 @@ def test_rows_read_their_text_from_both_ends(mix):
         onwards = np.concatenate([row["tokens"] for row in lane] + [lane[-1]["labels"][-1:]])
         back = np.concatenate([row["backwards_tokens"] for row in lane] + [lane[-1]["backwards_labels"][-1:]])
         assert (onwards == back[::-1]).all()
-        assert [int(row["begins"]) for row in lane] == [1, *[0] * (len(lane) - 1)]
+        assert [int(row["reset_state"]) for row in lane] == [1, *[0] * (len(lane) - 1)]
         for row in lane:
             for prefix in ("", "backwards_"):
                 assert (row[f"{prefix}labels"][:-1] == row[f"{prefix}tokens"][1:]).all()
@@ -233,7 +233,7 @@ def test_it_learns_by_drawn_words_and_with_states_that_go_on():
     model = build_model(tiny_elmo())
     fill(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-    table = torch.from_numpy(spelled([f"{number:03}" for number in range(VOCABULARY)]))[:, :7]
+    table = torch.from_numpy(character_ids([f"{number:03}" for number in range(VOCABULARY)]))[:, :7]
     text = torch.arange(40_000) * 7 % 31
     pasts = model.empty_pasts(16)
     for step in range(100):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
-from megaptm.objectives import objective_of
+from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.spec import AttentionSpec, WindowSpec, published
@@ -66,7 +66,7 @@ def pairs(*lengths: tuple[int, int], seed: int = 0) -> list[DocumentSlice]:
 
 def row_of(objective: object, piece: list[DocumentSlice], sequence: int) -> dict[str, Tensor]:
     """[1, ...]: one sample."""
-    task = objective_of({"text-to-text": objective})
+    task = build_objective({"text-to-text": objective})
     sample = task.make(piece, SampleContext(led_special(), np.random.default_rng(0), sequence, True))
     task.batch(sequence, True).check(sample, maker=task.name)
     return {name: torch.from_numpy(array)[None] for name, array in sample.items()}

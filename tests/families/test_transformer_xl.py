@@ -82,7 +82,7 @@ def test_a_row_that_begins_anew_remembers_nothing() -> None:
     with torch.no_grad():
         model.logits({"tokens": tokens[:, :LENGTH]}, pasts=pasts)
         pasts = {stack: past.moved_on() for stack, past in pasts.items()}
-        batch = {"tokens": tokens[:, LENGTH:], "begins": torch.tensor([1, 0])}
+        batch = {"tokens": tokens[:, LENGTH:], "reset_state": torch.tensor([1, 0])}
         said = model.logits(batch, pasts=pasts)["lm"]
         alone = model.logits({"tokens": tokens[:, LENGTH:]})["lm"]
     torch.testing.assert_close(said[0], alone[0], rtol=0, atol=1e-5)

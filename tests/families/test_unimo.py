@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS, IGNORED, MASKED_REGION
+from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
@@ -106,8 +106,8 @@ def test_losses_of_what_is_hidden_are_what_their_formulas_say() -> None:
     bias = torch.linspace(-1, 2, FEATURES)
     batch = unimo_batch(8, seed=3)
     said = heads_that_say(bias)(batch).losses
-    asked = (batch["hidden_features"] != IGNORED).all(-1)
-    missing = (bias - batch["hidden_features"][asked]).square()
+    asked = (batch["masked_region_features"] != IGNORED).all(-1)
+    missing = (bias - batch["masked_region_features"][asked]).square()
     assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
     assert said["mrfr"][1] == missing.numel()
     likely, wanted = bias[:CLASSES].softmax(-1), batch["region_distributions"][asked]
@@ -128,10 +128,10 @@ def test_the_contrast_is_its_formula_over_all_pairs_of_the_batch() -> None:
             [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]
             for row, places in enumerate(batch[field])
         ]
-        for field in ("image_places", "text_places")
+        for field in ("image_starts", "text_starts")
     )
     assert {*map(len, images)} == {1, 2}
-    right = batch["right_texts"].tolist()
+    right = batch["num_positive_texts"].tolist()
     asked = [row for row, answer in enumerate(right) if answer != IGNORED]
     wanted = 0.0
     for row in asked:
@@ -150,7 +150,7 @@ def test_each_image_and_each_text_is_read_by_itself() -> None:
     model, batch = unimo_model(), unimo_batch(3, seed=3)
     batch["order"][:] = 0
     head = model.head["cmcl"]  # type: ignore[index]  # a whole model has heads
-    number = COMPARED_IMAGES + COMPARED_TEXTS
+    number = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
 
     def features(batch: dict[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
@@ -159,12 +159,12 @@ def test_each_image_and_each_text_is_read_by_itself() -> None:
         return [*said[2:, : 32 * number].split(32, 1)]
 
     before = features(batch)
-    begins = batch["text_places"][2].tolist()
+    begins = batch["text_starts"][2].tolist()
     # The last row has two images, and two texts.
-    for changed in (0, 1, COMPARED_IMAGES, COMPARED_IMAGES + 1):
+    for changed in (0, 1, MAX_COMPARED_IMAGES, MAX_COMPARED_IMAGES + 1):
         other = {name: field.clone() for name, field in batch.items()}
-        if changed >= COMPARED_IMAGES:
-            text = changed - COMPARED_IMAGES
+        if changed >= MAX_COMPARED_IMAGES:
+            text = changed - MAX_COMPARED_IMAGES
             other["tokens"][:, begins[text] + LENGTHS[text] - 1] += 1
             other["tokens"] %= 150
         else:

@@ -155,7 +155,7 @@ def asked_of_regions() -> dict[str, Tensor]:
     labels[rows, slots] = classes[:, 1:].argmax(1) + 1
     return {
         "masked_positions": places,
-        "hidden_features": seen,
+        "masked_region_features": seen,
         "region_labels": labels,
         "region_distributions": likely,
     }
@@ -245,7 +245,7 @@ def test_each_loss_is_what_its_formula_says():
     batch = uniter_batch(8, seed=3)
     said = heads_that_say(bias)(batch).losses
     asked = batch["region_labels"] != IGNORED
-    missing = (bias - batch["hidden_features"][asked]).square()
+    missing = (bias - batch["masked_region_features"][asked]).square()
     assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
     assert said["mrfr"][1] == missing.numel()
     likely = bias[:CLASSES].softmax(-1)
@@ -263,7 +263,7 @@ def test_what_says_what_the_detector_says_has_no_loss():
     batch = uniter_batch(4, seed=3)
     bias = torch.linspace(-1, 2, FEATURES)
     asked = batch["region_labels"] != IGNORED
-    batch["hidden_features"][asked] = bias
+    batch["masked_region_features"][asked] = bias
     batch["region_distributions"][asked] = bias[:CLASSES].softmax(-1)
     said = heads_that_say(bias)(batch).losses
     assert said["mrfr"][0] == 0

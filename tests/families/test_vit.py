@@ -194,8 +194,8 @@ def test_what_goes_with_tokens_alone_is_refused(differing, said):
         ("objective=masked-lm", "it provides text, and this family reads images"),
         ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
         ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),
-        ("objective={image-labels: {area: [0.5, 0.1]}}", "must rise"),
-        ("objective={masked-patches: {mask: 0.9, random: 0.2}}", "more than all"),
+        ("objective={image-labels: {area_range: [0.5, 0.1]}}", "must be a minimum, then a maximum"),
+        ("objective={masked-patches: {mask_patch_prob: 0.9, random_patch_prob: 0.2}}", "more than all"),
     ],
 )
 def test_what_a_config_cannot_mean_is_one_sentence(override, said):

@@ -79,9 +79,7 @@ def read_addresses(folder: Path) -> Any:
 
     corpus = Corpus.open(folder, Cache(folder / "cache"))
     found = [
-        corpus.address_of(info.name)
-        for split in SPLITS
-        for info in ShardTable(corpus.folder / table_name(split), split)
+        corpus.url_of(info.name) for split in SPLITS for info in ShardTable(corpus.folder / table_name(split), split)
     ]
     said = corpus.mirror.addresses.values() if corpus.mirror else ()
     assert not [url for url in said if _shows_this_machine(url)]

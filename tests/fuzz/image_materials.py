@@ -35,7 +35,7 @@ OF_A_FAMILY = {
     "vit": (),
     "clip": (
         "model.stacks={text: {layers: 1, context: 16}}",
-        "objective={image-text: {size: 32, texts: 16}}",
+        "objective={image-text: {size: 32, text_length: 16}}",
     ),
     "uniter": ("data.sequence=24",),
     "unimo": (),

@@ -32,8 +32,8 @@ from tests.fuzz.seals import seal_corpus
 from tests.fuzz.target import Command, Target
 
 IMAGE_LABELS = ({"image-labels": {"size": 8}}, 5)
-PATCHES = ({"masked-patches": {"size": 8, "crop": "whole"}}, 5)
-IMAGE_TEXT = ({"image-text": {"size": 8, "texts": 12}}, 5)
+PATCHES = ({"masked-patches": {"size": 8, "crop": "none"}}, 5)
+IMAGE_TEXT = ({"image-text": {"size": 8, "text_length": 12}}, 5)
 OF_SHAPES = {"regions": 6, "features": 24}
 REGIONS = tuple(
     ({name: OF_SHAPES | {"classes": 17}}, 24)
@@ -307,13 +307,13 @@ def read_meanings(folder: Path) -> Any:
     from data_pipeline.annotate.meanings import write_meanings
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
-    from megaptm.objectives.meanings import meanings_named
+    from megaptm.objectives.meanings import load_meanings
     from megaptm.run.corpora import tokenizer_of
 
     corpus = folder.parent / "materials/corpus-regions"
     tokenizer = tokenizer_of(Corpus.open(corpus))
     write_meanings(read(folder / "it.tsv"), tokenizer, folder / "again.json")
-    meanings_named.cache_clear()
+    load_meanings.cache_clear()
     words = OF_SHAPES | {"classes": 17, "kept": 1, "broken": 2, "meanings": str(folder / "it.json")}
     mix = open_mix(
         {str(corpus): 1.0}, objective={"cross-modal-contrast": words}, sequence=64, seed=0, special=tokenizer.special

@@ -12,7 +12,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from megaptm.data.teacher_logits import FORMAT, KeptLogits, file_hash, file_name, sample_digest, write_file
+from megaptm.data.teacher_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
 from megaptm.hub.bilm import options, to_bilm
 from megaptm.hub.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
@@ -64,7 +64,7 @@ def _write_logits(folder: Path) -> None:
     folder.mkdir()
     path = folder / file_name("train", 0)
     places, ids = np.arange(8, dtype=np.int32), np.arange(16, dtype=np.int32).reshape(8, 2)
-    kept = KeptLogits(places, ids, -ids.astype(np.float16))
+    kept = SampleLogits(places, ids, -ids.astype(np.float16))
     write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [kept] * 3)
     numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
     words = {"format": FORMAT, "teacher": "it", "head": "mlm", "positions": "all", "dtype": "float16"}

@@ -67,12 +67,12 @@ def _other_numbers(tables: dict[str, np.ndarray], draw: Random) -> dict[str, np.
 def read_found(folder: Path) -> Any:
     """Rows of the contrast, and of whether a pair matches, with what it names."""
     from megaptm.data import open_mix
-    from megaptm.data.retrieved import retrieved_named
+    from megaptm.data.retrieved import load_retrieved
     from megaptm.run.corpora import tokenizer_of
     from megaptm.storage import Cache, RetryPolicy
     from tests.fuzz.image_targets import digest_of
 
-    retrieved_named.cache_clear()
+    load_retrieved.cache_clear()
     corpus = Corpus.open(folder.parent / "materials/corpus-regions")
     cache = Cache(folder / "cache", retry=RetryPolicy(seconds=0.0, deadline=2.0))
     told: dict[str, Any] = {"sequence": 64, "seed": 0, "special": tokenizer_of(corpus).special, "cache": cache}

@@ -220,7 +220,7 @@ def spoil_logits(folder: Path, draw: Random) -> bool:
 def read_logits(folder: Path) -> Any:
     from megaptm.data.teacher_logits import TeacherLogits
 
-    logits = TeacherLogits.open(folder).of("train")
+    logits = TeacherLogits.open(folder).split("train")
     found = [logits.fields(number, kept_sample(number)) for number in range(3)]
     return [(name, field.tolist()) for fields in found for name, field in fields.items()]
 

@@ -92,8 +92,8 @@ def documents_of(family: Family, batch: Batch) -> Iterator[Batch]:
     rowwise = {name: batch[name] for name in batch if batch[name].dim() == 1}
     if "labels" in batch:
         placed["labels"] = labels_everywhere(batch)
-    if "draws" in batch:
-        placed["draws"] = _draws_everywhere(batch)
+    if "uniforms" in batch:
+        placed["uniforms"] = _draws_everywhere(batch)
     alike: dict[tuple[int, ...], list[Batch]] = defaultdict(list)
     for row in range(len(batch["tokens"])):
         numbers = {prefix: _numbers(batch, prefix)[row] for prefix in prefixes}
@@ -126,7 +126,7 @@ def _draws_everywhere(batch: Batch) -> Tensor:
     """[B, S], from a number for each place asked about."""
     draws = torch.zeros(batch["tokens"].shape)
     rows, slots = (batch["labels"] != IGNORED).nonzero(as_tuple=True)
-    draws[rows, batch["masked_positions"][rows, slots]] = batch["draws"][rows, slots].float()
+    draws[rows, batch["masked_positions"][rows, slots]] = batch["uniforms"][rows, slots].float()
     return draws
 
 
@@ -195,7 +195,7 @@ def joint_losses_of(
         said = generator(**inputs).logits[hidden]
         inputs["input_ids"] = inputs["input_ids"].clone()
         inputs["input_ids"][hidden] = pick(
-            cumulative_shares(said, said.amax(-1, keepdim=True)), documents["draws"][hidden]
+            cumulative_shares(said, said.amax(-1, keepdim=True)), documents["uniforms"][hidden]
         )
         replaced = (hidden & (inputs["input_ids"] != labels)).float()
         judged = documents["replaced"] != IGNORED

@@ -20,7 +20,7 @@ from megaptm.hub.image_processor import ALWAYS, DEFAULTS, OF_ALL, PROCESSOR, rea
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
 from megaptm.models import Model, build_model
-from megaptm.objectives import objective_of
+from megaptm.objectives import build_objective
 from megaptm.spec import PixelStatistics
 from tests.data_pipeline.images.pictures import encoded, pixels
 from tests.families.vision import theirs_in, weights_of
@@ -35,17 +35,17 @@ MODELS = {
     "clip": (clip_model, transformers.CLIPModel, "image-text"),
 }
 PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "ViT's own": ("vit", {"image_processor_type": "ViTImageProcessor", "size": PIXELS}, {"held_out_crop": "whole"}),
+    "ViT's own": ("vit", {"image_processor_type": "ViTImageProcessor", "size": PIXELS}, {"validation_crop": "none"}),
     # As google/vit-base-patch16-224 and facebook/dino-vits16 have them, and facebook/deit-base-patch16-224.
     "ImageNet's": (
         "vit",
         {"feature_extractor_type": "ViTFeatureExtractor", "size": PIXELS, "resample": 3, **IMAGENET},
-        {"held_out_crop": "whole", "resample": "bicubic"},
+        {"validation_crop": "none", "resample": "bicubic"},
     ),
     "a border that is cut off": (
         "vit",
         {"image_processor_type": "DeiTImageProcessor", "size": 8, "crop_size": PIXELS, **IMAGENET},
-        {"held_out_crop": "whole", "resample": "bicubic", "inner": 0.75},
+        {"validation_crop": "none", "resample": "bicubic", "crop_fraction": 0.75},
     ),
     "CLIP's own": (
         "clip",
@@ -63,12 +63,12 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "image_mean": [1, 1, 1],
             "image_std": [1, 1, 1],
         },
-        {"resample": "lanczos", "inner": 0.5},
+        {"resample": "lanczos", "crop_fraction": 0.5},
     ),
     "bytes as they are": (
         "vit",
         {"size": PIXELS, "do_rescale": False, "do_normalize": False},
-        {"held_out_crop": "whole"},
+        {"validation_crop": "none"},
     ),
 }
 
@@ -76,7 +76,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 def read_here(model: Model, objective: dict[str, Any]) -> torch.Tensor:
     """[1, ...]: what a model says of the photo."""
     content = encoded(PHOTO, "PNG")
-    task: Any = objective_of(objective).held_out()
+    task: Any = build_objective(objective).for_validation()
     patches = task.patches(content, GRID, np.random.default_rng(0), whose="photo", remedy="")
     tokens = torch.full((1, GRID**2 + 1), PATCH)
     tokens[:, 0] = IMAGE
@@ -121,7 +121,7 @@ def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: st
     assert (read_here(model, objective) - expected).abs().max() <= 1e-5
     if found.spec.own_pixels is not None:
         assert (read_here(begun, objective) - expected).abs().max() > 1e-3, "as if nothing had been taken over"
-    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", objective=objective_of(objective))
+    to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", objective=build_objective(objective))
     assert (read_there(tmp_path / "out", kind) - expected).abs().max() <= 1e-5
     again = from_hugging_face(tmp_path / "out")
     assert (again.spec.own_pixels, again.image_options) == (found.spec.own_pixels, found.image_options)

@@ -78,7 +78,7 @@ def test_text_vectors_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
     assert (batched[0] - batched[1]).abs().max() > 1e-2
     assert loaded.encode(TEXTS, pool="none").shape[1] == max(
         len(
-            loaded.config.built_objective.with_special_tokens(
+            loaded.config.built_objective.add_special_tokens(
                 loaded.tokenizer.encode(text).tolist(), loaded.tokenizer.special
             )
         )

@@ -126,8 +126,8 @@ def batch(family: str, step: int) -> dict[str, Tensor]:
     if any(size.memory for size in table.sizes.values()):
         # The recurrence cache spans documents. Some sequences start anew, others continue.
         del fields["document_ids"]
-        fields["begins"] = torch.zeros(ROWS, dtype=torch.int64)
-        fields["begins"][step % ROWS :: 3] = 1
+        fields["reset_state"] = torch.zeros(ROWS, dtype=torch.int64)
+        fields["reset_state"][step % ROWS :: 3] = 1
     return fields
 
 

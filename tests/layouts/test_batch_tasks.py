@@ -20,7 +20,7 @@ from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
 from tests.models.regions import ALL
 from tests.ranks import run_ranks
 
-LABELS = ("matched", "labels", "hidden_features", "region_distributions", "labels", "matched", "region_labels")
+LABELS = ("matched", "labels", "masked_region_features", "region_distributions", "labels", "matched", "region_labels")
 """Labels of each step. megatron-core learns the order of gradients from the first steps."""
 ALL_LABELS = {HEADS[name].answers for name in ALL.heads}
 LAYOUTS = {

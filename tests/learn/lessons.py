@@ -15,7 +15,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, Mix, open_mix, validation_batches
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
-from megaptm.objectives.objective import Objective, Piece, RowWindow, Sample, SampleContext, SentenceGroup
+from megaptm.objectives.objective import Objective, Piece, Sample, SampleContext, SentenceGroup, SequenceWindow
 from tests.engines import filled_engine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -55,12 +55,12 @@ class Shuffled(Objective):
     def __init__(self, objective: Objective) -> None:
         self.objective = objective
         self.name, self.losses = objective.name, objective.losses  # type: ignore[misc]  # the one it stands in for
-        self.unit, self.needs = objective.unit, objective.needs
+        self.unit, self.required_tokens = objective.unit, objective.required_tokens
 
     def raw_length(self, sequence: int) -> int:
         return self.objective.raw_length(sequence)
 
-    def cut(self, sequence: int, document_mask: bool) -> RowWindow:
+    def cut(self, sequence: int, document_mask: bool) -> SequenceWindow:
         return self.objective.cut(sequence, document_mask)
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
@@ -72,7 +72,10 @@ class Shuffled(Objective):
 
 def _permuted(piece: Piece, rng: np.random.Generator) -> Piece:
     if isinstance(piece, SentenceGroup):
-        return SentenceGroup(_resplit(piece.sentences, rng), other=lambda rng: _resplit(piece.other(rng), rng))
+        return SentenceGroup(
+            _resplit(piece.sentences, rng),
+            sample_other_document=lambda rng: _resplit(piece.sample_other_document(rng), rng),
+        )
     return [replace(part, tokens=_shuffle(part.tokens, rng)) for part in piece]
 
 
@@ -109,7 +112,7 @@ def learn(family: str, corpus: str) -> Lesson:
         )
 
     def held_out(objective: Objective) -> list[list[MicroBatch]]:
-        batches = validation_batches(opened("validation", objective), **rows, most=32)
+        batches = validation_batches(opened("validation", objective), **rows, max_steps=32)
         for batch in chain.from_iterable(batches):
             # Asked about words alone: the ends of texts and T5's sentinels are easy, and would hide what is hard.
             batch["labels"][torch.isin(batch["labels"], torch.tensor(sorted(special.specials)))] = IGNORED

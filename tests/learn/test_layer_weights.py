@@ -26,9 +26,9 @@ from torch import Tensor
 
 from megaptm.models import build_model, fill
 from megaptm.models.every_layer import ScalarMix, every_layer
-from megaptm.objectives.spelling import spelled
+from megaptm.objectives.spelling import character_ids
 from megaptm.spec import ModelSpec, Size
-from tests.models.recurrent import CHARACTERS, FILTERS, elmo_table
+from tests.models.recurrent import FILTERS, NUM_CHARACTERS, elmo_table
 
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)
 SEEDS = (1, 2)
@@ -62,7 +62,7 @@ def read() -> Words:
     numbers = {word: number for number, word in enumerate(known)}
     labels = [FOLLOWING.index(word) if word in FOLLOWING else len(FOLLOWING) for word in known]
     ids = torch.tensor([numbers.get(word, 0) for word in words])
-    return Words(ids, torch.from_numpy(spelled(known))[:, :CHARACTERS], torch.tensor(labels))
+    return Words(ids, torch.from_numpy(character_ids(known))[:, :NUM_CHARACTERS], torch.tensor(labels))
 
 
 def layers_of(words: Words, seed: int) -> tuple[Tensor, Tensor]:

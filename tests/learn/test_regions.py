@@ -60,10 +60,10 @@ def learn(config_file: str, corpus: str, vocabulary: int) -> Lesson:
     rows = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
     told = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
     told |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
-    held_out = validation_batches(open_mix(config.data.mix, split="validation", **told), **rows, most=24)
+    held_out = validation_batches(open_mix(config.data.mix, split="validation", **told), **rows, max_steps=24)
     [words] = [one.objective for one in tasks_of(config.built_objective) if isinstance(one.objective, RegionMaskedLM)]
     pairs = validation_batches(
-        open_mix(config.data.mix, split="validation", **told | {"objective": words}), **rows, most=8
+        open_mix(config.data.mix, split="validation", **told | {"objective": words}), **rows, max_steps=8
     )
     engine = filled_engine(
         resolve_model(config),
@@ -94,7 +94,7 @@ def with_other_images(batch: MicroBatch) -> MicroBatch:
 
 def guesses(batches: list[MicroBatch]) -> dict[str, float]:
     labels = torch.cat([batch["labels"].flatten() for batch in batches])
-    features, likely = ([*of_kinds(batches, field)] for field in ("hidden_features", "region_distributions"))
+    features, likely = ([*of_kinds(batches, field)] for field in ("masked_region_features", "region_distributions"))
     far = [(one - one.mean(0)).square() for one in features]
     apart = [F.kl_div(one.mean(0).log().expand_as(one), one, reduction="none") for one in likely]
     return {
@@ -110,9 +110,11 @@ def found_by_chance(batches: list[MicroBatch]) -> float:
     """Nats of who takes any text of the batch or another image for right; each batch is compared by itself."""
     found = []
     for batch in batches:
-        if (asked := batch.get("right_texts", torch.zeros(0)) > 0).any():
-            texts = batch["text_places"][asked] != IGNORED
-            found += (math.log(int(texts.sum()) + int(asked.sum()) - 1) - batch["right_texts"][asked].log()).tolist()
+        if (asked := batch.get("num_positive_texts", torch.zeros(0)) > 0).any():
+            texts = batch["text_starts"][asked] != IGNORED
+            found += (
+                math.log(int(texts.sum()) + int(asked.sum()) - 1) - batch["num_positive_texts"][asked].log()
+            ).tolist()
     return sum(found) / len(found) if found else math.nan
 
 

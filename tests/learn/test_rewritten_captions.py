@@ -34,7 +34,7 @@ def some_pairs() -> tuple[Tensor, list[list[Text]]]:
         images.append(there.sum(0) + 0.1 * rng.normal(size=FEATURES))
         names = [("a", COLORS[color], SHAPES[shape]) for color, shape in zip(colors, shapes, strict=True)]
         caption = (*names[0], "and", *names[1])
-        texts.append([caption, *REWRITER.kept(caption, rng), *REWRITER.broken(caption, rng)])
+        texts.append([caption, *REWRITER.paraphrases(caption, rng), *REWRITER.negatives(caption, rng)])
     return torch.tensor(np.array(images), dtype=torch.float32), texts
 
 

@@ -10,7 +10,7 @@ from megaptm.families.elmo import ELMO
 from megaptm.spec import Family, ModelSpec, Size, change
 
 VOCABULARY = 150
-CHARACTERS = 7
+NUM_CHARACTERS = 7
 FILTERS = ((1, 4), (2, 6), (3, 6))
 
 
@@ -33,12 +33,12 @@ def tiny_cove(*, dropout: float = 0.0) -> ModelSpec:
 def elmo_batch(rows: int, length: int, *, seed: int, begins: slice | None = None) -> dict[str, Tensor]:
     """Rows of both directions, of which some `begin` anew where others go on."""
     generator = torch.Generator().manual_seed(seed)
-    batch = {"begins": torch.zeros(rows, dtype=torch.int64)}
+    batch = {"reset_state": torch.zeros(rows, dtype=torch.int64)}
     for prefix in ("", "backwards_"):
         text = torch.randint(VOCABULARY, (rows, length + 1), generator=generator)
-        letters = torch.randint(1, 262, (rows, length, CHARACTERS), generator=generator, dtype=torch.int16)
+        letters = torch.randint(1, 262, (rows, length, NUM_CHARACTERS), generator=generator, dtype=torch.int16)
         fields = {"tokens": text[:, :-1], "characters": letters, "labels": text[:, 1:]}
         batch |= {f"{prefix}{name}": field for name, field in fields.items()}
     if begins is not None:
-        batch["begins"][begins] = 1
+        batch["reset_state"][begins] = 1
     return batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import BOX_NUMBERS, IGNORED, MASKED_REGION, REGION
+from megaptm.batch import IGNORED, MASKED_REGION, NUM_BOX_VALUES, REGION
 from megaptm.families.uniter import UNITER
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size, change
@@ -50,10 +50,10 @@ def uniter_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
         "positions": torch.arange(TEXT + REGIONS).expand(rows, -1).clone(),
         "document_ids": documents,
         "region_features": torch.randn(rows, REGIONS, FEATURES, generator=generator),
-        "region_boxes": torch.rand(rows, REGIONS, BOX_NUMBERS, generator=generator),
+        "region_boxes": torch.rand(rows, REGIONS, NUM_BOX_VALUES, generator=generator),
         "masked_positions": torch.cat([places + TEXT, some(TEXT, rows, 1)], 1),
         "labels": labels,
-        "hidden_features": torch.randn(rows, ASKED, FEATURES, generator=generator).masked_fill(
+        "masked_region_features": torch.randn(rows, ASKED, FEATURES, generator=generator).masked_fill(
             ~asked[:, :, None], IGNORED
         ),
         "region_labels": some(CLASSES, rows, ASKED).masked_fill(~asked, IGNORED),

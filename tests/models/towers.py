@@ -8,7 +8,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec, Field, fields
 from megaptm.objectives import Objective
-from megaptm.objectives.objective import RowWindow, padded
+from megaptm.objectives.objective import SequenceWindow, pad_pieces
 from megaptm.spec import Block, Family, NormSpec, Size
 from tests.models import pairs
 
@@ -25,7 +25,7 @@ class Halves(Objective):
         return 2 * sequence - 2
 
     def cut(self, sequence, document_mask):
-        return RowWindow(stride=self.raw_length(sequence))
+        return SequenceWindow(stride=self.raw_length(sequence))
 
     def batch(self, sequence, document_mask):
         names = ("tokens", "document_ids")
@@ -37,7 +37,7 @@ class Halves(Objective):
         text = np.concatenate([part.tokens for part in piece])
         sample = {"pairs": np.array(0)}
         for prefix, half in zip(("", "right_"), np.array_split(text, 2), strict=True):
-            sample[f"{prefix}tokens"] = padded([np.array([special.cls]), half], sequence, special.pad)
+            sample[f"{prefix}tokens"] = pad_pieces([np.array([special.cls]), half], sequence, special.pad)
             sample[f"{prefix}document_ids"] = (np.arange(sequence) <= len(half)).astype(np.int64)
         return sample
 

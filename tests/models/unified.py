@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from megaptm.batch import COMPARED_IMAGES, COMPARED_TEXTS, IGNORED
+from megaptm.batch import IGNORED, MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo import UNIMO
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, Size
@@ -35,9 +35,9 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
     batch["document_ids"][:, : len(texts)] = texts
     batch["document_ids"][:, len(texts) : TEXT] = 0
     batch["positions"][:, : len(texts)] = torch.cat([torch.arange(length) for length in LENGTHS])
-    places = torch.full((rows, COMPARED_TEXTS), IGNORED)
+    places = torch.full((rows, MAX_COMPARED_TEXTS), IGNORED)
     places[:, :3] = torch.tensor([0, LENGTHS[0], sum(LENGTHS[:2])])
-    images = torch.full((rows, COMPARED_IMAGES), IGNORED)
+    images = torch.full((rows, MAX_COMPARED_IMAGES), IGNORED)
     images[:, 0], images[1::3, 1], images[2::3, 1] = TEXT, TEXT + OTHER, TEXT + OTHER
     regions = batch["document_ids"][:, TEXT + OTHER :]
     regions[(regions > 0) & (images[:, 1:2] != IGNORED)] = 9
@@ -45,7 +45,7 @@ def unimo_batch(rows: int, *, seed: int) -> dict[str, Tensor]:
     places[2::3, 2], right[1::4] = IGNORED, IGNORED
     order = torch.zeros_like(batch["tokens"])
     order[1::2, :TEXT] = torch.arange(TEXT)
-    return batch | {"order": order, "image_places": images, "text_places": places, "right_texts": right}
+    return batch | {"order": order, "image_starts": images, "text_starts": places, "num_positive_texts": right}
 
 
 def unimo_model(*, layers: int = 2, noise: float = 0.1) -> Model:

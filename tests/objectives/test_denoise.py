@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.objectives.hide import iid, random_partition, random_spans, span_counts
-from megaptm.objectives.show_ask import hidden_after_sentinels, masked, sentinel_per_span
+from megaptm.objectives.hide import num_masked_spans, random_partition, random_spans, single_tokens
+from megaptm.objectives.show_ask import masked_spans_after_sentinels, replace_spans_by_sentinels, replace_tokens
 from tests.data.corpora import SPECIALS, tiny_special
 
 SPECIAL = tiny_special()
-HIDE_SPANS = random_spans(rate=0.15, mean=3.0)
+HIDE_SPANS = random_spans(rate=0.15, mean_span_length=3.0)
 seeds = st.integers(0, 2**32)
 texts = st.lists(st.integers(SPECIALS, 999), min_size=2, max_size=600).map(np.array)
 
@@ -18,7 +18,7 @@ texts = st.lists(st.integers(SPECIALS, 999), min_size=2, max_size=600).map(np.ar
 @given(tokens=texts, seed=seeds)
 def test_spans_hide_exact_counts_keep_the_first_token_and_never_touch(tokens, seed):
     hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(seed))
-    noise, spans = span_counts(len(tokens), rate=0.15, mean=3.0)
+    noise, spans = num_masked_spans(len(tokens), rate=0.15, mean_span_length=3.0)
     starts = np.flatnonzero(np.diff(hidden.astype(int)) == 1)
     assert hidden.sum() == noise == min(max(round(0.15 * len(tokens)), 1), len(tokens) - 1)
     assert not hidden[0]
@@ -29,8 +29,8 @@ def test_spans_hide_exact_counts_keep_the_first_token_and_never_touch(tokens, se
 @given(tokens=texts, seed=seeds)
 def test_spans_can_be_put_back(tokens, seed):
     hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(seed))
-    shown = sentinel_per_span(tokens, hidden, SPECIAL).tolist()
-    asked = hidden_after_sentinels(tokens, hidden, SPECIAL).tolist()
+    shown = replace_spans_by_sentinels(tokens, hidden, SPECIAL).tolist()
+    asked = masked_spans_after_sentinels(tokens, hidden, SPECIAL).tolist()
     spans: dict[int, list[int]] = {}
     for token in asked:
         if token in SPECIAL.sentinels:
@@ -46,7 +46,7 @@ def test_a_token_alone_is_not_hidden():
     tokens = np.array([SPECIALS])
     hidden = HIDE_SPANS(tokens, SPECIAL, np.random.default_rng(0))
     assert not hidden.any()
-    assert len(hidden_after_sentinels(tokens, hidden, SPECIAL)) == 0
+    assert len(masked_spans_after_sentinels(tokens, hidden, SPECIAL)) == 0
 
 
 def test_every_partition_is_equally_likely():
@@ -61,7 +61,7 @@ def test_every_partition_is_equally_likely():
 def test_single_tokens_are_hidden_by_count_and_specials_never(length, seed):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1000, length)
-    hidden = iid(rate=0.15, most=20)(tokens, SPECIAL, rng)
+    hidden = single_tokens(rate=0.15, max_masked=20)(tokens, SPECIAL, rng)
     ordinary = int((tokens >= SPECIALS).sum())
     assert hidden.sum() == min(20, max(1, round(0.15 * length)), ordinary)
     assert not hidden[tokens < SPECIALS].any()
@@ -70,7 +70,9 @@ def test_single_tokens_are_hidden_by_count_and_specials_never(length, seed):
 def test_replacements_are_ordinary_tokens_or_the_mask():
     tokens = np.full(10_000, 500)
     hidden = np.arange(10_000) % 2 == 0
-    shown = masked(mask=0.8, random=0.1)(tokens, hidden, SPECIAL, np.random.default_rng(0))
+    shown = replace_tokens(mask_token_prob=0.8, random_token_prob=0.1)(
+        tokens, hidden, SPECIAL, np.random.default_rng(0)
+    )
     assert (shown[~hidden] == 500).all()
     assert set(shown[hidden]) - {SPECIAL.mask} <= set(range(SPECIALS, 1000))
     assert (tokens == 500).all()

@@ -8,13 +8,13 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
+from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.denoising import Denoising, permuted_sentences, span_lengths
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
 BEGIN, END, MASK, PAD = SPECIAL.begin, SPECIAL.end, SPECIAL.mask, SPECIAL.pad
-NOTHING = {"infill": 0.0, "permute": 0.0}
+NOTHING = {"infill_rate": 0.0, "permute_rate": 0.0}
 """Of options: what the published noises are turned off by."""
 
 
@@ -24,8 +24,8 @@ def text(length: int, sentences: tuple[int, ...] = (), words: tuple[int, ...] = 
     return DocumentSlice(part(length, seed=seed).tokens, 2, known)
 
 
-def spoil(task: Denoising, piece: DocumentSlice, seed: int = 0) -> np.ndarray:
-    return task.spoil(piece, SPECIAL, np.random.default_rng(seed))
+def corrupt(task: Denoising, piece: DocumentSlice, seed: int = 0) -> np.ndarray:
+    return task.corrupt(piece, SPECIAL, np.random.default_rng(seed))
 
 
 def letters(task: Denoising, seed: int) -> str:
@@ -33,17 +33,17 @@ def letters(task: Denoising, seed: int) -> str:
     special = SpecialTokens(size=128, mask=ord("_"), specials=frozenset({ord("_")}))
     tokens = np.frombuffer(b"ABC.DE.", dtype=np.uint8)
     known = {"sentences": np.array([0, 4]), "words": np.array([0, 1, 2, 3, 4, 5, 6])}
-    return bytes(task.spoil(DocumentSlice(tokens, 2, known), special, np.random.default_rng(seed)).tolist()).decode()
+    return bytes(task.corrupt(DocumentSlice(tokens, 2, known), special, np.random.default_rng(seed)).tolist()).decode()
 
 
 @pytest.mark.parametrize(
     ("options", "seen"),
     [
-        ({"mask": 0.25}, {"A_C._E.", "_B_.DE."}),
-        ({"delete": 0.25}, {"AC.E.", "BC.DE"}),
-        ({"infill": 0.25}, {"A_.D_E.", "A_.DE.", "ABC.D_"}),
-        ({"permute": 1.0}, {"DE.ABC.", "ABC.DE."}),
-        ({"rotate": 1.0}, {"C.DE.AB", "ABC.DE."}),
+        ({"mask_rate": 0.25}, {"A_C._E.", "_B_.DE."}),
+        ({"delete_rate": 0.25}, {"AC.E.", "BC.DE"}),
+        ({"infill_rate": 0.25}, {"A_.D_E.", "A_.DE.", "ABC.D_"}),
+        ({"permute_rate": 1.0}, {"DE.ABC.", "ABC.DE."}),
+        ({"rotate_prob": 1.0}, {"C.DE.AB", "ABC.DE."}),
     ],
 )
 def test_each_noise_does_to_the_papers_example_what_its_figure_shows(options, seen):
@@ -53,25 +53,25 @@ def test_each_noise_does_to_the_papers_example_what_its_figure_shows(options, se
 
 def test_the_published_one_hides_three_in_ten_tokens_in_poisson_spans():
     """Of 200,000 tokens, and of 100,000 spans: one in 20 has no token."""
-    task, hidden, masks, raw = Denoising(permute=0.0), 0, 0, 0
+    task, hidden, masks, raw = Denoising(permute_rate=0.0), 0, 0, 0
     for number in range(400):
-        shown = spoil(task, text(512, seed=number), number)
+        shown = corrupt(task, text(512, seed=number), number)
         kept = shown[shown != MASK]
         hidden, masks, raw = hidden + 512 - len(kept), masks + len(shown) - len(kept), raw + 512
     assert hidden / raw == pytest.approx(0.3, abs=0.003)
     # A mask for each span; the share cuts the last of a text short, which is one of 51.
     assert hidden / masks == pytest.approx(3.0, abs=0.06)
-    counts = Counter(span_lengths(300_000, mean=3.0, rng=np.random.default_rng(0)).tolist())
+    counts = Counter(span_lengths(300_000, poisson_lambda=3.0, rng=np.random.default_rng(0)).tolist())
     for length in range(8):
         expected = math.exp(-3) * 3**length / math.factorial(length)
         assert counts[length] / counts.total() == pytest.approx(expected, abs=0.003)
 
 
 def test_spans_lie_anywhere_and_the_rest_stays_in_order():
-    task, first = Denoising(permute=0.0), Counter()
+    task, first = Denoising(permute_rate=0.0), Counter()
     for number in range(2000):
         piece = text(20, seed=number)
-        shown = spoil(task, piece, number)
+        shown = corrupt(task, piece, number)
         rest = iter(piece.tokens.tolist())
         assert all(token in rest for token in shown[shown != MASK].tolist())
         assert len(shown) <= 20
@@ -85,7 +85,7 @@ def test_spans_lie_anywhere_and_the_rest_stays_in_order():
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.75])
 def test_masked_and_deleted_tokens_are_as_many_as_said(rate):
     piece = text(200)
-    masked, deleted = (spoil(Denoising(**NOTHING, **{how: rate}), piece) for how in ("mask", "delete"))
+    masked, deleted = (corrupt(Denoising(**NOTHING, **{how: rate}), piece) for how in ("mask_rate", "delete_rate"))
     count = math.ceil(rate * 200)
     assert (len(masked), np.count_nonzero(masked == MASK)) == (200, count)
     assert (masked == np.where(masked == MASK, MASK, piece.tokens)).all()
@@ -96,8 +96,8 @@ def test_masked_and_deleted_tokens_are_as_many_as_said(rate):
 
 
 def test_noises_add_up():
-    task = Denoising(infill=0.2, mask=0.1, delete=0.3, permute=0.0)
-    shown = spoil(task, text(1000))
+    task = Denoising(infill_rate=0.2, mask_rate=0.1, delete_rate=0.3, permute_rate=0.0)
+    shown = corrupt(task, text(1000))
     assert np.count_nonzero(shown != MASK) == 1000 - 200 - 100 - 300
 
 
@@ -106,7 +106,7 @@ def test_sentences_and_rotated_texts_keep_their_tokens():
     sentences = {tuple(sentence.tolist()) for sentence in np.split(piece.tokens, [7, 8, 30, 55])}
     orders, starts = Counter(), Counter()
     for seed in range(600):
-        permuted = spoil(Denoising(infill=0.0), piece, seed).tolist()
+        permuted = corrupt(Denoising(infill_rate=0.0), piece, seed).tolist()
         assert sorted(permuted) == sorted(piece.tokens.tolist())
         found = []
         while permuted:
@@ -114,12 +114,12 @@ def test_sentences_and_rotated_texts_keep_their_tokens():
             permuted = permuted[len(found[-1]) :]
         assert {*found} == sentences
         orders[tuple(found)] += 1
-        rotated = spoil(Denoising(**NOTHING, rotate=1.0), piece, seed)
+        rotated = corrupt(Denoising(**NOTHING, rotate_prob=1.0), piece, seed)
         (by,) = (n for n in range(60) if (np.roll(piece.tokens, -n) == rotated).all())
         starts[by] += 1
     assert len(orders) > 110  # of 120
     assert len(starts) == 60  # any token may be the first
-    turned = sum((spoil(Denoising(**NOTHING, rotate=0.25), piece, n) != piece.tokens).any() for n in range(800))
+    turned = sum((corrupt(Denoising(**NOTHING, rotate_prob=0.25), piece, n) != piece.tokens).any() for n in range(800))
     assert turned / 800 == pytest.approx(0.25 * 59 / 60, abs=0.04)
 
 
@@ -137,8 +137,8 @@ def test_words_are_hidden_whole_and_counted():
     """Words of four tokens: three in ten of them, and none in part, wherever sentences go."""
     piece = text(400, sentences=tuple(range(0, 400, 40)), words=tuple(range(0, 400, 4)))
     task = OBJECTIVES["denoising-whole-word"]
-    assert (task.annotations, task.mean, task.random) == (("sentences", "words"), 3.5, 0.1)
-    shown = spoil(Denoising(hide="whole-words"), piece)
+    assert (task.annotations, task.poisson_lambda, task.random_token_prob) == (("sentences", "words"), 3.5, 0.1)
+    shown = corrupt(Denoising(hide="whole-words"), piece)
     whole = Counter(piece.tokens.tolist())
     kept = shown[shown != MASK].reshape(-1, 4)
     assert len(kept) == 70
@@ -148,9 +148,9 @@ def test_words_are_hidden_whole_and_counted():
 
 
 def test_some_masks_are_random_tokens():
-    task = Denoising(**NOTHING, mask=0.5, random=0.2)
+    task = Denoising(**NOTHING, mask_rate=0.5, random_token_prob=0.2)
     piece = text(20_000)
-    shown = spoil(task, piece)
+    shown = corrupt(task, piece)
     assert np.count_nonzero(shown == MASK) / 10_000 == pytest.approx(0.8, abs=0.02)
     assert not SPECIAL.is_special[shown[shown != MASK]].any()
 
@@ -204,7 +204,7 @@ def test_what_is_hidden_changes_nothing_that_the_decoder_hears_or_is_asked():
 def test_no_row_overflows_however_short_its_documents():
     for seed in range(50):
         piece = [text(length, (0,), seed=seed) for length in [1, 2, 3] * 14]
-        task = Denoising(infill=0.4, mean=1.0, rotate=0.5)
+        task = Denoising(infill_rate=0.4, poisson_lambda=1.0, rotate_prob=0.5)
         sample = task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), 168, True))
         assert len(documents(sample)) == len(documents(sample, "labels", "decoder_document_ids")) == 42
 
@@ -212,16 +212,19 @@ def test_no_row_overflows_however_short_its_documents():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"infill": 0.5, "mask": 0.4, "delete": 0.3}, r"infill, mask and delete \(1.2 together\) are more than all"),
-        ({"infill": 0.0, "permute": 0.0}, "spoils nothing: raise one"),
-        ({"mean": 0.5}, r"objective.denoising.mean must be at least 1.0, not 0.5"),
+        (
+            {"infill_rate": 0.5, "mask_rate": 0.4, "delete_rate": 0.3},
+            "infill_rate, mask_rate and delete_rate sum to 1.2",
+        ),
+        ({"infill_rate": 0.0, "permute_rate": 0.0}, "so that the input is the target: raise one"),
+        ({"poisson_lambda": 0.5}, r"objective.denoising.poisson_lambda must be at least 1.0, not 0.5"),
         ({"hide": "letters"}, r"objective.denoising.hide must be 'tokens' or 'whole-words', not 'letters'."),
         ({"noise": 1}, "unknown option noise"),
     ],
 )
 def test_what_cannot_be_is_told(options, told):
     with pytest.raises(UserError, match=told):
-        objective_of({"denoising": options})
+        build_objective({"denoising": options})
 
 
 def test_a_tokenizer_without_its_tokens_is_refused():

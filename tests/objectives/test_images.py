@@ -9,17 +9,17 @@ from megaptm.batch import IMAGE, MASKED_PATCH, PATCH
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Shard
 from megaptm.errors import UserError
-from megaptm.objectives import objective_of
+from megaptm.objectives import build_objective
 from megaptm.objectives.images import ImageLabels, MaskedPatches
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.pixels import (
     CropBox,
-    drawn_box,
+    center_square,
+    crop_and_scale,
     from_patches,
     mean_colors,
-    middle,
     open_image,
-    scaled,
+    random_crop,
     to_patches,
 )
 from megaptm.tokenizers import load as load_tokenizer
@@ -41,7 +41,7 @@ def made(objective, content: bytes, *, seed: int = 0, label: int = 3):
 @pytest.mark.parametrize("content", [huge(), picture()[:200], b""])
 def test_what_is_no_image_is_one_sentence_that_says_whose(content):
     with pytest.raises(UserError, match=r"photo cannot be decoded .*: give another"):
-        ImageLabels(size=8).patches(content, 4, np.random.default_rng(0), whose="photo", remedy="give another")
+        ImageLabels(size=8).patches(content, 4, np.random.default_rng(0), source="photo", remedy="give another")
 
 
 def test_patches_are_put_together_again():
@@ -63,20 +63,20 @@ def test_a_middle_is_scaled_and_its_label_is_asked():
     import PIL.Image
 
     content = encoded(PIL.Image.fromarray(pixels(40, 24)), "PNG")
-    sample = made(ImageLabels(size=8, crop="middle", flip=False), content)
+    sample = made(ImageLabels(size=8, crop="center", flip=False), content)
     assert sample["tokens"].tolist() == [IMAGE, *[PATCH] * 16]
     assert sample["image_label"] == 3
     shown = from_patches(sample["patches"], 2).astype(int)
     expected = pixels(40, 24)[:, 8:32].reshape(8, 3, 8, 3, 3).mean((1, 3))
     assert np.abs(shown - expected).max() < 12
-    whole = from_patches(made(ImageLabels(size=8, crop="whole", flip=False), content)["patches"], 2).astype(int)
+    whole = from_patches(made(ImageLabels(size=8, crop="none", flip=False), content)["patches"], 2).astype(int)
     assert np.abs(whole - pixels(40, 24).reshape(8, 3, 8, 5, 3).mean((1, 3))).max() < 16
 
 
 def test_every_second_image_is_mirrored():
-    objective = ImageLabels(size=8, crop="whole")
+    objective = ImageLabels(size=8, crop="none")
     images = [from_patches(made(objective, picture(), seed=seed)["patches"], 2) for seed in range(60)]
-    plain = from_patches(made(objective.held_out(), picture())["patches"], 2)
+    plain = from_patches(made(objective.for_validation(), picture())["patches"], 2)
     mirrored = [(image == plain[:, ::-1]).all() for image in images]
     assert all(one or (image == plain).all() for one, image in zip(mirrored, images, strict=True))
     assert 15 < sum(mirrored) < 45
@@ -84,7 +84,7 @@ def test_every_second_image_is_mirrored():
 
 def test_parts_are_as_large_as_asked_and_inside():
     rng = np.random.default_rng(0)
-    boxes = [drawn_box(320, 200, (0.1, 0.6), rng) for _ in range(400)]
+    boxes = [random_crop(320, 200, (0.1, 0.6), rng) for _ in range(400)]
     shares = [(box.right - box.left) * (box.lower - box.upper) / (320 * 200) for box in boxes]
     ratios = [(box.right - box.left) / (box.lower - box.upper) for box in boxes]
     assert min(shares) > 0.095
@@ -93,24 +93,24 @@ def test_parts_are_as_large_as_asked_and_inside():
     assert min(ratios) > 0.72
     assert max(ratios) < 1.39
     assert all(0 <= box.left < box.right <= 320 and 0 <= box.upper < box.lower <= 200 for box in boxes)
-    assert drawn_box(1000, 10, (0.9, 1.0), rng) == middle(1000, 10) == CropBox(495, 0, 505, 10)
+    assert random_crop(1000, 10, (0.9, 1.0), rng) == center_square(1000, 10) == CropBox(495, 0, 505, 10)
 
 
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same():
     box, shown = CropBox(200, 100, 1400, 1000), {}
     for form, side in (("JPEG", 200), ("PNG", 1600)):
         with open_image(picture(form, width=1600, height=1200)) as image:
-            shown[form] = scaled(image, box, 60).astype(int)
+            shown[form] = crop_and_scale(image, box, 60).astype(int)
             assert max(image.size) == side
     assert shown["PNG"].std() > 15
     assert np.abs(shown["JPEG"] - shown["PNG"]).mean() < 4
 
 
 def test_patches_are_hidden_as_the_paper_says():
-    objective = MaskedPatches(size=80, crop="whole", flip=False)
+    objective = MaskedPatches(size=80, crop="none", flip=False)
     content, sequence = picture(width=80, height=80), 401
     piece = [DocumentSlice(np.array([0]), slots=0, blobs={"jpg": content})]
-    plain = ImageLabels(size=80, crop="whole", flip=False).make(piece, context(sequence=sequence))
+    plain = ImageLabels(size=80, crop="none", flip=False).make(piece, context(sequence=sequence))
     kinds = np.zeros(3)
     for seed in range(40):
         sample = objective.make(piece, context(seed, sequence=sequence))
@@ -140,11 +140,11 @@ def test_what_cannot_be_decoded_is_one_sentence():
 
 
 def test_held_out_images_are_not_spoiled():
-    assert ImageLabels(size=8).held_out() == ImageLabels(size=8, crop="middle", flip=False)
-    both = objective_of(
-        {"image-labels": {"size": 8, "share": 0.5}, "masked-patches": {"size": 8, "crop": "whole", "share": 0.5}}
-    ).held_out()
-    assert [(task.objective.crop, task.objective.flip) for task in both.tasks] == [("middle", False), ("whole", False)]
+    assert ImageLabels(size=8).for_validation() == ImageLabels(size=8, crop="center", flip=False)
+    both = build_objective(
+        {"image-labels": {"size": 8, "share": 0.5}, "masked-patches": {"size": 8, "crop": "none", "share": 0.5}}
+    ).for_validation()
+    assert [(task.objective.crop, task.objective.flip) for task in both.tasks] == [("center", False), ("none", False)]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def made(seed: int, tokens: int = 40, task: DeepInfoMax = TASK, order: int | Non
     """A sample of a text whose tokens are all different, in an order of its own where one is asked for."""
     ordinary = SPECIAL.ordinary if order is None else np.random.default_rng(order).permutation(SPECIAL.ordinary)
     text = np.resize(ordinary, tokens)
-    piece = SentenceGroup([text[: tokens // 2], text[tokens // 2 :]], other=lambda rng: [])
+    piece = SentenceGroup([text[: tokens // 2], text[tokens // 2 :]], sample_other_document=lambda rng: [])
     return task.make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), SEQUENCE, True))
 
 
@@ -93,13 +93,13 @@ def test_a_text_of_one_token_is_asked_nothing():
 def test_a_long_text_fills_the_row():
     longest = max(np.count_nonzero(made(seed, 500)["document_ids"]) for seed in range(100))
     assert longest == SEQUENCE
-    task = DeepInfoMax(shortest=1, longest=1)
+    task = DeepInfoMax(min_length=1, max_length=1)
     assert all(np.count_nonzero(made(seed, 500, task)["document_ids"]) == SEQUENCE for seed in range(5))
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match=r"shortest \(11\) is more than longest \(10\)"):
-        DeepInfoMax(shortest=11)
+    with pytest.raises(UserError, match=r"min_length \(11\) is more than max_length \(10\): lower it\."):
+        DeepInfoMax(min_length=11)
     with pytest.raises(UserError, match=r"data.sequence \(20\) leaves 6 tokens for a text in which an n-gram of up to"):
         TASK.check(SPECIAL, 20)
 

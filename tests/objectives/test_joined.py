@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megaptm.batch import IGNORED
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -18,7 +18,7 @@ END = SPECIAL.end
 
 def both(task: str, **options: object) -> tuple:
     """The task in two rows, and in one."""
-    return objective_of({task: options}), objective_of({task: options | {"joined": True}})
+    return build_objective({task: options}), build_objective({task: options | {"joined": True}})
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -69,4 +69,4 @@ def test_a_vocabulary_of_a_decoder_has_no_padding() -> None:
     made = joined.make([part(20)], SampleContext(bare, np.random.default_rng(0), 64, True))
     assert (made["tokens"][made["document_ids"] == 0] == END).all()
     assert (made["labels"][made["document_ids"] == 0] == IGNORED).all()
-    assert OBJECTIVES["span-corruption"].needs == ("pad", "end")
+    assert OBJECTIVES["span-corruption"].required_tokens == ("pad", "end")

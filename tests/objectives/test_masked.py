@@ -5,8 +5,8 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
-from megaptm.objectives.masked import most_asked
+from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
+from megaptm.objectives.masked import max_predictions
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, documents, part
@@ -25,7 +25,7 @@ def unmasked(sample):
 
 @pytest.mark.parametrize(("sequence", "asked"), [(128, 20), (512, 76), (64, 10), (5, 1)])
 def test_a_row_asks_as_many_positions_as_published(sequence, asked):
-    assert most_asked(sequence) == asked
+    assert max_predictions(sequence) == asked
 
 
 def test_each_document_has_its_own_cls_and_sep():
@@ -39,7 +39,7 @@ def test_each_document_has_its_own_cls_and_sep():
 
 @pytest.mark.parametrize("apart", [True, False])
 def test_the_first_places_of_each_document_see_all_where_that_is_asked(apart):
-    task = objective_of({"masked-lm": {"global_tokens": 2}})
+    task = build_objective({"masked-lm": {"global_tokens": 2}})
     sample = task.make([part(5, 2), part(6, 1)], SampleContext(SPECIAL, np.random.default_rng(0), 18, apart))
     first = [0, 1, 7, 8] if apart else [0, 1]
     assert np.flatnonzero(sample["global_tokens"]).tolist() == first
@@ -82,7 +82,7 @@ def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
 def chunk(*lengths: int) -> SentenceGroup:
     """Sentences of ids 200.., 210.., ...; the other document's tokens are 900."""
     sentences = [np.full(length, 200 + 10 * number) for number, length in enumerate(lengths)]
-    return SentenceGroup(sentences, other=lambda rng: [np.full(30, 900) for _ in range(10)])
+    return SentenceGroup(sentences, sample_other_document=lambda rng: [np.full(30, 900) for _ in range(10)])
 
 
 def test_a_pair_is_cls_a_sep_b_sep():
@@ -131,7 +131,7 @@ def test_a_tokenizer_without_a_mask_is_refused():
 
 
 def test_a_row_too_short_for_text_is_refused():
-    with pytest.raises(UserError, match=r"data\.sequence \(4\).*longer"):
+    with pytest.raises(UserError, match=r"data\.sequence \(4\) leaves room for 2 tokens of text: raise it\."):
         MLM.check(SPECIAL, 4)
 
 

@@ -10,18 +10,18 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
-from megaptm.objectives import objective_of
-from megaptm.objectives.hide import GEOMETRIC, HIDES
+from megaptm.objectives import build_objective
+from megaptm.objectives.hide import GEOMETRIC_WEIGHTS, MASKING_STRATEGIES
 from megaptm.objectives.masked import MaskedLM
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans
-from megaptm.objectives.similar import SimilarWords, similar_named, write_similar
+from megaptm.objectives.similar import SimilarWords, load_similar_words, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.rows import SPECIAL, part
 from tests.objectives.test_whole_words import unmasked, with_words
 
 MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
-MAC = {"masked-lm": {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words"}}
+MAC = {"masked-lm": {"hide": "ngrams", "length_weights": [0.4, 0.3, 0.2, 0.1], "show": "similar-words"}}
 ALIKE = f"{__name__}:alike"
 
 
@@ -36,19 +36,19 @@ def run_lengths(hidden: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("hide", "lengths", "shares"),
+    ("hide", "length_weights", "shares"),
     [
         ("ngrams", (), [6 / 11, 3 / 11, 2 / 11]),
         ("ngrams", (0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
         ("token-ngrams", (0.8, 0.1, 0.1), [0.8, 0.1, 0.1]),
-        ("spans", (), np.array(GEOMETRIC) / sum(GEOMETRIC)),
+        ("spans", (), np.array(GEOMETRIC_WEIGHTS) / sum(GEOMETRIC_WEIGHTS)),
     ],
 )
-def test_as_many_words_come_together_as_often_as_was_said(hide, lengths, shares):
+def test_as_many_words_come_together_as_often_as_was_said(hide, length_weights, shares):
     # So few of so many words of one token that hidden ones seldom meet, and few are cut where the share is reached.
-    tokens, options = np.full(100_000, SPECIALS), {"lengths": lengths} if lengths else {}
-    words = {} if hide == "token-ngrams" else {"begins": np.ones(len(tokens), dtype=int)}
-    make = HIDES[hide](rate=0.004, most=10_000, **words, **options)
+    tokens, options = np.full(100_000, SPECIALS), {"length_weights": length_weights} if length_weights else {}
+    words = {} if hide == "token-ngrams" else {"unit_starts": np.ones(len(tokens), dtype=int)}
+    make = MASKING_STRATEGIES[hide](rate=0.004, max_masked=10_000, **words, **options)
     rng = np.random.default_rng(0)
     found = [length for _ in range(40) for length in run_lengths(make(tokens, SPECIAL, rng))]
     histogram = np.bincount(found, minlength=len(shares) + 1)[1 : len(shares) + 1] / len(found)
@@ -78,15 +78,15 @@ def test_what_follows_an_unknown_piece_within_a_word_is_not_hidden_nor_waited_fo
     # A long word that begins with a piece that the tokenizer does not know: of the 40 tokens 8 can be hidden.
     tokens = np.array([SPECIAL.cls, *range(SPECIALS, SPECIALS + 8), SPECIAL.pad, *range(SPECIALS + 8, SPECIALS + 40)])
     begins = np.concatenate((np.ones(10, dtype=int), np.zeros(32, dtype=int)))
-    hide = HIDES["spans"](rate=0.5, most=30, begins=begins)
+    hide = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=begins)
     assert np.flatnonzero(hide(tokens, SPECIAL, np.random.default_rng(0))).tolist() == [*range(1, 9)]
-    none = HIDES["spans"](rate=0.5, most=30, begins=begins[9:])
+    none = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=begins[9:])
     assert not none(tokens[9:], SPECIAL, np.random.default_rng(0)).any()
 
 
-@pytest.mark.parametrize("hide", sorted(HIDES))
+@pytest.mark.parametrize("hide", sorted(MASKING_STRATEGIES))
 def test_of_a_row_without_text_nothing_is_hidden(hide):
-    task = objective_of({"translation-lm": {"hide": hide}})
+    task = build_objective({"translation-lm": {"hide": hide}})
     alone = part(4, 3)  # of a pair whose other text has no token
     alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
     sample = task.make([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
@@ -110,7 +110,7 @@ def test_the_tokens_of_a_span_have_one_fate():
 
 
 def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
-    task = objective_of({"masked-lm": {**MAC["masked-lm"], "similar": ALIKE}})
+    task = build_objective({"masked-lm": {**MAC["masked-lm"], "similar": ALIKE}})
     assert isinstance(task, MaskedLM)
     rng, fates = np.random.default_rng(0), np.zeros((2, 3))
     for number in range(800):
@@ -130,7 +130,7 @@ def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
 
 @pytest.mark.parametrize("hide", ["tokens", "spans", "token-ngrams"])
 def test_of_a_word_that_is_hidden_in_part_the_rest_stays(hide):
-    task = objective_of({"masked-lm": {"hide": hide, "show": "similar-words", "similar": ALIKE}})
+    task = build_objective({"masked-lm": {"hide": hide, "show": "similar-words", "similar": ALIKE}})
     changed = 0.0
     for number in range(40):
         rng = np.random.default_rng(number)
@@ -165,7 +165,10 @@ def test_pairs_hide_words_of_the_corpus(tmp_path):
 
 def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
     tiny_corpus(tmp_path / "c", words=False)
-    with pytest.raises(UserError, match=r"without the places of words.*annotate\.words=true"):
+    with pytest.raises(
+        UserError,
+        match=r"was built without words, which the objective needs: build it with annotate\.words=true, or use",
+    ):
         open_mix(
             {str(tmp_path / "c"): 1.0},
             objective="masked-lm-whole-word-next-sentence",
@@ -176,7 +179,7 @@ def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
 
 
 def test_a_span_beside_an_unknown_piece_has_a_border():
-    task, rng = objective_of("masked-lm-span-boundary"), np.random.default_rng(0)
+    task, rng = build_objective("masked-lm-span-boundary"), np.random.default_rng(0)
     text = np.arange(SPECIALS, SPECIALS + 60)
     text[1::2] = SPECIALS - 1  # so that each span has one beside it
     words = np.arange(60)
@@ -186,7 +189,7 @@ def test_a_span_beside_an_unknown_piece_has_a_border():
 
 
 def test_borders_of_spans_are_shown_and_never_their_own_tokens():
-    task, rng = objective_of("masked-lm-span-boundary"), np.random.default_rng(0)
+    task, rng = build_objective("masked-lm-span-boundary"), np.random.default_rng(0)
     asked_about = 0
     for number in range(50):
         sample = task.make(
@@ -208,9 +211,9 @@ def test_borders_of_spans_are_shown_and_never_their_own_tokens():
 
 def test_a_table_of_similar_words_is_a_file(tmp_path):
     write_similar({(7,): [(8,), (9,)], (7, 8): [(1, 2)], (5,): [(6,)]}, tmp_path / "similar.npz")
-    found = similar_named(str(tmp_path / "similar.npz"))
+    found = load_similar_words(str(tmp_path / "similar.npz"))
     assert isinstance(found, SimilarWords)
-    assert (len(found), found.largest) == (3, 9)
+    assert (len(found), found.max_id) == (3, 9)
     assert found((7,)).tolist() == [[8], [9]]
     assert found((5,)).tolist() == [[6]]
     assert found((7, 8)).tolist() == [[1, 2]]
@@ -218,13 +221,13 @@ def test_a_table_of_similar_words_is_a_file(tmp_path):
 
 
 def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
-    mac = objective_of(MAC)
-    told = r"give masked-lm the option `similar`, a file; make it with `megaptm corpus similar-words`, and see `meg"
+    mac = build_objective(MAC)
+    told = "objective masked-lm-ngrams-similar-words replaces words by similar ones and has none: set the"
     with pytest.raises(UserError, match=told):
         mac.check(SPECIAL, 64)
     (tmp_path / "bad.npz").write_text("no table")
     write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
-    monkeypatch.setattr("megaptm.objectives.similar.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("megaptm.objectives.similar.MAX_BYTES", 1 << 20)
     word = np.array([[7]])
     for name, words, similar in (
         ("flat", word[0], word),
@@ -242,16 +245,16 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
             for member in whole.infolist():
                 packed.writestr(member.filename, whole.read(member), kind)
     for name, said in (
-        (f"{zipfile.ZIP_BZIP2}.npz", "it is packed otherwise than numpy packs files"),
-        (f"{zipfile.ZIP_LZMA}.npz", "it is packed otherwise than numpy packs files"),
-        ("bad.npz", "is no table of similar words"),
-        ("none.npz", r"is no table of similar words \(there is no such file\)"),
+        (f"{zipfile.ZIP_BZIP2}.npz", "a compression type that numpy does not use"),
+        (f"{zipfile.ZIP_LZMA}.npz", "a compression type that numpy does not use"),
+        ("bad.npz", "is not a table of similar words"),
+        ("none.npz", r"is not a table of similar words \(there is no such file\)"),
         ("flat.npz", "it holds other arrays than tables of ids"),
         ("longer.npz", r"words of 1 tokens have similar ones of shape \(1, 1, 2\)"),
         ("below.npz", "some words have ids below 0"),
         ("bomb.npz", r"it unpacks to \d,\d+,\d+ bytes"),
         ("other.npz", "has ids up to 5000, the tokenizer 1000"),
     ):
-        task = objective_of({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})
+        task = build_objective({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})
         with pytest.raises(UserError, match=said):
             task.check(SPECIAL, 64)

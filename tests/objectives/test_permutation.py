@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.objectives.permutation import PermutationLM, order_of, spans
+from megaptm.objectives.permutation import PermutationLM, attention_order, choose_spans
 from tests.data.corpora import tiny_corpus, tiny_special
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden/xlnet_masks.npz")
@@ -41,18 +41,20 @@ def test_an_order_says_what_a_golden_mask_says(case: int) -> None:
 
 
 def row(
-    sequence: int = 64, seed: int = 0, *, backward: bool = False, elsewhere: bool = False, **options: object
+    sequence: int = 64, seed: int = 0, *, backward: bool = False, random_segment: bool = False, **options: object
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(ORDINARY, 900, sequence - 5)
     words = np.flatnonzero(rng.random(len(tokens)) < 0.6)
     piece = [
-        DocumentSlice(tokens[:20], slots=1, annotations={"words": words[words < 20]}, begins=True, backward=backward),
+        DocumentSlice(
+            tokens[:20], slots=1, annotations={"words": words[words < 20]}, starts_lane=True, backward=backward
+        ),
         DocumentSlice(tokens[20:], slots=1, annotations={"words": words[words >= 20] - 20}),
     ]
-    if elsewhere:
+    if random_segment:
         others = np.arange(900, 900 + sequence - 4)
-        piece.append(DocumentSlice(others, slots=1, annotations={"words": np.arange(len(others))}, elsewhere=True))
+        piece.append(DocumentSlice(others, slots=1, annotations={"words": np.arange(len(others))}, other_segment=True))
     task = PermutationLM(**options)
     made = task.make(piece, SampleContext(SPECIAL, rng, sequence, False))
     task.batch(sequence, False).check(made, maker="test")
@@ -77,9 +79,9 @@ def test_a_text_ends_with_a_sentence(backward: bool) -> None:
 
     for seed in range(10):
         context = SampleContext(SPECIAL, np.random.default_rng(seed), 64, False)
-        task = PermutationLM(units="tokens", sentences=True)
+        task = PermutationLM(units="tokens", sentence_boundaries=True)
         for elsewhere in (False, True):
-            parts = [piece(tokens), *([piece(others, elsewhere=True)] if elsewhere else [])]
+            parts = [piece(tokens), *([piece(others, other_segment=True)] if elsewhere else [])]
             made = task.make(parts, context)["tokens"]
             border = int(np.flatnonzero(made == SPECIAL.sep)[0])
             assert border > 32
@@ -105,7 +107,7 @@ def test_one_place_of_six_is_asked_and_never_a_special_one(sequence: int, count:
 
 @pytest.mark.parametrize("partial", [2, 6, 9])
 def test_the_share_that_is_asked_is_an_option(partial: int) -> None:
-    assert (row(64, partial=partial)["labels"] != -100).sum() == 64 // partial
+    assert (row(64, partial_k=partial)["labels"] != -100).sum() == 64 // partial
 
 
 def test_who_sees_whom() -> None:
@@ -132,7 +134,7 @@ def test_who_sees_whom() -> None:
 def test_each_half_has_a_permutation_of_its_own() -> None:
     rng = np.random.default_rng(0)
     first, second = rng.permutation(8), rng.permutation(8)
-    order = order_of(np.ones(16, dtype=bool), first, second)
+    order = attention_order(np.ones(16, dtype=bool), first, second)
     assert order.tolist() == [*(1 + first), *(10 + second)]
 
 
@@ -142,7 +144,7 @@ def test_spans_are_as_long_as_published() -> None:
     runs, length = np.zeros(40), golden["length"]
     for seed in range(300):
         rng = np.random.default_rng(seed)
-        chosen = spans(np.ones(length, dtype=bool), np.ones(length, dtype=bool), golden["goal"], rng)
+        chosen = choose_spans(np.ones(length, dtype=bool), np.ones(length, dtype=bool), golden["goal"], rng)
         assert chosen.sum() == golden["goal"]
         for run in "".join("x" if one else " " for one in chosen).split():
             runs[len(run)] += 1
@@ -154,7 +156,7 @@ def test_spans_are_of_whole_words() -> None:
     rng = np.random.default_rng(1)
     begins = np.zeros(300, dtype=bool)
     begins[::3] = True
-    chosen = spans(begins, np.ones(300, dtype=bool), 30, rng)
+    chosen = choose_spans(begins, np.ones(300, dtype=bool), 30, rng)
     words = chosen.reshape(100, 3).sum(1)
     assert (words == 3).sum() >= 8
     assert chosen.sum() == 30
@@ -171,7 +173,7 @@ def test_a_row_from_the_end_is_the_text_reversed() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_second_text_from_elsewhere_stands_where_what_follows_would(backward: bool) -> None:
     for seed in range(5):
-        usual, made = row(seed=seed, backward=backward), row(seed=seed, backward=backward, elsewhere=True)
+        usual, made = row(seed=seed, backward=backward), row(seed=seed, backward=backward, random_segment=True)
         assert made["segments"].tolist() == usual["segments"].tolist()
         first = made["segments"] == 0
         assert made["tokens"][first].tolist() == usual["tokens"][first].tolist()
@@ -188,12 +190,12 @@ def opened(folder: Path, **options: object) -> Mix:
 
 def test_half_of_the_rows_have_a_second_text_from_elsewhere(tmp_path: Path) -> None:
     """Of another place of the same shard; what goes on where the row before ended is never part of it."""
-    order = opened(tmp_path / "corpus", elsewhere=0.5).orders[0]
+    order = opened(tmp_path / "corpus", random_segment_prob=0.5).orders[0]
     drawn = []
     for epoch in range(6):
         for position in range(order.per_epoch):
             mine, theirs = (
-                [part.tokens.tolist() for part in order.piece(epoch, position) if part.elsewhere == other]
+                [part.tokens.tolist() for part in order.piece(epoch, position) if part.other_segment == other]
                 for other in (False, True)
             )
             drawn.append(bool(theirs))
@@ -203,17 +205,19 @@ def test_half_of_the_rows_have_a_second_text_from_elsewhere(tmp_path: Path) -> N
             ]
             assert not threes[0] & threes[1]
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.06)
-    assert not any(part.elsewhere for part in opened(tmp_path / "corpus", elsewhere=0).orders[0].piece(0, 0))
+    assert not any(
+        part.other_segment for part in opened(tmp_path / "corpus", random_segment_prob=0).orders[0].piece(0, 0)
+    )
 
 
 def test_rows_go_on_in_both_directions(tmp_path: Path) -> None:
-    mix = opened(tmp_path / "corpus", elsewhere=0)
+    mix = opened(tmp_path / "corpus", random_segment_prob=0)
     steps = mix.orders[0].per_epoch // 4
     assert steps > 3
     for lane in range(4):
         read = [mix.sample(step * 4 + lane) for step in range(steps)]
         assert {int(one["backward"]) for one in read} == {lane % 2}
-        assert [int(one["begins"]) for one in read] == [1, *[0] * (steps - 1)]
+        assert [int(one["reset_state"]) for one in read] == [1, *[0] * (steps - 1)]
         for before, after in pairwise(read):
             rest = [token for token in before["tokens"][16:].tolist() if token not in (SPECIAL.sep, SPECIAL.cls)]
             # What comes next was the texts behind this row's half.
@@ -221,7 +225,10 @@ def test_rows_go_on_in_both_directions(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(UserError, match="make it even"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.sequence \(33\) must be even and at least 16: the recurrence cache holds the first half of",
+    ):
         PermutationLM().check(SPECIAL, 33)
     with pytest.raises(UserError, match=r"data\.document_mask=false"):
         PermutationLM().batch(32, True)

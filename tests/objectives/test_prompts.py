@@ -9,7 +9,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -21,7 +21,7 @@ def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None
     task, text = OBJECTIVES[name], part(20, 2)
     places = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
     sample = task.make([replace(text, annotations=places)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
-    around = task.with_special_tokens([-1], SPECIAL)
+    around = task.add_special_tokens([-1], SPECIAL)
     before, after = around[: around.index(-1)], around[around.index(-1) + 1 :]
     (read,), (heard,) = documents(sample), documents(sample, "decoder_tokens", "decoder_document_ids")
     assert (read[: len(before)], read[-len(after) :]) == (before, after)
@@ -35,22 +35,22 @@ def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None
 
 def test_several_tasks_can_be_asked_as_each_of_them() -> None:
     said = {"text-to-text": {"share": 0.5}, "masked-text": {"share": 0.5}}
-    assert objective_of(said).prompts == ("text", "sentinels", "masks")
+    assert build_objective(said).prompts == ("text", "sentinels", "masks")
 
 
 def test_a_text_that_nothing_hides_in_is_asked_as_it_is() -> None:
-    assert objective_of({"denoising": {"infill": 0, "mask": 0.2}}).prompts == ("masks",)
-    assert objective_of({"denoising": {"infill": 0, "permute": 1}}).prompts == ("text",)
+    assert build_objective({"denoising": {"infill_rate": 0, "mask_rate": 0.2}}).prompts == ("masks",)
+    assert build_objective({"denoising": {"infill_rate": 0, "permute_rate": 1}}).prompts == ("text",)
 
 
 def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
     with pytest.raises(UserError, match="the tokenizer has no `begin` token"):
-        OBJECTIVES["denoising"].with_special_tokens([5], replace(SPECIAL, begin=None))
+        OBJECTIVES["denoising"].add_special_tokens([5], replace(SPECIAL, begin=None))
 
 
 def test_the_task_of_a_prompt_is_the_first_that_knows_it() -> None:
-    several = objective_of({"denoising": {"share": 1}, "span-corruption": {"share": 1}, "prefix-lm": {"share": 1}})
-    named = {kind: several.of_prompt(kind).name for kind in ("masks", "sentinels", "text")}
+    several = build_objective({"denoising": {"share": 1}, "span-corruption": {"share": 1}, "prefix-lm": {"share": 1}})
+    named = {kind: several.task_for_prompt(kind).name for kind in ("masks", "sentinels", "text")}
     assert named == {"masks": "denoising", "sentinels": "span-corruption", "text": "prefix-lm"}
     alone = OBJECTIVES["causal-lm"]
-    assert alone.of_prompt("masks") is alone
+    assert alone.task_for_prompt("masks") is alone

@@ -11,11 +11,11 @@ from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
-from megaptm.objectives.compose import with_files
+from megaptm.objectives import OBJECTIVES, build_objective
+from megaptm.objectives.compose import map_files
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
-from megaptm.objectives.text_questions import fair_shares, reordering_class, sentence_distance_pair
+from megaptm.objectives.text_questions import fit_lengths, order_label, sentence_distance_pair
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.rows import SPECIAL, part
 
@@ -25,7 +25,9 @@ CLS, SEP = SPECIAL.cls, SPECIAL.sep
 def group(*lengths: int, first: int = 500) -> SentenceGroup:
     """Sentences of rising tokens; another document's are all 999."""
     borders = np.cumsum((first, *lengths))
-    return SentenceGroup([np.arange(*pair) for pair in pairwise(borders)], other=lambda rng: [np.full(9, 999)] * 9)
+    return SentenceGroup(
+        [np.arange(*pair) for pair in pairwise(borders)], sample_other_document=lambda rng: [np.full(9, 999)] * 9
+    )
 
 
 def texts_of(sample: dict[str, np.ndarray]) -> list[list[int]]:
@@ -36,23 +38,23 @@ def texts_of(sample: dict[str, np.ndarray]) -> list[list[int]]:
 
 def test_an_order_and_its_class_are_one_to_one():
     orders = [list(order) for count in (1, 2, 3) for order in permutations(range(count))]
-    assert [reordering_class(order) for order in orders] == [*range(9)]
+    assert [order_label(order) for order in orders] == [*range(9)]
 
 
 def test_stretches_stand_in_the_order_that_is_asked():
-    task, rng = objective_of({"reordering": {"task": "sentence-reordering"}}), np.random.default_rng(0)
+    task, rng = build_objective({"reordering": {"task": "sentence-reordering"}}), np.random.default_rng(0)
     assert isinstance(task, TextQuestion)
-    assert (task.name, task.losses, task.segments) == ("sentence-reordering", {"sentence-reordering": 1.0}, 3)
+    assert (task.name, task.losses, task.num_segments) == ("sentence-reordering", {"sentence-reordering": 1.0}, 3)
     seen = np.zeros(9)
     for _ in range(1800):
         sample = task.make(group(7, 4, 9, 6), SampleContext(SPECIAL, rng, 32, True))
         texts = texts_of(sample)
         order = np.argsort(np.argsort([text[0] for text in texts])).tolist()
-        assert sample["sentence_reordering"] == reordering_class(order)
+        assert sample["sentence_reordering"] == order_label(order)
         assert sorted(chain(*texts)) == [*range(500, 526)]
         assert sample["tokens"][0] == CLS
         assert (sample["tokens"] == SEP).sum() == len(texts)
-        seen[reordering_class(order)] += 1
+        seen[order_label(order)] += 1
     # As many rows of each number of stretches, and of these each order as often.
     assert seen / 1800 == pytest.approx([1 / 3, *[1 / 6] * 2, *[1 / 18] * 6], abs=0.04)
     assert task.make(group(70), SampleContext(SPECIAL, rng, 32, True))["sentence_reordering"] == 0
@@ -81,12 +83,12 @@ def dialogue(*roles: int) -> SentenceGroup:
         np.column_stack([np.arange(500 + 5 * at, 505 + 5 * at), np.ones(5, dtype=int), np.full(5, role)])
         for at, role in enumerate(roles)
     ]
-    return SentenceGroup(turns, other=lambda rng: iter([np.array([[999, 1, 2]] * 4)]))
+    return SentenceGroup(turns, sample_other_document=lambda rng: iter([np.array([[999, 1, 2]] * 4)]))
 
 
 def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_another():
-    task = objective_of({"masked-lm": {"hide": "independent"}, "dialogue": {}})
-    assert (task.annotations, task.segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
+    task = build_objective({"masked-lm": {"hide": "independent"}, "dialogue": {}})
+    assert (task.annotations, task.num_segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
     rng, fakes, patterns = np.random.default_rng(0), [], set()
     for _ in range(600):
         sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SampleContext(SPECIAL, rng, 64, True))
@@ -107,11 +109,11 @@ def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_anothe
 
 
 def test_texts_that_are_too_long_together_lose_the_longest_first():
-    assert fair_shares([3, 20, 9], 40) == [3, 20, 9]
-    assert fair_shares([3, 20, 9], 20) == [3, 9, 8]
-    assert fair_shares([30, 20, 9], 21) == [7, 7, 7]
-    sample = objective_of({"d": {"task": "dialogue"}}).make(
-        SentenceGroup([np.full((90, 2), 500)] * 3, other=lambda rng: iter([np.full((90, 2), 500)])),
+    assert fit_lengths([3, 20, 9], 40) == [3, 20, 9]
+    assert fit_lengths([3, 20, 9], 20) == [3, 9, 8]
+    assert fit_lengths([30, 20, 9], 21) == [7, 7, 7]
+    sample = build_objective({"d": {"task": "dialogue"}}).make(
+        SentenceGroup([np.full((90, 2), 500)] * 3, sample_other_document=lambda rng: iter([np.full((90, 2), 500)])),
         SampleContext(SPECIAL, np.random.default_rng(0), 32, True),
     )
     assert (sample["document_ids"] == 1).sum() == 32
@@ -139,12 +141,17 @@ def test_turns_of_a_corpus_make_dialogues(tmp_path):
     samples = [mix.sample(number) for number in range(40)]
     assert {int(sample["dialogue"]) for sample in samples} == {0, 1}
     assert {int((sample["document_ids"] == 1).sum()) for sample in samples} == {28}
-    with pytest.raises(UserError, match=r"without the places of sentences.*annotate\.sentences=true"):
+    with pytest.raises(
+        UserError,
+        match=r"was built without sentences, which the objective needs: build it with annotate\.sentences=true,",
+    ):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-next-sentence", **options)
     tiny_corpus(tmp_path / "d")
-    with pytest.raises(UserError, match=r"built without the places of turns.*annotate\.turns=true and sources with `m"):
+    with pytest.raises(
+        UserError, match=r"was built without turns, which the objective needs: build it with annotate\.turns=true and"
+    ):
         open_mix({str(tmp_path / "d"): 1.0}, objective=said, **options)
-    with pytest.raises(UserError, match=r"has no turns at all, which the objective asks .*=true and sources with `mes"):
+    with pytest.raises(UserError, match=r"has no turns at all, which the objective needs.*=true and sources with `mes"):
         open_mix({dialogues(tmp_path / "e", found=0): 1.0}, objective=said, **options)
 
 
@@ -159,7 +166,9 @@ def test_each_task_reads_the_corpora_that_it_names(tmp_path):
     mix = open_mix({prose: 1.0, talk: 1.0}, objective=said, **options)
     assert mix.quotas == [75_000, 25_000]
     assert [source.corpus for source in mix.sources] == [prose, talk]
-    with pytest.raises(UserError, match=r"places of turns, .*, name the corpora that its tasks read \(`corpora`\), or"):
+    with pytest.raises(
+        UserError, match=r"was built without turns, which the objective needs: build it with annotate\.turns=true and"
+    ):
         open_mix({prose: 1.0, talk: 1.0}, objective={"masked-lm": {}, "dialogue": {}}, **options)
     for number in range(40):
         sample = mix.sample(number)
@@ -169,16 +178,16 @@ def test_each_task_reads_the_corpora_that_it_names(tmp_path):
     # Where a corpus is not there, neither is its task.
     assert len(open_mix({prose: 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL).sources) == 1
     tiny_corpus(tmp_path / "x")
-    with pytest.raises(UserError, match=r"no task reads any of .*x: name one"):
+    with pytest.raises(UserError, match=r"add one of them to the `corpora` of a task\."):
         open_mix({str(tmp_path / "x"): 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL)
-    placed = with_files(said, lambda place: f"/there{place}")
+    placed = map_files(said, lambda place: f"/there{place}")
     assert placed["texts"]["corpora"] == [f"/there{prose}"]
 
 
 def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
     rng = np.random.default_rng(0)
     text, rest = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
-    piece = SentenceGroup(text, other=lambda rng: [], outside=lambda: rest)
+    piece = SentenceGroup(text, sample_other_document=lambda rng: [], rest_of_document=lambda: rest)
     sample = TokenDocument().make(piece, SampleContext(SPECIAL, rng, 16, True))
     assert sample["tokens"][:7].tolist() == [CLS, 200, 201, 202, 203, 200, SEP]
     assert sample["token_document"][:7].tolist() == [IGNORED, 0, 1, 0, 1, 0, IGNORED]
@@ -188,7 +197,7 @@ def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
 @pytest.mark.parametrize("lengths", [(3, 4, 5), (9,)])
 def test_of_a_short_document_a_part_is_the_rest(lengths):
     texts = [np.array([200, 201, 202]) for _ in lengths] if len(lengths) > 1 else [np.tile([200, 201, 202], 3)]
-    piece = SentenceGroup(texts, other=lambda rng: [])
+    piece = SentenceGroup(texts, sample_other_document=lambda rng: [])
     sample = TokenDocument().make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     asked = sample["token_document"] != IGNORED
     assert 0 < asked.sum() < 9

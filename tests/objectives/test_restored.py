@@ -8,7 +8,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
@@ -105,7 +105,7 @@ def test_masks_stand_where_tokens_stood(name, mask, random):
 
 def test_what_is_masked_is_asked_in_order():
     """B11: the hidden tokens alone; those of MASS are half of the text, one after another."""
-    task = objective_of({"masked-text": {"mask": 1.0, "random": 0.0, "ask": "hidden"}})
+    task = build_objective({"masked-text": {"mask_token_prob": 1.0, "random_token_prob": 0.0, "ask": "hidden"}})
     text = part(40)
     sample = task.make([text], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     places = np.flatnonzero(sample["tokens"] == SPECIAL.mask)
@@ -125,11 +125,17 @@ def test_a_vocabulary_without_a_mask_shows_its_first_sentinel():
 
 
 def test_what_cannot_be_served_is_refused():
-    with pytest.raises(UserError, match="hides 171 spans in a row of 1143 tokens but the tokenizer has 100 sentinels"):
+    with pytest.raises(
+        UserError,
+        match="objective token-corruption masks 171 spans in a sequence of 1143 tokens, but the tokenizer has",
+    ):
         OBJECTIVES["token-corruption"].check(SPECIAL, 1143)
     with pytest.raises(UserError, match="bert-style needs a tokenizer with a `mask` token, or with sentinels"):
         OBJECTIVES["bert-style"].check(replace(SPECIAL, mask=None, sentinels=()), 128)
-    with pytest.raises(UserError, match=r"objective\.masked-text: mask \(1\) and random \(0\.1\) are more than all"):
-        objective_of({"masked-text": {"mask": 1.0}})
-    with pytest.raises(UserError, match=r"mean \(5\) is the length of spans, and tokens are hidden"):
-        objective_of({"span-corruption": {"hide": "tokens", "mean": 5}})
+    with pytest.raises(
+        UserError,
+        match=r"objective\.masked-text: mask_token_prob \(1\) and random_token_prob \(0\.1\) sum to more than 1:",
+    ):
+        build_objective({"masked-text": {"mask_token_prob": 1.0}})
+    with pytest.raises(UserError, match=r"mean_span_length \(5\) has no effect with hide: tokens"):
+        build_objective({"span-corruption": {"hide": "tokens", "mean_span_length": 5}})

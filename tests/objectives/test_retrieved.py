@@ -24,7 +24,7 @@ from data_pipeline.commands import retrieved
 from data_pipeline.images.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
-from megaptm.data.retrieved import METADATA, retrieved_named
+from megaptm.data.retrieved import METADATA, load_retrieved
 from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.objectives.objective import RETRIEVED, DocumentSlice
@@ -119,8 +119,10 @@ def test_columns_tell_where_in_an_image_something_is() -> None:
     """The middle of a region counts; the last column is to the right edge."""
     boxes = np.zeros((3, 7), dtype=np.float32)
     boxes[:, 0], boxes[:, 2] = (0.0, 0.2, 1.0), (0.2, 1.0, 1.0)
-    likely = np.array([[0, 0.9, 0.1], [0.5, 0.2, 0.3], [0, 0.4, 0.6]], dtype=np.float16)
-    found = Regions(features=likely, boxes=boxes, likely=likely, confidence=np.ones(3, dtype=np.float32))
+    probabilities = np.array([[0, 0.9, 0.1], [0.5, 0.2, 0.3], [0, 0.4, 0.6]], dtype=np.float16)
+    found = Regions(
+        features=probabilities, boxes=boxes, probabilities=probabilities, confidence=np.ones(3, dtype=np.float32)
+    )
     for columns, expected in ((1, [0.9, 0.6]), (2, [0.9, 0.1, 0.4, 0.6]), (3, [0.9, 0.1, 0.2, 0.3, 0.4, 0.6])):
         assert max_class_probabilities(found, columns).tolist() == pytest.approx(expected, abs=1e-3)
 
@@ -156,13 +158,13 @@ def test_each_lies_in_the_row_by_itself_right_ones_before_wrong_ones(folder: Pat
         own, *others = mix.orders[spot.source].piece(spot.epoch, spot.position)
         kinds = {kind: [one for one in others if one.retrieved == kind] for kind in RETRIEVED}
         texts = [own.tokens, *(one.tokens for kind in ("texts", "captions") for one in kinds[kind])]
-        begins = made["text_places"][made["text_places"] != IGNORED].tolist()
+        begins = made["text_starts"][made["text_starts"] != IGNORED].tolist()
         documents = [np.flatnonzero(made["document_ids"] == made["document_ids"][place]) for place in begins]
         for tokens, places in zip(texts, documents, strict=True):
             assert made["tokens"][places].tolist() == [special.cls, *tokens.tolist(), special.sep]
             assert made["positions"][places].tolist() == [*range(len(places))]
-        assert made["right_texts"] == 1 + len(kinds["texts"])
-        images = made["image_places"][made["image_places"] != IGNORED].tolist()
+        assert made["num_positive_texts"] == 1 + len(kinds["texts"])
+        images = made["image_starts"][made["image_starts"] != IGNORED].tolist()
         assert images[0] == WORDS
         assert len(images) == 1 + len(kinds["images"])
         seen: set[int] = set()
@@ -183,7 +185,7 @@ def test_each_lies_in_the_row_by_itself_right_ones_before_wrong_ones(folder: Pat
 def test_without_a_file_rows_are_what_they_were(folder: Path) -> None:
     mix = opened(folder, "cross-modal-contrast", {})
     made = mix.sample(0)
-    assert (made["image_places"] != IGNORED).sum() == (made["text_places"] != IGNORED).sum() == 1
+    assert (made["image_starts"] != IGNORED).sum() == (made["text_starts"] != IGNORED).sum() == 1
     assert all(len(piece) == 1 for piece in pieces(mix, 20))
 
 
@@ -196,7 +198,7 @@ def test_what_is_drawn_depends_on_the_samples_number_alone(folder: Path) -> None
         assert all(np.array_equal(ours[name], one[name]) for one in theirs for name in ours)
     [own, *first], *_ = pieces(mix, 1)
     epochs = [next(p for p in pieces_of(mix, epoch) if p[0].blobs == own.blobs)[1:] for epoch in range(1, 4)]
-    drawn = [[(part.retrieved, part.tokens.tolist(), part.place) for part in others] for others in (first, *epochs)]
+    drawn = [[(part.retrieved, part.tokens.tolist(), part.location) for part in others] for others in (first, *epochs)]
     assert any(one != drawn[0] for one in drawn[1:]), "another is drawn when its turn comes again"
 
 
@@ -212,7 +214,7 @@ def test_another_image_of_a_pair_that_does_not_match_is_one_like_it(folder: Path
             spot, made = mix.locate(number), mix.sample(number)
             piece = mix.orders[0].piece(spot.epoch, spot.position)
             if made["matched"]:
-                assert sum(part.elsewhere for part in piece) == 0
+                assert sum(part.other_segment for part in piece) == 0
                 continue
             other = next((part for part in piece if part.retrieved), piece[1])
             first = np.load(io.BytesIO(other.blobs["npz"]))["features"][0]
@@ -261,7 +263,7 @@ def test_the_command_says_how_much_was_found(folder: Path) -> None:
     said = (folder / "report").read_text()
     for split in SPLITS:
         for kind in RETRIEVED:
-            documents = retrieved_named(str(folder / "found")).documents(split, kind)
+            documents = load_retrieved(str(folder / "found")).num_documents(split, kind)
             assert re.search(rf"{split}, {kind}: \d+% of {documents} documents have matches", said)
 
 
@@ -283,9 +285,9 @@ def damaged(folder: Path, tmp_path: Path, change: str) -> Path:
     if change == "built again":
         header["sources"]["texts"]["id"] = "another"
     if change == "infinite":
-        header["longest"] = float("inf")
+        header["max_text_length"] = float("inf")
     if change == "moved":
-        header["sources"]["texts"]["place"] = str(tmp_path / "gone")
+        header["sources"]["texts"]["location"] = str(tmp_path / "gone")
     if change == "kind":
         header["sources"]["sounds"] = header["sources"]["texts"]
     if change == "numbers":
@@ -295,16 +297,16 @@ def damaged(folder: Path, tmp_path: Path, change: str) -> Path:
 
 
 BAD = {
-    "cut": "is no file of retrieved documents",
-    "nothing": "is no file of retrieved documents .it says nothing of corpora.*megaptm corpus retrieve",
-    "kind": "is no file of retrieved documents .what it says of corpora",
-    "numbers": "train.images is no table of documents",
-    "other": "is of another corpus than .*megaptm corpus retrieve",
-    "rows": "is damaged .it knows of other documents than the split `train` has",
-    "beyond": "is damaged .it names document 5,000 of ",
-    "built again": "texts, was built again since",
-    "infinite": "is no file of retrieved documents .it says nothing of corpora",
-    "moved": "found has texts of .*gone, and no corpus is there: put it back \\(a symbolic",
+    "cut": r"is not a file of retrieved documents \(Error while deserializing header: incomplete metadata,",
+    "nothing": r"is not a file of retrieved documents \(its metadata have no corpora\): make it with `megaptm",
+    "kind": r"is not a file of retrieved documents \(its metadata have an unknown kind of neighbor or an",
+    "numbers": r"is not a file of retrieved documents \(train\.images is not a table of documents\): make it with",
+    "other": "or the corpus was built again: make it with `megaptm corpus retrieve",
+    "rows": r"is damaged \(its number of documents differs from the split `train`\): make it with `megaptm",
+    "beyond": r"is damaged \(it has document index 5,000, but there are 145 documents\): make it with `megaptm",
+    "built again": "which was built again since: make it with `megaptm corpus retrieve` again, or restore the",
+    "infinite": "is not a file of retrieved documents .its metadata have no corpora",
+    "moved": "found has texts of .*gone, where there is no corpus: move it back \\(a symbolic",
 }
 
 
@@ -333,9 +335,12 @@ def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kept": 2, "broken": 4}, r"kept .2., broken .4., retrieved_texts .1. and retrieved_captions .1. are with"),
-        ({"regions": 3}, r"regions .3. leaves each of 2 images no place"),
-        ({"retrieved": "absent"}, "absent is no file of retrieved documents .there is no such file"),
+        (
+            {"max_paraphrases": 2, "max_rewritten_negatives": 4},
+            r"max_retrieved_captions \(1\) and the caption are more than",
+        ),
+        ({"regions": 3}, r"regions \(3\) is less than two positions for each of 2 images"),
+        ({"retrieved": "absent"}, r"absent is not a file of retrieved documents \(no such file\)"),
     ],
 )
 def test_options_that_cannot_be_are_one_sentence(options: dict[str, Any], said: str, folder: Path) -> None:

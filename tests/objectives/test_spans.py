@@ -5,7 +5,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -100,7 +100,7 @@ def test_without_document_mask_the_row_is_one_text():
 
 @pytest.mark.parametrize("rate", [0.8, 0.99])
 def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
-    task = objective_of({"span-corruption": {"rate": rate}})
+    task = build_objective({"span-corruption": {"rate": rate}})
     for length in range(1, 40):
         row = task.make([part(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
         said = documents(row, "labels", "decoder_document_ids")
@@ -108,5 +108,7 @@ def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
 
 
 def test_too_few_sentinels_are_refused():
-    with pytest.raises(UserError, match="hides 111 spans in a row of 2000 tokens but the tokenizer has 100 sentinels"):
+    with pytest.raises(
+        UserError, match="objective span-corruption masks 111 spans in a sequence of 2000 tokens, but the tokenizer has"
+    ):
         T5.check(SPECIAL, 2000)

@@ -6,7 +6,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.data import open_mix
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
+from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import Objective, SampleContext
 from megaptm.objectives.spans import SpanCorruption
 from tests.data.corpora import tiny_corpus
@@ -40,7 +40,7 @@ def test_the_answer_is_asked_and_the_question_is_not():
 
 
 def test_what_is_longer_than_a_row_is_cut():
-    short = objective_of({"text-to-text": {"targets": 8}})
+    short = build_objective({"text-to-text": {"max_target_length": 8}})
     one = pair(90, 20)
     sample = short.make([one], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     assert documents(sample) == [[*one.tokens[:31].tolist(), END]]
@@ -58,11 +58,11 @@ def test_packed_rows_hold_whole_examples_and_most_of_them(tmp_path):
 
 def test_a_row_may_hold_one_example(tmp_path):
     tiny_corpus(tmp_path, documents=40, lengths=(4, 200), parts=True)
-    padded = rows(tmp_path, objective_of({"text-to-text": {"packed": False}}))
+    padded = rows(tmp_path, build_objective({"text-to-text": {"packed": False}}))
     assert len(padded) == 40
     assert all(sample["document_ids"].max() == 1 for sample in padded)
-    with pytest.raises(UserError, match=r"fill \(1\) is of rows with several examples, and packed is false"):
-        objective_of({"text-to-text": {"packed": False, "fill": 1}})
+    with pytest.raises(UserError, match=r"fill \(1\) has no effect with packed: false"):
+        build_objective({"text-to-text": {"packed": False, "fill": 1}})
     # And where rows are packed, texts longer than several rows leave none empty.
     assert all(sample["document_ids"].max() >= 1 for sample in rows(tmp_path, "text-to-text"))
 
@@ -84,9 +84,9 @@ def test_corpora_without_parts_are_read_in_corrupted_spans(tmp_path):
     per_sample = [order.corpus.split("train").samples / order.per_epoch for order in opened.orders]
     documents = np.array(opened.quotas) * per_sample
     assert documents[1] / documents[0] == pytest.approx(60 / 40, rel=1e-3)
-    short = objective_of({"text-to-text": {"targets": 8}})
+    short = build_objective({"text-to-text": {"max_target_length": 8}})
     with pytest.raises(
-        UserError, match=r"asks span-corruption of .*text, in decoder_rows of 14 places, .*have 8: raise"
+        UserError, match="whose decoder_sequences have 14 positions, more than its own 8: raise `max_target_length`, or"
     ):
         open_mix(mix, objective=short, sequence=64, seed=0, special=SPECIAL)
     for number in range(40):

@@ -7,8 +7,8 @@ from megaptm.batch import IGNORED
 from megaptm.data.shards import Corpus
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
-from megaptm.objectives import OBJECTIVES, objective_of
-from megaptm.objectives.objective import DocumentSlice, RowWindow, SampleContext
+from megaptm.objectives import OBJECTIVES, build_objective
+from megaptm.objectives.objective import DocumentSlice, SampleContext, SequenceWindow
 from tests.data.corpora import tiny_corpus
 from tests.objectives.rows import SPECIAL, documents, part
 
@@ -38,7 +38,7 @@ def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
     piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
     sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert [len(source) for source in documents(sample)] == [10, 6]
-    shorter = objective_of({"translation": {"targets": 8}})
+    shorter = build_objective({"translation": {"max_target_length": 8}})
     sample = shorter.make([pair(9, 9), pair(3, 7)], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert sample["labels"].shape == (8,)
     assert [len(source) for source in documents(sample)] == [4]
@@ -65,7 +65,7 @@ def test_an_epoch_has_each_document_whole_and_once(tmp_path, stride, window):
     tiny_corpus(tmp_path, lengths=(1, 90))
     corpus = Corpus.open(tmp_path)
     order = DocumentOrder(
-        corpus, "train", cut=RowWindow(stride=stride, slots=2), annotations=("words",), window=window, seed=3
+        corpus, "train", cut=SequenceWindow(stride=stride, slots=2), annotations=("words",), window=window, seed=3
     )
     rows = [order.piece(0, position) for position in range(order.per_epoch)]
     found = sorted(one.tokens.tolist() for row in rows for one in row)
@@ -80,5 +80,9 @@ def test_an_epoch_has_each_document_whole_and_once(tmp_path, stride, window):
 
 def test_a_corpus_without_parts_is_refused(tmp_path):
     tiny_corpus(tmp_path)
-    with pytest.raises(UserError, match=r"without the places of parts.*`parts` or `aligned`"):
-        DocumentOrder(Corpus.open(tmp_path), "train", cut=RowWindow(stride=8), annotations=TASK.annotations, seed=0)
+    with pytest.raises(
+        UserError, match="was built without parts, which the objective needs: build it with sources with `parts` or"
+    ):
+        DocumentOrder(
+            Corpus.open(tmp_path), "train", cut=SequenceWindow(stride=8), annotations=TASK.annotations, seed=0
+        )

@@ -12,7 +12,7 @@ import torch
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.models import build_model, fill
-from megaptm.objectives import OBJECTIVES, SpecialTokens, objective_of
+from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.translation_lm import TranslationLM
 from tests.data.corpora import SPECIALS
@@ -47,11 +47,11 @@ def test_places_begin_anew_in_the_second_text_and_segments_are_languages():
     assert documents(sample, "segments") == [[0] * 7 + [1] * 4, [0] * 4 + [1] * 5]
     assert not sample["positions"][20:].any()
 
-    other = objective_of({"translation-lm": {"places": "continued", "languages": [3, 1]}})
+    other = build_objective({"translation-lm": {"reset_positions": False, "languages": [3, 1]}})
     sample = made(piece, 32, other)
     assert documents(sample, "positions") == [[*range(11)], [*range(9)]]
     assert documents(sample, "segments") == [[3] * 7 + [1] * 4, [3] * 4 + [1] * 5]
-    assert other.segments == 4
+    assert other.num_segments == 4
 
 
 def test_the_longer_text_of_a_pair_is_cut_and_what_finds_no_room_is_left_out():
@@ -94,7 +94,9 @@ def test_the_published_share_is_hidden_on_both_sides():
 
 
 def test_words_are_hidden_whole_and_never_across_the_border_of_two_texts():
-    task = objective_of({"translation-lm": {"hide": "whole-words", "rate": 0.4, "mask": 1.0, "random": 0.0}})
+    task = build_objective(
+        {"translation-lm": {"hide": "whole-words", "rate": 0.4, "mask_token_prob": 1.0, "random_token_prob": 0.0}}
+    )
     assert task.annotations == ("words", "parts")
     document = pair(9, 9)
     # No word begins at the border: a text does.
@@ -111,7 +113,7 @@ def test_words_are_hidden_whole_and_never_across_the_border_of_two_texts():
 
 
 def test_what_a_model_reads_says_nothing_of_what_is_hidden():
-    task = objective_of({"translation-lm": {"mask": 1.0, "random": 0.0}})
+    task = build_objective({"translation-lm": {"mask_token_prob": 1.0, "random_token_prob": 0.0}})
     document = pair(20, 20)
     sample = made([document], 64, task)
     place = int(sample["masked_positions"][0])
@@ -145,18 +147,18 @@ def test_a_pair_sees_its_own_texts_and_no_other_pair():
 
 
 def test_it_is_one_task_beside_others_and_refused_where_it_cannot_be():
-    both = objective_of(
+    both = build_objective(
         {
             "texts": {"task": "masked-lm", "share": 3, "corpora": ["a"]},
             "pairs": {"task": "translation-lm", "share": 1, "corpora": ["b"]},
         }
     )
-    assert (both.losses, both.segments, both.restarts) == ({"mlm": 1.0}, 2, True)
+    assert (both.losses, both.num_segments, both.resets_positions) == ({"mlm": 1.0}, 2, True)
     assert both.batch(64, True) == TASK.batch(64, True)
-    with pytest.raises(UserError, match=r"objective\.translation-lm\.places must be .*, not 'anew'"):
-        objective_of({"translation-lm": {"places": "anew"}})
+    with pytest.raises(UserError, match=r"objective\.translation-lm\.reset_positions must be .*, not 'anew'"):
+        build_objective({"translation-lm": {"reset_positions": "anew"}})
     with pytest.raises(UserError, match=r"objective\.translation-lm\.languages\.1 must be at least 0, not -1\."):
-        objective_of({"translation-lm": {"languages": [0, -1]}})
+        build_objective({"translation-lm": {"languages": [0, -1]}})
 
 
 SMALL = SpecialTokens(size=101, pad=0, cls=1, sep=2, mask=3, specials=frozenset(range(4)))
@@ -175,7 +177,7 @@ def pairs_of_words(rng: np.random.Generator, *, translated: bool = True) -> list
 
 
 def batch(rng: np.random.Generator, **options: bool) -> dict[str, torch.Tensor]:
-    task = TranslationLM(rate=0.2, mask=0.9, random=0.05)
+    task = TranslationLM(rate=0.2, mask_token_prob=0.9, random_token_prob=0.05)
     rows = [task.make(pairs_of_words(rng, **options), SampleContext(SMALL, rng, 42, True)) for _ in range(24)]
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
@@ -207,4 +209,10 @@ def test_a_text_is_guessed_from_its_translation():
 
 def test_its_defaults_are_the_papers():
     assert TranslationLM() == OBJECTIVES["translation-lm"]
-    assert (TASK.name, TASK.hide, TASK.rate, TASK.mask, TASK.random) == ("translation-lm", "tokens", 0.15, 0.8, 0.1)
+    assert (TASK.name, TASK.hide, TASK.rate, TASK.mask_token_prob, TASK.random_token_prob) == (
+        "translation-lm",
+        "tokens",
+        0.15,
+        0.8,
+        0.1,
+    )

@@ -15,17 +15,17 @@ import pytest
 
 from data_pipeline.annotate.meanings import write_meanings
 from data_pipeline.images.region_shapes import DETECTOR
-from megaptm.batch import COMPARED_TEXTS, IGNORED, MASKED_REGION
+from megaptm.batch import IGNORED, MASKED_REGION, MAX_COMPARED_TEXTS
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data import open_mix
 from megaptm.data.batch_mix import BATCHES
 from megaptm.errors import UserError
 from megaptm.objectives import SpecialTokens
-from megaptm.objectives.fragments import Fragments
-from megaptm.objectives.meanings import meanings_named
+from megaptm.objectives.fragments import FragmentOptions
+from megaptm.objectives.meanings import load_meanings
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.region_files import Regions
-from megaptm.objectives.unified import ImageTextFragments, MaskedAreas, overlaps
+from megaptm.objectives.unified import ImageTextFragments, MaskedAreas, intersection_over_union
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
@@ -57,7 +57,7 @@ def everything(folder: Path) -> dict[str, Any]:
     return {
         "spans": {"task": "text-spans", "share": 2, "units": "tokens", **TEXT},
         "fragments": {"task": "text-fragments", "share": 2, **TEXT},
-        "areas": {"task": "masked-areas", "alone": True, "share": 1, **PAIR},
+        "areas": {"task": "masked-areas", "image_only": True, "share": 1, **PAIR},
         "contrast": {"task": "cross-modal-contrast", "share": 2, **contrast},
         "pair-spans": {"task": "image-text-spans", "share": 1, **PAIR},
         "pair-fragments": {"task": "image-text-fragments", "share": 1, **PAIR},
@@ -77,15 +77,17 @@ def test_each_task_hides_and_asks_its_own(folder: Path) -> None:
         assert regions.any() == (task not in ("spans", "fragments"))
         assert words.any() == (task != "areas")
         asked = {
-            name for name in ("labels", "hidden_features", "region_distributions") if (made[name] != IGNORED).any()
+            name
+            for name in ("labels", "masked_region_features", "region_distributions")
+            if (made[name] != IGNORED).any()
         }
         hidden = bool((made["tokens"][WORDS:] == MASKED_REGION).any())
-        wanted = {"areas": {"hidden_features"}, "classes": {"region_distributions"}, "contrast": set[str]()}
+        wanted = {"areas": {"masked_region_features"}, "classes": {"region_distributions"}, "contrast": set[str]()}
         assert asked == wanted.get(task, {"labels"})
         assert hidden == (task in ("areas", "classes"))
         assert ((made["tokens"][:WORDS] == special.mask) & words).any() <= (task in ("spans", "pair-spans"))
         assert made["order"].any() == (task in ("fragments", "pair-fragments"))
-        assert (made["right_texts"] != IGNORED) == (task == "contrast")
+        assert (made["num_positive_texts"] != IGNORED) == (task == "contrast")
         seen[task] += 1
     assert set(seen) == set(everything(folder))
 
@@ -95,7 +97,7 @@ def test_each_batch_is_of_one_task_and_a_sample_of_its_number_alone(folder: Path
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 2**20, 5):
         ours, theirs = mix.sample(number), copy.sample(number)
-        mix.batch.asking(ours).check(ours, maker="unimo")
+        mix.batch.with_labels(ours).check(ours, maker="unimo")
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     steps = Counter[int]()
     for step in range(BATCHES):
@@ -122,12 +124,12 @@ def test_regions_that_lie_over_each_other_are_hidden_together(folder: Path) -> N
         made = mix.sample(number)
         there = made["document_ids"][WORDS:] > 0
         boxes, hidden = made["region_boxes"][there][1:], (made["tokens"][WORDS:] == MASKED_REGION)[there][1:]
-        asked = made["masked_positions"][(made["hidden_features"] != IGNORED).any(1)] - WORDS - 1
+        asked = made["masked_positions"][(made["masked_region_features"] != IGNORED).any(1)] - WORDS - 1
         assert asked.tolist() == np.flatnonzero(hidden).tolist()
         counts.append(hidden.sum())
         shares.append(hidden.mean())
         # At an anchor all that meets it is hidden with it: so is some hidden one's whole neighborhood.
-        near = overlaps(boxes) > 0.3
+        near = intersection_over_union(boxes) > 0.3
         alone = any(hidden[near[one] | (np.arange(len(near)) == one)].all() for one in np.flatnonzero(hidden))
         assert alone
     assert min(counts) >= 1
@@ -136,13 +138,13 @@ def test_regions_that_lie_over_each_other_are_hidden_together(folder: Path) -> N
 
 def test_overlaps_are_shares_of_what_two_boxes_cover() -> None:
     boxes = np.array([[0, 0, 0.5, 0.5], [0.25, 0, 0.75, 0.5], [0.6, 0.6, 1, 1], [0, 0, 0.5, 0.5], [0.1, 0.1, 0.1, 0.9]])
-    shares = overlaps(np.concatenate([boxes, np.zeros((5, 3))], 1))
+    shares = intersection_over_union(np.concatenate([boxes, np.zeros((5, 3))], 1))
     assert shares[0].tolist() == pytest.approx([1, 1 / 3, 0, 1, 0])
-    task = MaskedAreas(rate=0.2, overlap=0.3)
+    task = MaskedAreas(rate=0.2, min_overlap=0.3)
     areas = np.concatenate([boxes[:1], boxes, boxes], 0)
     nothing = np.zeros((len(areas), 2))
-    found = Regions(features=nothing, boxes=areas, likely=nothing, confidence=nothing[:, 0])
-    hidden = {tuple(task.hidden(found, np.random.default_rng(seed)).tolist()) for seed in range(20)}
+    found = Regions(features=nothing, boxes=areas, probabilities=nothing, confidence=nothing[:, 0])
+    hidden = {tuple(task.choose_masked(found, np.random.default_rng(seed)).tolist()) for seed in range(20)}
     assert all((3 in one) == (8 in one) for one in hidden)
     assert all((1 in one) == (4 in one) == (9 in one) for one in hidden)
     assert len(hidden) > 2
@@ -178,23 +180,23 @@ SPECIAL = SpecialTokens(size=100, pad=1, cls=0, sep=2, mask=99, specials=frozens
 
 
 def test_fragments_put_back_are_the_text_and_see_what_is_before_them() -> None:
-    rng, spoil = np.random.default_rng(0), Fragments(0.25, 4, 32)
+    rng, corrupt = np.random.default_rng(0), FragmentOptions(0.25, 4, 32)
     taken = numbers = 0
     for _ in range(200):
         texts = [
             np.concatenate([[0], rng.integers(3, 99, rng.integers(1, 120)), [2]]) for _ in range(rng.integers(1, 4))
         ]
         places = sum(map(len, texts))
-        made = spoil.write(texts, SPECIAL, rng)
-        assert sum(map(len, made.tokens)) <= places + 2 * spoil.most(places)
-        assert len(made.asked) <= spoil.most_asked(places)
+        made = corrupt.remove_fragments(texts, SPECIAL, rng)
+        assert sum(map(len, made.tokens)) <= places + 2 * corrupt.max_fragments(places)
+        assert len(made.target_positions) <= corrupt.max_predictions(places)
         row, at = np.concatenate(made.tokens), 0
-        assert (row[made.asked + 1] == made.answers).all()
+        assert (row[made.target_positions + 1] == made.labels).all()
         for text, tokens, order in zip(texts, made.tokens, made.order, strict=True):
             source = int((order == 0).sum())
             assert order[source:].tolist() == [*range(1, len(tokens) - source + 1)]
             written = tokens[source:]
-            own = made.asked[(made.asked >= at) & (made.asked < at + len(tokens))] - at
+            own = made.target_positions[(made.target_positions >= at) & (made.target_positions < at + len(tokens))] - at
             # All of a fragment but its end is asked what comes next; nothing of what is left is.
             assert own.tolist() == [place for place in range(source, len(tokens)) if tokens[place] != 2]
             pieces = np.split(written, np.flatnonzero(written == 0)[1:]) if len(written) else []
@@ -204,7 +206,7 @@ def test_fragments_put_back_are_the_text_and_see_what_is_before_them() -> None:
                 back.update(piece[1:-1].tolist())
             assert back == Counter(text.tolist())
             at += len(tokens)
-        taken += int((made.answers != 2).sum())
+        taken += int((made.labels != 2).sum())
         numbers += places - 2 * len(texts)
     assert taken / numbers == pytest.approx(0.25, abs=0.03)
 
@@ -224,11 +226,11 @@ def test_what_is_left_of_a_fragments_text_is_in_its_order(folder: Path) -> None:
 
 def test_captions_come_with_such_as_say_the_same_and_such_as_do_not(folder: Path) -> None:
     name = str(folder.parent / "meanings.json")
-    known, tokenizer = meanings_named(name), load_tokenizer(folder / "tokenizer")
+    known, tokenizer = load_meanings(name), load_tokenizer(folder / "tokenizer")
     mix, seen = opened(folder, {"cross-modal-contrast": {**PAIR, "meanings": name}}), Counter[str]()
     for number in range(40):
         made = mix.sample(number)
-        places = made["text_places"][made["text_places"] != IGNORED].tolist()
+        places = made["text_starts"][made["text_starts"] != IGNORED].tolist()
         documents = made["document_ids"]
         assert {*documents[WORDS:].tolist()} <= {0, 1}
         texts = []
@@ -238,16 +240,16 @@ def test_captions_come_with_such_as_say_the_same_and_such_as_do_not(folder: Path
             assert made["positions"][here].tolist() == [*range(len(here))]
             whole = made["tokens"][here]
             assert (whole[0], whole[-1]) == (tokenizer.special.cls, tokenizer.special.sep)
-            texts.append(known.rewriter.said(known.words(whole[1:-1])))
-        right = int(made["right_texts"])
-        assert 1 <= right <= len(texts) <= COMPARED_TEXTS
+            texts.append(known.rewriter.parse(known.words(whole[1:-1])))
+        right = int(made["num_positive_texts"])
+        assert 1 <= right <= len(texts) <= MAX_COMPARED_TEXTS
         assert all(said == texts[0] for said in texts[:right])
         assert all(said != texts[0] for said in texts[right:])
         seen["right"] += right - 1
         seen["wrong"] += len(texts) - right
     assert min(seen["right"], seen["wrong"]) > 20
     alone = opened(folder, {"cross-modal-contrast": PAIR}).sample(0)
-    assert (alone["text_places"] != IGNORED).sum() == alone["right_texts"] == 1
+    assert (alone["text_starts"] != IGNORED).sum() == alone["num_positive_texts"] == 1
 
 
 def test_text_alone_is_read_from_a_corpus_of_text(folder: Path, tmp_path: Path) -> None:
@@ -255,8 +257,8 @@ def test_text_alone_is_read_from_a_corpus_of_text(folder: Path, tmp_path: Path) 
     text = tmp_path / "text"
     tiny_corpus(text, vocabulary=320, fingerprint=load_tokenizer(folder / "tokenizer").fingerprint)
     told = everything(folder)
-    for label, options in told.items():
-        options["corpora"] = [str(text if label in ("spans", "fragments") else folder)]
+    for label, task_options in told.items():
+        task_options["corpora"] = [str(text if label in ("spans", "fragments") else folder)]
     special = load_tokenizer(folder / "tokenizer").special
     options: dict[str, Any] = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False}
     mix = open_mix({str(text): 1.0, str(folder): 1.0}, objective=told, **options)
@@ -267,12 +269,12 @@ def test_text_alone_is_read_from_a_corpus_of_text(folder: Path, tmp_path: Path) 
 
 
 BAD = {
-    "nothing": ("[1]", "it holds something else"),
-    "no list": ('{"inside": [], "meanings": {"objects": [3]}}', "it holds something else"),
-    "words": ('{"inside": [], "meanings": {"objects": [["dog"]]}}', "no list of tokens"),
-    "kind": ('{"inside": [], "meanings": {"verbs": [[[1]]]}}', "'verbs' is no kind of phrases"),
-    "cut": ('{"inside": [', "Expecting value"),
-    "deep": ("[" * 100_000, "no table of meanings"),
+    "nothing": ("[1]", "it has no meanings"),
+    "no list": ('{"continuations": [], "meanings": {"objects": [3]}}', "a meaning in it is not a list of phrases"),
+    "words": ('{"continuations": [], "meanings": {"objects": [["dog"]]}}', "not a list of token ids"),
+    "kind": ('{"continuations": [], "meanings": {"verbs": [[[1]]]}}', "'verbs' is not a kind of phrases"),
+    "cut": ('{"continuations": [', "Expecting value"),
+    "deep": ("[" * 100_000, r"is not a table of meanings \(maximum recursion depth exceeded"),
 }
 
 
@@ -281,18 +283,18 @@ def test_a_file_that_is_no_table_of_meanings_is_one_sentence(name: str, tmp_path
     content, said = BAD[name]
     (tmp_path / "bad.json").write_text(content)
     with pytest.raises(UserError, match=said) as error:
-        meanings_named(str(tmp_path / "bad.json"))
+        load_meanings(str(tmp_path / "bad.json"))
     assert "megaptm corpus meanings" in str(error.value)
 
 
 def test_meanings_of_another_tokenizer_are_one_sentence(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "large.json").write_text(json.dumps({"inside": [], "meanings": {"objects": [[[5000]], [[7]]]}}))
-    with pytest.raises(UserError, match="has ids up to 5000, the tokenizer 320: it is of another"):
+    (tmp_path / "large.json").write_text(json.dumps({"continuations": [], "meanings": {"objects": [[[5000]], [[7]]]}}))
+    with pytest.raises(UserError, match="has ids up to 5000, but the tokenizer has 320 ids"):
         opened(folder, {"cross-modal-contrast": {**PAIR, "meanings": str(tmp_path / "large.json")}})
 
 
 def test_a_long_caption_leaves_room_for_its_fragments() -> None:
-    task = ImageTextFragments(regions=4, features=3, classes=2, least=1)
+    task = ImageTextFragments(regions=4, features=3, classes=2, min_regions=1)
     file = io.BytesIO()
     np.savez(file, features=np.ones((2, 3)), norm_bb=np.full((2, 6), 0.5), soft_labels=np.full((2, 2), 0.5))
     long = DocumentSlice(np.arange(3, 90), slots=0, blobs={"npz": file.getvalue()})

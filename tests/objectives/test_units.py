@@ -12,16 +12,16 @@ from megaptm.data import open_mix
 from megaptm.data.manifest import Manifest
 from megaptm.data.shards import ShardWriter, write_manifest
 from megaptm.errors import UserError
-from megaptm.objectives import objective_of
+from megaptm.objectives import build_objective
 from megaptm.objectives.hide import independent
-from megaptm.objectives.objective import SampleContext, SentenceGroup, marked, units
-from megaptm.objectives.show_ask import masked
+from megaptm.objectives.objective import SampleContext, SentenceGroup, mark_tokens, unit_starts
+from megaptm.objectives.show_ask import replace_tokens
 from megaptm.objectives.vocabulary import SpecialTokens
 from tests.data.corpora import SPECIALS
 from tests.objectives.rows import SPECIAL, part
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/ernie_masking.json").read_text())
-RATE = 0.15
+MASKING_RATE = 0.15
 
 
 class Replayed:
@@ -52,13 +52,15 @@ def test_the_same_numbers_mask_what_the_released_code_masks(case):
     # 1 goes on with a unit; in a row of single tokens each is one.
     rows = zip(case["segments"], case["whole_words"], strict=True)
     begins = np.concatenate([np.array(row) != 1 if whole else np.ones(len(row), dtype=bool) for row, whole in rows])
-    hidden = independent(rate=RATE, most=999, begins=begins)(tokens, special, Replayed(numbers[begins > 0]))
+    hidden = independent(rate=MASKING_RATE, max_masked=999, unit_starts=begins)(
+        tokens, special, Replayed(numbers[begins > 0])
+    )
     assert tokens[hidden].tolist() == case["labels"]
     # The first token's number has said whether the unit is hidden, and says its fate as well.
-    fate = np.where(begins > 0, 1 - numbers / RATE, 1 - numbers)[hidden]
+    fate = np.where(begins > 0, 1 - numbers / MASKING_RATE, 1 - numbers)[hidden]
     rng = Replayed(fate, chosen=replacements[hidden])
     rng.fates = (fate >= 0.8) & (fate < 0.9)
-    shown = masked(mask=0.8, random=0.1)(tokens, hidden, special, rng)
+    shown = replace_tokens(mask_token_prob=0.8, random_token_prob=0.1)(tokens, hidden, special, rng)
     assert shown.tolist() == np.concatenate(case["out"]).tolist()
 
 
@@ -67,7 +69,7 @@ def test_an_unknown_piece_ends_its_unit_and_is_never_hidden():
     tokens = np.arange(SPECIALS, SPECIALS + 12)
     tokens[[3, 7, 8]] = SPECIAL.begin
     begins = np.array([1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0])
-    hide, rng = independent(rate=0.5, most=99, begins=begins), np.random.default_rng(0)
+    hide, rng = independent(rate=0.5, max_masked=99, unit_starts=begins), np.random.default_rng(0)
     hidden = np.array([hide(tokens, SPECIAL, rng) for _ in range(400)])
     assert (hidden[:, 1] == hidden[:, 2]).all()
     assert (hidden[:, 10] == hidden[:, 11]).all()
@@ -76,7 +78,7 @@ def test_an_unknown_piece_ends_its_unit_and_is_never_hidden():
 
 
 def test_each_unit_has_its_rate_and_is_hidden_whole():
-    task = objective_of({"masked-lm": {"hide": "independent"}})
+    task = build_objective({"masked-lm": {"hide": "independent"}})
     rng, lengths = np.random.default_rng(0), np.random.default_rng(1)
     tokens = asked = begun = drawn = 0
     for number in range(1200):
@@ -99,16 +101,20 @@ def test_each_unit_has_its_rate_and_is_hidden_whole():
 def test_a_row_asks_something_and_never_more_than_it_has_room_for():
     rng, tokens = np.random.default_rng(0), np.full(40, SPECIALS)
     begins = np.ones(40, dtype=int)
-    assert {independent(rate=0.001, most=9, begins=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)} == {1}
-    assert max(independent(rate=0.5, most=9, begins=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)) == 9
-    assert not independent(rate=0.5, most=9, begins=begins)(np.full(40, SPECIAL.cls), SPECIAL, rng).any()
+    assert {
+        independent(rate=0.001, max_masked=9, unit_starts=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)
+    } == {1}
+    assert (
+        max(independent(rate=0.5, max_masked=9, unit_starts=begins)(tokens, SPECIAL, rng).sum() for _ in range(50)) == 9
+    )
+    assert not independent(rate=0.5, max_masked=9, unit_starts=begins)(np.full(40, SPECIAL.cls), SPECIAL, rng).any()
 
 
 def test_spans_are_units_and_elsewhere_words_are():
     known = {"words": np.array([0, 2, 3, 5, 6, 7]), "tags": np.array([[1, 3, 0], [3, 6, 1], [4, 6, 1]])}
-    assert units(marked(np.arange(8), known)).tolist() == [1, 1, 0, 1, 0, 0, 1, 1]
+    assert unit_starts(mark_tokens(np.arange(8), known)).tolist() == [1, 1, 0, 1, 0, 0, 1, 1]
     # One that was cut in two is a unit by itself.
-    assert units(marked(np.arange(8), known)[4:]).tolist() == [1, 0, 1, 1]
+    assert unit_starts(mark_tokens(np.arange(8), known)[4:]).tolist() == [1, 0, 1, 1]
 
 
 PHRASES = {"tokens": [], "words": ["words"], "phrases": ["words", "phrases"], "entities": ["words", "tags"]}
@@ -154,7 +160,7 @@ def corpus(folder: Path) -> Manifest:
 def test_rows_of_a_corpus_hide_spans_whole(tmp_path, what, question):
     corpus(tmp_path / "c")
     said = {"masked-lm": {"hide": "independent", "units": what}} | question
-    assert objective_of(said).annotations == (*PHRASES[what],)
+    assert build_objective(said).annotations == (*PHRASES[what],)
     mix = open_mix({str(tmp_path / "c"): 1.0}, objective=said, sequence=48, seed=0, special=SPECIAL)
     whole = 0
     for number in range(60):
@@ -170,14 +176,17 @@ def test_rows_of_a_corpus_hide_spans_whole(tmp_path, what, question):
 
 
 def test_units_mean_nothing_where_tokens_are_hidden_one_by_one():
-    with pytest.raises(UserError, match=r"masked-lm: units \(phrases\) means nothing to hide tokens"):
-        objective_of({"masked-lm": {"units": "phrases"}})
+    with pytest.raises(
+        UserError,
+        match=r"objective\.masked-lm: units \(phrases\) has no effect with hide: tokens: remove it, or set hide:",
+    ):
+        build_objective({"masked-lm": {"units": "phrases"}})
 
 
 def test_the_text_of_a_group_may_come_with_marks():
-    sentences = [marked(np.arange(SPECIALS, SPECIALS + 9), {"words": np.arange(0, 9, 3)}) for _ in range(4)]
-    task = objective_of({"masked-lm": {"hide": "independent"}, "next-sentence": {}})
+    sentences = [mark_tokens(np.arange(SPECIALS, SPECIALS + 9), {"words": np.arange(0, 9, 3)}) for _ in range(4)]
+    task = build_objective({"masked-lm": {"hide": "independent"}, "next-sentence": {}})
     sample = task.make(
         SentenceGroup(sentences, lambda rng: sentences), SampleContext(SPECIAL, np.random.default_rng(0), 48, True)
     )
-    assert len(sample["labels"]) == task.masked.most_asked(48)
+    assert len(sample["labels"]) == task.masked.max_predictions(48)

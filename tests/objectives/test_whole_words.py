@@ -8,7 +8,7 @@ from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.hide import whole_words
-from megaptm.objectives.masked import most_asked
+from megaptm.objectives.masked import max_predictions
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS, tiny_corpus, word_starts
 from tests.objectives.rows import SPECIAL, part
@@ -59,7 +59,7 @@ def test_no_word_is_broken_and_the_shares_are_the_published_ones(document_mask):
 def test_long_words_are_hidden_nearly_as_often_as_short_ones():
     begins = np.array([1, 0, 0, 1, 1, 0] * 20)
     tokens = np.full(len(begins), SPECIALS)
-    hide = whole_words(rate=0.15, most=100, begins=begins)
+    hide = whole_words(rate=0.15, max_masked=100, unit_starts=begins)
     rng = np.random.default_rng(0)
     hidden = np.mean([hide(tokens, SPECIAL, rng) for _ in range(4000)], axis=0)
     assert hidden.sum() == pytest.approx(18, abs=0.1)
@@ -68,13 +68,13 @@ def test_long_words_are_hidden_nearly_as_often_as_short_ones():
 
 
 def test_a_word_longer_than_all_that_may_be_hidden_stays():
-    hide = whole_words(rate=0.15, most=100, begins=np.array([1] + [0] * 19))
+    hide = whole_words(rate=0.15, max_masked=100, unit_starts=np.array([1] + [0] * 19))
     assert not hide(np.full(20, SPECIALS), SPECIAL, np.random.default_rng(0)).any()
 
 
 def test_a_word_with_a_special_token_stays():
     tokens = np.array([CLS, 500, 3, 501, 502, SEP])
-    hide = whole_words(rate=0.5, most=100, begins=np.array([1, 1, 0, 0, 1, 1]))
+    hide = whole_words(rate=0.5, max_masked=100, unit_starts=np.array([1, 1, 0, 0, 1, 1]))
     assert hide(tokens, SPECIAL, np.random.default_rng(0)).tolist() == [False] * 4 + [True, False]
 
 
@@ -92,10 +92,13 @@ def test_a_row_hides_words_of_the_corpus_wherever_it_cuts_its_documents(tmp_path
         hidden = np.bincount(word, weights=asked)
         assert set(hidden[hidden > 0] - np.bincount(word)[hidden > 0]) <= {0}
         asked_in_all += asked.sum()
-    assert asked_in_all / 200 == pytest.approx(most_asked(40), abs=0.5)
+    assert asked_in_all / 200 == pytest.approx(max_predictions(40), abs=0.5)
 
 
 def test_a_corpus_without_words_is_refused(tmp_path):
     tiny_corpus(tmp_path / "c", words=False)
-    with pytest.raises(UserError, match=r"without the places of words.*annotate\.words=true"):
+    with pytest.raises(
+        UserError,
+        match=r"was built without words, which the objective needs: build it with annotate\.words=true, or use",
+    ):
         open_mix({str(tmp_path / "c"): 1.0}, objective="masked-lm-whole-word", sequence=40, seed=0, special=SPECIAL)

@@ -29,5 +29,5 @@ def test_batch_ramp_equals_megatron(batches):
     num_samples, step = 0, 0
     while num_samples <= 1.1 * batches.samples:
         reference.update(num_samples, consistency_check=True)
-        assert (batches.first(step), batches.size(step)) == (num_samples, reference.get())
+        assert (batches.first_sample(step), batches.size(step)) == (num_samples, reference.get())
         num_samples, step = num_samples + reference.get(), step + 1

@@ -18,9 +18,9 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.models.heads import build_heads
 from megaptm.objectives import span_boundary
-from megaptm.objectives.masked import MaskedRow
+from megaptm.objectives.masked import TextSequence
 from megaptm.objectives.objective import SampleContext
-from megaptm.objectives.span_boundary import LONGEST, SpanBoundary
+from megaptm.objectives.span_boundary import MAX_OFFSET, SpanBoundary
 from megaptm.spec import ModelSpec, Size
 from tests.models.tiny import tiny_spec
 from tests.objectives.rows import SPECIAL
@@ -113,8 +113,8 @@ def test_spans_have_the_borders_and_targets_of_the_released_code(case, monkeypat
     task = Given(rate=0.5)
     object.__setattr__(task, "places", np.flatnonzero(case["target"]) + 1)  # cls stands before the text
     text = np.array([SPECIAL.cls, *(200 + np.array(SPANS["sentence"])), SPECIAL.sep])
-    row = MaskedRow([text], [0], [len(text)])
-    sample = task.mask_row(
+    row = TextSequence([text], [0], [len(text)])
+    sample = task.mask_sequence(
         row, SampleContext(SPECIAL, np.random.default_rng(0), 24, False), np.ones(len(text), dtype=int)
     )
     found: dict[tuple[int, int], list[int]] = {}
@@ -143,4 +143,4 @@ def test_a_model_of_bert_is_of_the_family_that_is_named(tmp_path: Path) -> None:
 
 
 def test_the_head_tells_apart_as_many_places_as_are_asked_about():
-    assert HEADS["span-boundary"].offsets == LONGEST  # type: ignore[attr-defined]
+    assert HEADS["span-boundary"].offsets == MAX_OFFSET  # type: ignore[attr-defined]

@@ -40,8 +40,8 @@ def test_more_steps_than_the_epochs_hold_are_refused(corpus):
     with pytest.raises(UserError) as told:
         check_corpora(config(corpus, "data.epochs=2", f"train.steps={most + 1}"))
     assert str(told.value) == (
-        f"train.steps ({most + 1}) is more than the {most} steps that data.mix has text for when none is read more "
-        "than 2 times (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
+        f"train.steps ({most + 1}) is more than {most}, the steps for which data.mix has text without more than "
+        "2 epochs (data.epochs): lower train.steps, raise data.epochs, or leave data.epochs out."
     )
 
 
@@ -50,7 +50,7 @@ def test_a_reader_that_an_index_cut_short_has_ended_names_the_shard(corpus, tmp_
     asked = config(tmp_path / "corpus", "data.verify=size")
     lost = LostWorkerError(7, -signal.SIGBUS)
     told = explain_loss(lost, asked)
-    assert str(told) == f"process 7, which reads data, was lost (signal 7, Bus error): {MAPPED}."
+    assert str(told) == f"data loader worker 7 died (signal 7, Bus error): {MAPPED}."
     assert told.exit_code == EXIT_FAILURE
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
     told = explain_loss(lost, asked)

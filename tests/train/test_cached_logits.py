@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.data.teacher_logits import IDS, LOGITS, TeacherLogits
+from megaptm.data.teacher_logits import TEACHER_IDS, TEACHER_LOGITS, TeacherLogits
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.inference.teacher_logits import cache_logits
@@ -97,7 +97,7 @@ def test_cache_has_the_largest_logits_of_each_position(
     )
     assert [name for name in kept.manifest.files if name.startswith("train")][-1] == "train-000002.safetensors"
     for split in ("train", "validation"):
-        mix, logits = corpora.mix(split), kept.of(split)
+        mix, logits = corpora.mix(split), kept.split(split)
         for number in (0, 4, 5, 11):
             sample = mix.sample(number)
             batch = {name: torch.from_numpy(field[None]) for name, field in sample.items()}
@@ -112,13 +112,13 @@ def test_cache_has_the_largest_logits_of_each_position(
                 real[at[sample["labels"] >= 0]] = True
             best = all_SV.topk(3)
             found = logits.fields(number, sample)
-            assert (found[IDS][real] == best.indices.numpy()[real]).all()
+            assert (found[TEACHER_IDS][real] == best.indices.numpy()[real]).all()
             lacks = (best.values - best.values[:, :1]).detach().numpy()[real]
-            assert np.abs(found[LOGITS][real] - lacks).max() < 2e-3
-            assert not found[LOGITS][~real].any()
+            assert np.abs(found[TEACHER_LOGITS][real] - lacks).max() < 2e-3
+            assert not found[TEACHER_LOGITS][~real].any()
     assert real.any()
     with pytest.raises(UserError, match="is of other samples, as train sample 1 tells"):
-        kept.of("train").fields(1, corpora.mix("train").sample(2))
+        kept.split("train").fields(1, corpora.mix("train").sample(2))
 
 
 def test_cache_of_other_samples_is_refused(

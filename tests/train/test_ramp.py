@@ -75,7 +75,7 @@ def test_schedule_by_samples_is_the_same_with_a_ramp():
     ramped = load(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
     batches = ramped.batch_schedule
     for step in range(0, 5000, 97):
-        at, size = batches.first(step) / base.train.batch, batches.size(step) / base.train.batch
+        at, size = batches.first_sample(step) / base.train.batch, batches.size(step) / base.train.batch
         expected = learning_rate(at, base.optimizer, steps=base.train.steps, size=size)
         assert learning_rate_at(ramped, step) == pytest.approx(expected, rel=1e-12)
     assert learning_rate_at(base, 50) == learning_rate(50, base.optimizer, steps=base.train.steps)

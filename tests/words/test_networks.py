@@ -164,19 +164,19 @@ def test_both_losses_train_the_same_vectors():
 
 def test_tags_follow_their_words():
     part = DocumentSlice(np.arange(10, 16), slots=0, annotations={"tags": np.array([[1, 3, 0], [5, 6, 1]])})
-    task = WindowRanking(tags=2)
+    task = WindowRanking(num_tags=2)
     untagged = replace(part, annotations={"tags": np.zeros((0, 3), np.int64)})
     made = task.make([part, untagged], SampleContext(tiny_special(), RNG, 12, True))
     assert made["tags"].tolist() == [0, 1, 1, 0, 0, 2, *[0] * 6]
     assert made.keys() == task.batch(12, True).fields.keys()
     assert (task.annotations, dict(task.losses)) == (("tags",), {"ranking": 1.0, "tags": 1.0})
     with pytest.raises(UserError, match=r"tags \(1\) of window-ranking are fewer than the labels of the corpus"):
-        WindowRanking(tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
+        WindowRanking(num_tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
 
 
 def test_tags_are_learned_with_the_ranking_loss(tmp_path):
     corpus = planted.build(tmp_path / "tagged", tags=True)
-    objective = "objective={window-ranking: {tags: 2}}"
+    objective = "objective={window-ranking: {num_tags: 2}}"
     losses, initial_tag_loss, tag_entropy = run_ranks(1, train_tags, str(corpus), objective)[0]
     assert losses["tags"] < tag_entropy - 0.05
     assert tag_entropy < initial_tag_loss
@@ -212,7 +212,7 @@ def test_windows_stay_within_documents():
         "tokens": torch.tensor([[4, 5, 6, 7, 8]]),
         "labels": torch.tensor([[5, 6, -100, 8, 9]]),
         "document_ids": torch.tensor([[1, 1, 1, 2, 2]]),
-        "others": torch.tensor([[0.0, 0.3, 0.5, 0.99, 0.7]]),
+        "replacement_uniforms": torch.tensor([[0.0, 0.3, 0.5, 0.99, 0.7]]),
     }
     windows, labels = next_words(batch, SIZES["hidden"], outside=1)
     assert windows.tolist() == [[1, 4], [4, 5], [1, 7], [7, 8]]

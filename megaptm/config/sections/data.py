@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from megaptm.config.sections.base import Count, Section
-from megaptm.objectives.objective import RowLength
+from megaptm.objectives.objective import SequenceLength
 
 
 class DataConfig(Section):
@@ -21,7 +21,7 @@ class DataConfig(Section):
     size."""
     size_limits: dict[str, Count] = {}
     """Corpus -> maximum number of documents that size_exponent uses (T5's artificial limit)."""
-    sequence: RowLength
+    sequence: SequenceLength
     """Tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None
     """Maximum number of times that any text is read; a run with too many steps is rejected at the start. Absent: no

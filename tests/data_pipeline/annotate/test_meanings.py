@@ -10,8 +10,8 @@ import pytest
 from data_pipeline.annotate.meanings import read_meanings
 from data_pipeline.commands import meanings
 from megaptm.errors import UserError
-from megaptm.objectives.meanings import meanings_named
-from megaptm.objectives.rewriting import tokens_of
+from megaptm.objectives.meanings import load_meanings
+from megaptm.objectives.rewriting import join_words
 from megaptm.tokenizers import train
 
 TEXT = "a red cart and a crimson wagon beside a blue box, the cartoon near the redder boxes " * 30
@@ -24,11 +24,11 @@ def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "table.tsv").write_text(TABLE, encoding="utf-8")
     meanings(str(tmp_path / "table.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "meanings.json"))
-    known, rng = meanings_named(str(tmp_path / "meanings.json")), np.random.default_rng(0)
+    known, rng = load_meanings(str(tmp_path / "meanings.json")), np.random.default_rng(0)
 
     def rewritten(text: str, how: str) -> set[str]:
         made = getattr(known.rewriter, how)(known.words(tokenizer.encode(text)), rng, number=20)
-        return {tokenizer.decode(tokens_of(caption)).replace(" ,", ",") for caption in made}
+        return {tokenizer.decode(join_words(caption)).replace(" ,", ",") for caption in made}
 
     assert rewritten("a red cart and a cartoon", "kept") == {
         f"a {color} {thing} and a cartoon" for color in ("red", "crimson") for thing in ("cart", "wagon")

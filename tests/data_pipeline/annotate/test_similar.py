@@ -5,7 +5,7 @@ import pytest
 from data_pipeline.annotate.similar import read_table, read_vectors, write_similar_words
 from data_pipeline.commands import similar_words
 from megaptm.errors import UserError
-from megaptm.objectives.similar import SimilarWords, similar_named
+from megaptm.objectives.similar import SimilarWords, load_similar_words
 from megaptm.tokenizers import train
 
 TEXT = "the cat and the dog sat on a mat near the sea " * 30
@@ -17,7 +17,7 @@ def tokenizer():
 
 
 def table(path) -> SimilarWords:
-    result = similar_named(str(path))
+    result = load_similar_words(str(path))
     assert isinstance(result, SimilarWords)
     return result
 

@@ -73,7 +73,7 @@ def test_shipped_connectives_match(line: str) -> None:
 
 def test_shipped_labels_fit_discourse_question() -> None:
     labels = PairByConnective().labels()
-    assert len(labels) == 148 <= QUESTIONS["discourse"].classes
+    assert len(labels) == 148 <= QUESTIONS["discourse"].num_classes
     assert {"however", "because", "但是", "因为"} <= {*labels}
 
 

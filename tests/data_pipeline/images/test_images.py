@@ -24,7 +24,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.objectives.pixels import open_image, rgb
+from megaptm.objectives.pixels import open_image, to_rgb
 from megaptm.storage import RetryPolicy
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import (
@@ -70,7 +70,7 @@ def test_valid_images_become_rgb(name):
     result = check_image(GOOD[name], ImageLimits())
     assert isinstance(result, ValidImage)
     with open_image(result.content) as image:
-        colors = np.asarray(rgb(image))
+        colors = np.asarray(to_rgb(image))
     assert colors.shape == (result.height, result.width, 3)
     assert colors.std() > 10  # no pixels merged to one color
     if name in ("plain.jpg", "plain.webp", "grey.png", "deep.png"):
@@ -79,7 +79,7 @@ def test_valid_images_become_rgb(name):
 
 def test_sixteen_bits_are_scaled():
     with open_image(GOOD["deep.png"]) as image:
-        grey = np.asarray(rgb(image))[:, :, 0].astype(int).ravel()
+        grey = np.asarray(to_rgb(image))[:, :, 0].astype(int).ravel()
     assert (grey[0], grey[-1]) == (0, 255)
     assert (np.diff(grey) >= 0).all()
     assert 120 <= grey[len(grey) // 2] <= 135
@@ -90,7 +90,7 @@ def test_first_picture_of_animation_is_used():
         result = check_image(GOOD[name], ImageLimits())
         assert "animated: first picture" in result.oddities
         with open_image(result.content) as image:
-            off = np.abs(np.asarray(rgb(image)).astype(int) - pixels(24, 20, seed=0))
+            off = np.abs(np.asarray(to_rgb(image)).astype(int) - pixels(24, 20, seed=0))
         assert off.mean() < 12  # a GIF has a palette
 
 

@@ -81,7 +81,7 @@ def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypa
     expected, corpus = samples_of(Corpus.open(tmp_path / "here")), Corpus.open(tmp_path / "there", cache)
     assert corpus.name == str(tmp_path / "there")
     assert samples_of(corpus) == expected
-    assert {corpus.address_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
+    assert {corpus.url_of(info.name) for info in corpus.split("validation").shards} < {*map(url_of(url), range(3))}
     assert all(check.is_valid for check in verify_corpus(tmp_path / "there"))
     # The same for a corpus that is on the store itself, with the indexes and no shards.
     build(url, away := f"{url}-corpus", **options)
@@ -98,7 +98,12 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
     cache = Cache(tmp_path / "cache")
     corpus = Corpus.open(tmp_path / "there", cache)
     special = load(corpus.folder / "tokenizer").special
-    options = {"objective": {"image-text": {"size": 8, "texts": 12}}, "sequence": 17, "seed": 0, "special": special}
+    options = {
+        "objective": {"image-text": {"size": 8, "text_length": 12}},
+        "sequence": 17,
+        "seed": 0,
+        "special": special,
+    }
     mix = open_mix({str(tmp_path / "there"): 1.0}, cache=cache, **options)
     assert mix.sample(0)["patches"].dtype == np.uint8
     case = Case(config=load_config(CONFIG), hashing="all")

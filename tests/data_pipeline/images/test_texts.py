@@ -33,7 +33,7 @@ from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import BAD, build, encoded, picture, pixels, write_tar
 
 SMALL = TokenizerRecipe(vocabulary=270, specials="clip")
-IMAGE_TEXT = {"image-text": {"size": 8, "texts": 12}}
+IMAGE_TEXT = {"image-text": {"size": 8, "text_length": 12}}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_loader_and_mix_give_same_samples(existing_shards):
 
 def test_inspect_shows_image_text_sample(existing_shards):
     console = Console(file=io.StringIO(), width=100)
-    objective = "{image-text: {size: 8, texts: 40}}"
+    objective = "{image-text: {size: 8, text_length: 40}}"
     inspect(str(existing_shards[0] / "corpus"), objective=objective, count=2, sequence=17, console=console)
     shown = console.file.getvalue()
     assert "16 patches of 12 values" in shown
@@ -264,7 +264,7 @@ def test_truncated_caption_keeps_end_token(existing_shards):
     folder, _ = existing_shards
     special = load_tokenizer(folder / "corpus/tokenizer").special
     options = {"sequence": 17, "seed": 3, "special": special}
-    mix = open_mix({str(folder / "corpus"): 1.0}, objective={"image-text": {"size": 8, "texts": 5}}, **options)
+    mix = open_mix({str(folder / "corpus"): 1.0}, objective={"image-text": {"size": 8, "text_length": 5}}, **options)
     sample = mix.sample(0)
     assert (sample["text_end"], sample["text_tokens"][4]) == (4, special.end)
 
@@ -272,7 +272,10 @@ def test_truncated_caption_keeps_end_token(existing_shards):
 @pytest.mark.parametrize(
     ("objective", "message"),
     [
-        ({"image-labels": {"size": 8}}, "has images with texts, and objective image-labels reads others.*texts=false"),
+        (
+            {"image-labels": {"size": 8}},
+            "has images with a text, but objective image-labels reads others.*text_length=false",
+        ),
         ("masked-lm", "needs a tokenizer with a `cls` token"),
     ],
 )
