@@ -54,7 +54,12 @@ def objective(name: str) -> BaseObjective:
     """The objective of a name; MacBERT's with similar words."""
     if name != SIMILAR:
         return OBJECTIVES[name]
-    masks = {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": "noise:alike"}
+    masks = {
+        "hide": "ngrams",
+        "length_weights": [0.4, 0.3, 0.2, 0.1],
+        "show": "similar-words",
+        "similar": "noise:alike",
+    }
     return build_objective({"masked-lm": masks, "sentence-order": {}})
 
 

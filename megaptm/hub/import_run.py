@@ -296,7 +296,9 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         if spec.own_pixels is not None:
             numbers |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
         name = KNOWN[spec.name].objectives[0]
-        objective = {"objective": {name: image_options | ({"texts": spec.longest} if spec.family.has_tokens else {})}}
+        objective = {
+            "objective": {name: image_options | ({"text_length": spec.longest} if spec.family.has_tokens else {})}
+        }
         return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
     if spec.family.reads_regions:
         # Regions follow the text. A text of a text-only task may span several documents.

@@ -114,7 +114,7 @@ def similar_words(corpus: Path) -> list[str]:
     words = ["message", "header", "string", "value", "name", "part", "line", "text", "self", "return"]
     table = corpus.parent / "similar.npz"
     write_similar_words({word: {*words} - {word} for word in words}, load(corpus / "tokenizer"), table)
-    masks = {"hide": "ngrams", "lengths": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": str(table)}
+    masks = {"hide": "ngrams", "length_weights": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": str(table)}
     return [f"objective={json.dumps({'masked-lm': masks, 'sentence-order': {}})}"]
 
 

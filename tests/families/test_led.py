@@ -72,7 +72,7 @@ def row_of(objective: object, piece: list[DocumentSlice], sequence: int) -> dict
     return {name: torch.from_numpy(array)[None] for name, array in sample.items()}
 
 
-SUMMARIES = {"enclosed": True, "global_tokens": 1, "targets": 12}
+SUMMARIES = {"add_begin_token": True, "global_tokens": 1, "max_target_length": 12}
 
 
 def test_the_loss_of_a_summary_is_that_of_theirs() -> None:

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from tests.fuzz.runner import Outcome, explain, run_cases
@@ -63,7 +64,8 @@ def fuzz(
     # Commands first: they take longest.
     work.sort(key=lambda item: item[1])
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        return [outcome for chunk in pool.imap_unordered(_run, work) for outcome in chunk]
+        chunks = track(pool.imap_unordered(_run, work), total=len(work), console=Console(stderr=True))
+        return [outcome for chunk in chunks for outcome in chunk]
 
 
 def _run(item: tuple[str, str, list[int], int, Path]) -> list[Outcome]:

@@ -314,7 +314,12 @@ def read_meanings(folder: Path) -> Any:
     tokenizer = tokenizer_of(Corpus.open(corpus))
     write_meanings(read(folder / "it.tsv"), tokenizer, folder / "again.json")
     load_meanings.cache_clear()
-    words = OF_SHAPES | {"classes": 17, "kept": 1, "broken": 2, "meanings": str(folder / "it.json")}
+    words = OF_SHAPES | {
+        "classes": 17,
+        "max_paraphrases": 1,
+        "max_rewritten_negatives": 2,
+        "meanings": str(folder / "it.json"),
+    }
     mix = open_mix(
         {str(corpus): 1.0}, objective={"cross-modal-contrast": words}, sequence=64, seed=0, special=tokenizer.special
     )
@@ -326,8 +331,8 @@ def meanings_commands(folder: Path) -> list[Command]:
     materials = folder.parent / "materials"
     tokenizer = str(materials / "corpus-regions/tokenizer")
     config = str(materials / "config-images/unimo.yaml")
-    told = f"regions: 9, features: 24, classes: 17, kept: 0, broken: 2, meanings: '{folder / 'it.json'}'"
-    meanings = f"objective={{cross-modal-contrast: {{{told}}}}}"
+    counts = "regions: 9, features: 24, classes: 17, max_paraphrases: 0, max_rewritten_negatives: 2"
+    meanings = f"objective={{cross-modal-contrast: {{{counts}, meanings: '{folder / 'it.json'}'}}}}"
     return [
         ["corpus", "meanings", str(folder / "it.tsv"), "--tokenizer", tokenizer, "--out", str(folder / "out.json")],
         ["train", config, meanings, f"run={folder / 'run'}", "train.batch=1048576"],

@@ -103,8 +103,8 @@ def test_a_model_of_regions_begins_with_a_roberta(roberta: ExportedTiny, tmp_pat
     assert config.objective["classes"] == {
         "task": "masked-areas",
         "share": 5,
-        "ask_for": "distribution",
-        "alone": True,
+        "target": "distribution",
+        "image_only": True,
         "features": 24,
         "classes": 17,
     }

@@ -249,9 +249,9 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
         (f"{zipfile.ZIP_LZMA}.npz", "a compression type that numpy does not use"),
         ("bad.npz", "is not a table of similar words"),
         ("none.npz", r"is not a table of similar words \(no such file\)"),
-        ("flat.npz", "it holds other arrays than tables of ids"),
-        ("longer.npz", r"words of 1 tokens have similar ones of shape \(1, 1, 2\)"),
-        ("below.npz", "some words have ids below 0"),
+        ("flat.npz", "its arrays are not tables of ids"),
+        ("longer.npz", r"words of 1 tokens have similar words of shape \(1, 1, 2\)"),
+        ("below.npz", "it has negative ids"),
         ("bomb.npz", r"it unpacks to \d,\d+,\d+ bytes"),
         ("other.npz", "has ids up to 5000, the tokenizer 1000"),
     ):
