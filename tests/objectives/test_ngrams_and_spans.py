@@ -253,7 +253,7 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
         ("longer.npz", r"words of 1 tokens have similar words of shape \(1, 1, 2\)"),
         ("below.npz", "it has negative ids"),
         ("bomb.npz", r"it unpacks to \d,\d+,\d+ bytes"),
-        ("other.npz", "has ids up to 5000, the tokenizer 1000"),
+        ("other.npz", "has ids up to 5000, but the tokenizer has 1000 ids"),
     ):
         task = build_objective({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})
         with pytest.raises(UserError, match=said):
