@@ -43,7 +43,8 @@ from megaptm.batch import IGNORED
 from megaptm.bricks import HEADS, HeadBrick
 from megaptm.bricks.heads import RowClassHeadBrick
 from megaptm.errors import UserError
-from megaptm.families import BERT, CATALOGUE, VISION
+from megaptm.families import CATALOGUE, VISION
+from megaptm.families.bert import BERT
 from megaptm.hub.counterparts import find_counterpart, hugging_face_models
 from megaptm.spec import BAND, Family, ModelSpec, Size, change, with_attention_options
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from megaptm.batch import Field
 from megaptm.bricks import HeadBrick, Map, register_head
-from megaptm.families import BERT
+from megaptm.families.bert import BERT
 from megaptm.objectives.masked import MaskedLM
 from megaptm.spec import Size, change
 

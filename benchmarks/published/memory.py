@@ -9,7 +9,9 @@ from typing import Literal
 import yaml
 
 from megaptm.config.schema import Count, Layout, Section
-from megaptm.families import BERT, GPT3, T5
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT3
+from megaptm.families.t5 import T5
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.software import Software
 from megaptm.plan.workload import Workload

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from megaptm.commands.family_commands import family_commands
 from megaptm.commands.output import echo
 
 READ_BY = {
@@ -30,64 +31,6 @@ def export() -> None:
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
       megaptm export cove runs/cove-tiny exported/cove-tiny
     """
-
-
-@export.command("elmo")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
-@click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["safetensors", "hdf5"]),
-    default="safetensors",
-    show_default=True,
-    help="Format of the weights. The released code and AllenNLP read hdf5.",
-)
-def elmo(run: Path, folder: Path, step: int | None, format_: str) -> None:
-    """Export the ELMo of RUN to FOLDER, with the names and shapes of the released code.
-
-    The weights are in weights.hdf5 or weights.safetensors, with the same names; the options are in options.json.
-
-    \b
-      megaptm export elmo runs/elmo-tiny exported/elmo-tiny
-      megaptm export elmo runs/elmo-tiny exported/elmo-tiny --format hdf5
-    """
-    from megaptm.hub.elmo_folder import OPTIONS, to_elmo_folder
-    from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import writable_path
-
-    writable_path(folder, "FOLDER")
-    checkpoint = open_checkpoint(run, step=step)
-    weights = to_elmo_folder(checkpoint, folder, hdf5=format_ == "hdf5")
-    echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
-    if format_ == "hdf5":
-        echo(f"  allennlp.modules.elmo.Elmo({str(folder / OPTIONS)!r}, {str(weights)!r}, 1)")
-    else:
-        echo(f"  safetensors.numpy.load_file({str(weights)!r})")
-
-
-@export.command("cove")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
-def cove(run: Path, folder: Path, step: int | None) -> None:
-    """Export the CoVe encoder of RUN to FOLDER, for torch.nn.LSTM, with its word vectors.
-
-    \b
-      megaptm export cove runs/cove-tiny exported/cove-tiny
-    """
-    from megaptm.hub.mt_lstm import ENCODER, to_cove_folder
-    from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.storage import writable_path
-
-    writable_path(folder, "FOLDER")
-    checkpoint = open_checkpoint(run, step=step)
-    to_cove_folder(checkpoint, folder)
-    size = checkpoint.spec.size
-    module = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
-    echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
-    echo(f"  {module}.load_state_dict(safetensors.torch.load_file({str(folder / ENCODER)!r}))")
 
 
 @export.command("words")
@@ -185,3 +128,7 @@ def hugging_face(run: Path, folder: Path, step: int | None, average: int, dtype:
         echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:
         echo(f"warning: {warning}")
+
+
+for command in family_commands("EXPORT"):
+    export.add_command(command)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.family_commands import family_commands, print_next_commands
 from megaptm.commands.options import overrides_argument
 from megaptm.commands.output import echo
-
-if TYPE_CHECKING:
-    from megaptm.config import Config
 
 
 @click.group("import")
@@ -23,33 +20,6 @@ def imports() -> None:
       megaptm import hf exported/gpt2-tiny runs/again
       megaptm import elmo exported/elmo-tiny runs/elmo-again
     """
-
-
-@imports.command("elmo")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("run", type=click.Path(path_type=Path))
-@overrides_argument
-def elmo(folder: Path, run: Path, overrides: tuple[str, ...]) -> None:
-    """Create the run RUN from the ELMo in FOLDER, which has the format of the released code.
-
-    FOLDER holds options.json, weights.hdf5 (or .safetensors) and vocabulary.txt; the file names may start with the name
-    of the model. An export of megaptm also holds softmax.safetensors; released models lack it, and it is initialized
-    anew. Text is split at spaces, or by a tokenizer.json in FOLDER.
-
-    \b
-      megaptm import elmo released/elmo-original runs/elmo
-      megaptm import elmo exported/elmo-tiny runs/again data.mix='{corpora/tiny-words-1024: 1}'
-    """
-    from megaptm.config import resolve_model
-    from megaptm.hub.elmo_import import import_elmo
-    from megaptm.plan.count import count_parameters
-
-    config, fresh = import_elmo(folder, run, overrides)
-    if fresh:
-        echo(f"{folder} has no {', '.join(fresh)}: initialized from train.seed={config.train.seed}")
-    size = f"{config.model.family}/{config.model.size}, {count_parameters(resolve_model(config)):,} parameters"
-    echo(f"{folder} is step 0 of {click.format_filename(run)} ({size})")
-    _print_next_commands(config, run)
 
 
 @imports.command("hf")
@@ -107,17 +77,8 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")
-    _print_next_commands(config, run)
+    print_next_commands(config, run)
 
 
-def _print_next_commands(config: Config, run: Path) -> None:
-    """Print the commands that train the imported model."""
-    from megaptm.run.build_command import build_words
-    from megaptm.shell import command_line, typed_path
-
-    folder = typed_path(run.absolute())
-    lines = [["train", folder]]
-    tokenizer = f"{folder}/tokenizer" if (run / "tokenizer").exists() else "FOLDER_OF_ITS_TOKENIZER"
-    if (corpus := str(run.absolute() / "corpus")) in config.data.mix:  # the default, which must still be built
-        lines.insert(0, build_words(corpus, config, text=None, out=f"{folder}/corpus", tokenizer=tokenizer))
-    echo("\n".join(["next:", *(f"  {command_line(line)}" for line in lines)]))
+for command in family_commands("IMPORT"):
+    imports.add_command(command)

@@ -15,7 +15,7 @@ from megaptm.config.recurrent_rules import recurrent_model_errors
 from megaptm.config.region_rules import region_model_errors
 from megaptm.config.schema import ModelConfig
 from megaptm.errors import nearest
-from megaptm.families import WORDS
+from megaptm.families.words import WORDS
 from megaptm.spec import ModelSpec, Size, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "cutoffs", "division", "share")

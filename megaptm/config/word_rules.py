@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.config.schema import Config, Layout, ModelConfig, OptimizerConfig
-from megaptm.families import WORDS, find_family
-from megaptm.families.words import LANES, WordFamily
+from megaptm.families import find_family
+from megaptm.families.words import LANES, WORDS, WordFamily
 
 COMMON_KEYS = ("family", "size", "vocabulary")
 """Keys of `model` that all of them use."""

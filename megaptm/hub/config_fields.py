@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart, check_sharing
+from megaptm.hub.counterpart import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart
+from megaptm.hub.counterparts import check_sharing
 from megaptm.hub.folder import CONFIG
 from megaptm.spec import (
     AttentionSpec,

@@ -22,7 +22,8 @@ from megaptm.hub.config_fields import (
     nest_sections,
     refuse,
 )
-from megaptm.hub.counterparts import Counterpart, find_counterpart, find_counterparts, is_first_of_its_type
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterparts import find_counterpart, find_counterparts, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
 from megaptm.hub.images import label_names

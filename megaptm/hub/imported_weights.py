@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.hub.counterparts import Counterpart
+from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
 from megaptm.hub.tensor_rules import HEADS, export_weights, import_weights
 from megaptm.models import build_model

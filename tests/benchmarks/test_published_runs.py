@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.published.runs import MISSES, Row, compare_all, markdown, sources, summary, work_of_row
 from megaptm.config import load
-from megaptm.families import GPT3
+from megaptm.families.gpt import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.plan.workload import Workload

@@ -7,7 +7,7 @@ import pytest
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import Case, Request, run_checks
 from megaptm.config import UncheckedConfig, load
-from megaptm.families import WORDS
+from megaptm.families.words import WORDS
 from megaptm.plan.machine import load_machine
 
 CONFIGS = Path(__file__).parents[2] / "configs"

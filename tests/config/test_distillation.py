@@ -9,7 +9,7 @@ import pytest
 
 from megaptm.config import dump, load, resolve_distillation
 from megaptm.errors import UserError
-from megaptm.families import TINYBERT
+from megaptm.families.distilbert import TINYBERT
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TEACHER = {"family": "bert", "size": "custom", "layers": 4, "width": 64, "heads": 2, "ffn": 256, "context": 128}

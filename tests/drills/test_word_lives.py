@@ -14,7 +14,7 @@ import pytest
 import megaptm
 from megaptm.commands.evaluate import evaluate
 from megaptm.commands.export import words
-from megaptm.families import WORDS
+from megaptm.families.words import WORDS
 from megaptm.track import read_metrics
 from megaptm.words.vectors import WordVectors
 from tests.drills.lives import THREADS, command, killed_half_way, spending

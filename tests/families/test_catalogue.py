@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from megaptm.errors import UserError
-from megaptm.families import BERT, CATALOGUE, GPT2, GPT3
+from megaptm.families import CATALOGUE
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT2, GPT3
 from megaptm.models import build_model, initial_value
 from megaptm.objectives import OBJECTIVES
 from megaptm.spec import Family, change, published

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.cove import COVE
-from megaptm.hub.mt_lstm import to_mt_lstm
+from megaptm.families.cove.mt_lstm import to_mt_lstm
 from megaptm.models import build_model, fill
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, Size, change, published

@@ -17,7 +17,8 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.families import DEBERTA_V3, ELECTRA
+from megaptm.families.deberta import DEBERTA_V3
+from megaptm.families.electra import ELECTRA
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import alone

@@ -19,8 +19,8 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
-from megaptm.families import ELECTRA
-from megaptm.hub.counterparts.electra import DISCRIMINATOR, GENERATOR
+from megaptm.families.electra import ELECTRA
+from megaptm.families.electra.huggingface import DISCRIMINATOR, GENERATOR
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import alone, renamed

@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.families import BERT
+from megaptm.families.bert import BERT
+from megaptm.families.bert.huggingface import BERT as COUNTERPART
 from megaptm.hub.config_fields import config_values
-from megaptm.hub.counterparts.bert import BERT as COUNTERPART
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.mask import self_mask

@@ -18,8 +18,8 @@ from megaptm.batch import IGNORED, MASKED_REGION
 from megaptm.config import load, resolve_model
 from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
+from megaptm.families.bert.huggingface import MASKED, encoder
 from megaptm.families.uniter import UNITER
-from megaptm.hub.counterparts.bert import MASKED, encoder
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair

@@ -13,8 +13,8 @@ import yaml
 from safetensors.torch import save_file
 
 from megaptm.data.teacher_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
-from megaptm.hub.bilm import options, to_bilm
-from megaptm.hub.hdf5 import write_hdf5
+from megaptm.families.elmo.bilm import options, to_bilm
+from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models import build_model, fill
 from megaptm.run.checkpoint import open_checkpoint

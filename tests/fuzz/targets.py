@@ -124,7 +124,7 @@ def spoil_elmo(folder: Path, draw: Random) -> bool:
 
 
 def read_elmo(folder: Path) -> Any:
-    from megaptm.hub.elmo_import import import_elmo
+    from megaptm.families.elmo.importer import import_elmo
 
     import_elmo(folder, folder / "imported")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from megaptm.errors import UserError
-from megaptm.hub.hdf5 import read_hdf5, write_hdf5
+from megaptm.families.elmo.hdf5 import read_hdf5, write_hdf5
 
 h5py = pytest.importorskip("h5py")
 SHAPES = {"one": (2, 3), "deep/er/two": (4,)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.hub.hdf5 import read_hdf5
+from megaptm.families.elmo.hdf5 import read_hdf5
 
 
 @pytest.mark.parametrize("how", ["never written", "one chunk"])

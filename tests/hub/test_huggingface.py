@@ -13,7 +13,9 @@ import transformers
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.families import BERT, CATALOGUE, GPT2
+from megaptm.families import CATALOGUE
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models import Model, build_model, fill

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from megaptm.families import BERT, CATALOGUE, GPT2, T5
+from megaptm.families import CATALOGUE
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT2
+from megaptm.families.t5 import T5
 from megaptm.spec import (
     AttentionSpec,
     BandedSpec,

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megaptm.families import BERT
-from megaptm.hub.counterparts.bert import encoder
+from megaptm.families.bert import BERT
+from megaptm.families.bert.huggingface import encoder
 from megaptm.hub.tensor_rules import import_weights
 from megaptm.losses.soft_targets import LargestLogits, Projected, SoftTargetLoss, soft_class_loss
 from megaptm.models import Model, fill

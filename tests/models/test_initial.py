@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.families import BERT, GPT2, PALM, ROBERTA, T5
-from megaptm.families.t5 import T5_V1_1
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT2
+from megaptm.families.palm import PALM
+from megaptm.families.roberta import ROBERTA
+from megaptm.families.t5 import T5, T5_V1_1
 from megaptm.models import build_model, even_chunks, fill, initial_value
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec

@@ -12,7 +12,7 @@ import torch
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families import BERT
+from megaptm.families.bert import BERT
 from megaptm.models import build_model, fill
 from megaptm.models.infomax import TEMPERATURE
 from megaptm.objectives.infomax import DeepInfoMax

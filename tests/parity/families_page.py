@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from megaptm.families import CATALOGUE, FAMILIES, WORDS
-from megaptm.families.words import WordFamily, WordSpec
+from megaptm.families import CATALOGUE, FAMILIES
+from megaptm.families.words import WORDS, WordFamily, WordSpec
 from megaptm.hub.counterparts import hugging_face_models
 from megaptm.plan.count import count_parameters
 from megaptm.spec import Family, published

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from megaptm.families import CATALOGUE
-from megaptm.hub.counterparts import Counterpart, find_counterpart
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.models import Model, build_model, fill

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from megaptm.errors import UserError
-from megaptm.families import DEBERTA, DEBERTA_V2
+from megaptm.families.deberta import DEBERTA, DEBERTA_V2
+from megaptm.families.deberta.huggingface import DEBERTA_V2 as COUNTERPART
 from megaptm.hub.counterparts import find_counterpart
-from megaptm.hub.counterparts.deberta import DEBERTA_V2 as COUNTERPART
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
 from megaptm.layers.disentangled import distance_rows

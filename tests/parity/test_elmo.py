@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.families.elmo import ELMO
-from megaptm.hub.bilm import from_bilm, to_bilm
+from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.layers.past import Past
 from megaptm.models import Model, build_model
 from megaptm.models.every_layer import every_layer

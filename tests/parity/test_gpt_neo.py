@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import transformers
 
-from megaptm.families import GPT3_BANDED
+from megaptm.families.gpt import GPT3_BANDED
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, export_weights, pair
 from megaptm.models import build_model
 from megaptm.spec import change

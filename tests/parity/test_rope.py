@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from megaptm.errors import UserError
-from megaptm.families import GPT2
+from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, change

@@ -11,7 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.bricks import HEADS, heads
 from megaptm.bricks.heads import MaskedHeadBrick
 from megaptm.config import load, resolve_model
-from megaptm.families import BERT, CATALOGUE, GPT3, T5
+from megaptm.families import CATALOGUE
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT3
+from megaptm.families.t5 import T5
 from megaptm.models import build_model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import ModelSpec, Size, change, published

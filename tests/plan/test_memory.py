@@ -13,7 +13,9 @@ import torch
 from megaptm.bricks import heads
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
-from megaptm.families import BERT, CATALOGUE, GPT3
+from megaptm.families import CATALOGUE
+from megaptm.families.bert import BERT
+from megaptm.families.gpt import GPT3
 from megaptm.layers import product
 from megaptm.losses import token
 from megaptm.models import Model, fill

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from megaptm.config import Layout
-from megaptm.families import GPT3
+from megaptm.families.gpt import GPT3
 from megaptm.plan.activations import count_passes_in_flight
 from megaptm.plan.workload import Workload
 from megaptm.spec import published

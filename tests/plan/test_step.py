@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
-from megaptm.families import CATALOGUE, WORDS
+from megaptm.families import CATALOGUE
+from megaptm.families.words import WORDS
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
 from megaptm.plan.network import collective_seconds

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import megaptm as library
 from data_pipeline import commands
-from megaptm.hub.bilm import from_bilm
+from megaptm.families.elmo.bilm import from_bilm
 from tests.forked import megaptm
 
 CONFIG = Path(__file__).parents[2] / "configs/elmo/tiny.yaml"

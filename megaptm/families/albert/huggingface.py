@@ -1,0 +1,77 @@
+"""Counterpart of ALBERT: `AlbertForPreTraining`, whose layers are numbered by group and index within it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from megaptm.families.bert.huggingface import BERT
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+
+OURS = "encoder.shared.{n}"
+LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
+
+
+def labels(config: Mapping[str, Any]) -> int:
+    """Return the number of labels of a Hugging Face config; the default is two."""
+    named = config.get("id2label")
+    return len(named) if isinstance(named, Mapping) else 2
+
+
+def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a reason if tables and layers have the same width. `AlbertForPreTraining` then has a projection between
+    them, and megaptm's model has none."""
+    if config["embedding_size"] == config["hidden_size"]:
+        yield (
+            f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "
+            "layers of one width)"
+        )
+
+
+ALBERT = Counterpart(
+    family="albert",
+    model="AlbertForPreTraining",
+    fields={
+        **{field: name for field, name in BERT.fields.items() if name != "layers"},
+        "num_hidden_layers": "rounds",
+        "num_hidden_groups": "groups",
+        "inner_group_num": "cycle",
+        "embedding_size": "embedding",
+    },
+    fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True, "id2label": 2},
+    spellings={"id2label": labels},
+    may_lack=frozenset(("id2label",)),
+    contradictions=_contradictions,
+    rows=(
+        TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),
+        TensorRule("embed.position.weight", ("albert.embeddings.position_embeddings.weight",)),
+        TensorRule("embed.segment.weight", ("albert.embeddings.token_type_embeddings.weight",)),
+        *pair("embed.norm", "albert.embeddings.LayerNorm"),
+        *pair("embed.widen", "albert.encoder.embedding_hidden_mapping_in"),
+        *pair(
+            f"{OURS}.attention.qkv",
+            *(f"{LAYER}.attention.{name}" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+        *pair(f"{OURS}.attention.output", f"{LAYER}.attention.dense"),
+        *pair(f"{OURS}.attention_norm", f"{LAYER}.attention.LayerNorm"),
+        *pair(f"{OURS}.ffn.up", f"{LAYER}.ffn"),
+        *pair(f"{OURS}.ffn.down", f"{LAYER}.ffn_output"),
+        *pair(f"{OURS}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
+        *pair("head.mlm.transform", "predictions.dense"),
+        *pair("head.mlm.norm", "predictions.LayerNorm"),
+        TensorRule("head.mlm.vocabulary.bias", ("predictions.bias",), VOCABULARY),
+        *pair("head.sentence-order.pooler", "albert.pooler"),
+        *pair("head.sentence-order.classify", "sop_classifier.classifier"),
+    ),
+    tied={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    prefix="albert.",
+    special={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
+)
+
+COUNTERPARTS = (ALBERT,)

@@ -1,0 +1,29 @@
+"""BERT (Devlin et al., 2018)."""
+
+from megaptm.spec import Block, Family, NormSpec, Size
+
+BERT = Family(
+    name="bert",
+    paper="arXiv:1810.04805",
+    vocabulary=30522,
+    tokenizer="wordpiece",
+    context=512,
+    inputs=("token", "segment"),
+    segments=2,
+    init="truncated-normal",
+    embedding_norm=True,
+    stacks={"encoder": Block(position="learned", norm=NormSpec(position="post", eps=1e-12))},
+    heads=("mlm", "next-sentence"),
+    objectives=(
+        "masked-lm-next-sentence",
+        "masked-lm",
+        "masked-lm-whole-word",
+        "masked-lm-whole-word-next-sentence",
+    ),
+    sizes={
+        "base": Size(layers=12, width=768, heads=12, ffn=3072),
+        "large": Size(layers=24, width=1024, heads=16, ffn=4096),
+    },
+)
+
+FAMILIES = (BERT,)

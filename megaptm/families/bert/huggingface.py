@@ -1,0 +1,73 @@
+"""Counterpart of BERT: `BertForPreTraining`."""
+
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+
+
+def encoder(prefix: str) -> tuple[TensorRule, ...]:
+    """Return all rules except heads, for a model whose encoder is BERT's under another name."""
+    layer = f"{prefix}.encoder.layer.{{n}}"
+    attention = tuple(f"{layer}.attention.self.{name}" for name in ("query", "key", "value"))
+    return (
+        TensorRule("embed.token.weight", (f"{prefix}.embeddings.word_embeddings.weight",), VOCABULARY),
+        TensorRule("embed.position.weight", (f"{prefix}.embeddings.position_embeddings.weight",)),
+        TensorRule("embed.segment.weight", (f"{prefix}.embeddings.token_type_embeddings.weight",)),
+        *pair("embed.norm", f"{prefix}.embeddings.LayerNorm"),
+        *pair("encoder.{n}.attention.qkv", *attention, weight=QKV, bias=QKV),
+        *pair("encoder.{n}.attention.output", f"{layer}.attention.output.dense"),
+        *pair("encoder.{n}.attention_norm", f"{layer}.attention.output.LayerNorm"),
+        *pair("encoder.{n}.ffn.up", f"{layer}.intermediate.dense"),
+        *pair("encoder.{n}.ffn.down", f"{layer}.output.dense"),
+        *pair("encoder.{n}.ffn_norm", f"{layer}.output.LayerNorm"),
+    )
+
+
+MASKED = (
+    *pair("head.mlm.transform", "cls.predictions.transform.dense"),
+    *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
+    TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
+)
+
+
+def pretraining(prefix: str, question: str) -> tuple[TensorRule, ...]:
+    """Return all rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of the
+    latter."""
+    return (
+        *encoder(prefix),
+        *MASKED,
+        *pair(f"head.{question}.pooler", f"{prefix}.pooler.dense"),
+        *pair(f"head.{question}.classify", "cls.seq_relationship"),
+    )
+
+
+BERT = Counterpart(
+    family="bert",
+    model="BertForPreTraining",
+    fields={
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "intermediate_size": "ffn",
+        "vocab_size": "vocabulary",
+        "max_position_embeddings": "context",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    fixed={
+        "hidden_act": "gelu",
+        "type_vocab_size": 2,
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    rows=pretraining("bert", "next-sentence"),
+    tied={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    prefix="bert.",
+    special={"pad_token_id": 0},
+)
+
+COUNTERPARTS = (BERT,)

@@ -1,0 +1,39 @@
+"""CLIP (Radford et al., 2021): an image encoder and a text decoder, trained to match images and their texts."""
+
+from megaptm.spec import Block, Family, FFNSpec, Size, change
+
+IMAGE = Block(position="learned", ffn=FFNSpec(activation="quick-gelu"))
+TEXT = change(IMAGE, visibility="causal")
+NARROW = Size(layers=12, width=512, heads=8, ffn=2048, context=77)
+WIDE = Size(layers=12, width=768, heads=12, ffn=3072, context=77)
+
+# Only patches are normalized before the first layer. The fields of a size describe the image stack. A text is
+# represented by the output at its end. The paper trains without dropout.
+CLIP = Family(
+    name="clip",
+    paper="arXiv:2103.00020",
+    vocabulary=49_408,
+    tokenizer="byte-bpe",
+    specials="clip",
+    context=50,
+    inputs=("patch", "token"),
+    pixel_mean=(0.48145466, 0.4578275, 0.40821073),
+    pixel_std=(0.26862954, 0.26130258, 0.27577711),
+    patch_bias=False,
+    embedding_norm=("image",),
+    stacks={"image": IMAGE, "text": TEXT},
+    heads=("image-text",),
+    reads={"image-text": ("image", "text")},
+    tied=False,
+    init="clip",
+    dropout=0.0,
+    objectives=("image-text",),
+    sizes={
+        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, patch=32, context=50, stacks={"text": NARROW}),
+        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, patch=16, context=197, stacks={"text": NARROW}),
+        "l-14": Size(layers=24, width=1024, heads=16, ffn=4096, patch=14, context=257, stacks={"text": WIDE}),
+        "l-14-336": Size(layers=24, width=1024, heads=16, ffn=4096, patch=14, context=577, stacks={"text": WIDE}),
+    },
+)
+
+FAMILIES = (CLIP,)

@@ -1,0 +1,83 @@
+"""Counterpart of CLIP: `CLIPModel`."""
+
+from __future__ import annotations
+
+import math
+
+from megaptm.batch import CHANNELS
+from megaptm.families.vit.huggingface import CONVOLUTION
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
+
+SECTIONS = {"image": "vision", "text": "text"}
+"""megaptm's stack -> name prefix of its model and config section."""
+# `CLIPModel` stores the class embedding and the temperature without a row axis.
+ONE_ROW = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
+
+
+def _layers(stack: str) -> tuple[TensorRule, ...]:
+    layer = f"{SECTIONS[stack]}_model.encoder.layers.{{n}}"
+    qkv = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
+    rows = (
+        *pair("encoder.{n}.attention_norm", f"{layer}.layer_norm1"),
+        *pair("encoder.{n}.attention.qkv", *qkv, weight=QKV, bias=QKV),
+        *pair("encoder.{n}.attention.output", f"{layer}.self_attn.out_proj"),
+        *pair("encoder.{n}.ffn_norm", f"{layer}.layer_norm2"),
+        *pair("encoder.{n}.ffn.up", f"{layer}.mlp.fc1"),
+        *pair("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
+    )
+    return rules_for_stack(rows, stack)
+
+
+ROWS = (
+    TensorRule("embed.patch.project.weight", ("vision_model.embeddings.patch_embedding.weight",), CONVOLUTION),
+    TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), ONE_ROW),
+    TensorRule("embed.position.weight", ("vision_model.embeddings.position_embedding.weight",)),
+    *pair("embed.norm", "vision_model.pre_layrnorm"),
+    *_layers("image"),
+    *pair("image.final", "vision_model.post_layernorm"),
+    TensorRule("embed.token.weight", ("text_model.embeddings.token_embedding.weight",), VOCABULARY),
+    TensorRule("embed.text_position.weight", ("text_model.embeddings.position_embedding.weight",)),
+    *_layers("text"),
+    *pair("text.final", "text_model.final_layer_norm"),
+    TensorRule("head.image-text.image.weight", ("visual_projection.weight",)),
+    TensorRule("head.image-text.text.weight", ("text_projection.weight",)),
+    TensorRule("head.image-text.scale", ("logit_scale",), ONE_ROW),
+)
+
+CLIP = Counterpart(
+    family="clip",
+    model="CLIPModel",
+    sections=("vision_config", "text_config"),
+    fields={
+        "vision_config.num_hidden_layers": "layers",
+        "vision_config.hidden_size": "width",
+        "vision_config.num_attention_heads": "heads",
+        "vision_config.intermediate_size": "ffn",
+        "vision_config.image_size": "image",
+        "vision_config.patch_size": "patch",
+        "vision_config.layer_norm_eps": "norm_eps",
+        "text_config.num_hidden_layers": "text.layers",
+        "text_config.hidden_size": "text.width",
+        "text_config.num_attention_heads": "text.heads",
+        "text_config.intermediate_size": "text.ffn",
+        "text_config.max_position_embeddings": "text.context",
+        "text_config.vocab_size": "vocabulary",
+        "text_config.layer_norm_eps": "norm_eps",
+        # The joint space is as wide as the text model, as in all published models.
+        "projection_dim": "text.width",
+    },
+    fixed={
+        "vision_config.hidden_act": "quick_gelu",
+        "text_config.hidden_act": "quick_gelu",
+        "vision_config.num_channels": CHANNELS,
+        "vision_config.attention_dropout": 0.0,
+        "text_config.attention_dropout": 0.0,
+    },
+    rows=ROWS,
+    largest={"logit_scale": math.log(100)},
+    special={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
+    unused=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
+)
+
+COUNTERPARTS = (CLIP,)

@@ -1,0 +1,37 @@
+"""CoVe (McCann et al., 2017): the encoder of a translation model, a bidirectional LSTM of two layers, whose outputs are
+contextual word vectors; and the decoder that it is trained with."""
+
+from megaptm.spec import Block, Family, LSTMSpec, Size
+
+# Sections 3 and 6.1: cells of 300 features over word vectors of width 300 (GloVe). The words of both languages share
+# one table here, as large as in other translation models of the time; the paper gives no size.
+COVE = Family(
+    name="cove",
+    paper="arXiv:1708.00107",
+    vocabulary=50_000,
+    tokenizer="words",
+    specials="marian",
+    context=100,
+    stacks={
+        "encoder": Block(recurrent=LSTMSpec(kind="lstm-both-ways")),
+        "decoder": Block(recurrent=LSTMSpec(kind="lstm-attentive"), visibility="causal", cross="encoder"),
+    },
+    heads=("lm",),
+    tied=False,
+    output_bias=True,
+    init="recurrent",
+    dropout=0.2,
+    objectives=("translation",),
+    sizes={
+        "base": Size(
+            layers=2,
+            width=600,
+            heads=1,
+            ffn=300,
+            embedding=300,
+            stacks={"decoder": Size(layers=2, width=300, heads=1, ffn=300, embedding=300)},
+        )
+    },
+)
+
+FAMILIES = (COVE,)

@@ -1,0 +1,175 @@
+"""Counterparts of DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Both lack a mask decoder: the output is that
+of the last layer, run once.
+
+DeBERTa-v3 consists of two models: the discriminator, exported as a bare `DebertaV2Model`, and the generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from megaptm.families.bert.huggingface import BERT
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Form, TensorRule, pair, rules_for_stack
+from megaptm.spec import ModelSpec
+
+
+def decodes_masks(spec: ModelSpec) -> bool:
+    """Whether the model ends with a mask decoder."""
+    return spec.family.last_block.last_layer == "mask-decoder"
+
+
+LAYER = "deberta.encoder.layer.{n}"
+SELF = f"{LAYER}.attention.self"
+# Columns (neighbor, D) against [outputs, D, neighbors].
+CONVOLUTION = Form(
+    lambda w, spec: [w.unflatten(1, (3, -1)).transpose(1, 2)],
+    lambda ws, spec: ws[0].transpose(1, 2).flatten(1),
+)
+COMMON = (
+    TensorRule("embed.token.weight", ("deberta.embeddings.word_embeddings.weight",), VOCABULARY),
+    *pair("embed.norm", "deberta.embeddings.LayerNorm"),
+    TensorRule("encoder.distance_table.weight", ("deberta.encoder.rel_embeddings.weight",)),
+    *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    *pair("encoder.{n}.attention_norm", f"{LAYER}.attention.output.LayerNorm"),
+    *pair("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
+    *pair("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
+    *pair("encoder.{n}.ffn_norm", f"{LAYER}.output.LayerNorm"),
+    *pair("head.mlm.transform", "cls.predictions.transform.dense"),
+    *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
+    TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
+)
+# As in the released checkpoints, where transformers ignores it.
+PLACES = TensorRule(
+    "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=decodes_masks, optional=True
+)
+V1 = (
+    TensorRule("encoder.{n}.attention.qkv.weight", (f"{SELF}.in_proj.weight",)),
+    TensorRule("encoder.{n}.attention.biases.bias", (f"{SELF}.q_bias", f"{SELF}.v_bias"), KV),
+    TensorRule("encoder.{n}.attention.position_key.weight", (f"{SELF}.pos_proj.weight",)),
+    *pair("encoder.{n}.attention.position_query", f"{SELF}.pos_q_proj"),
+)
+V3 = (
+    *pair(
+        "encoder.{n}.attention.qkv",
+        f"{SELF}.query_proj",
+        f"{SELF}.key_proj",
+        f"{SELF}.value_proj",
+        weight=QKV,
+        bias=QKV,
+    ),
+    *pair("encoder.distance_norm", "deberta.encoder.LayerNorm"),
+)
+V2 = (
+    *V3,
+    TensorRule("encoder.convolution.map.weight", ("deberta.encoder.conv.conv.weight",), CONVOLUTION),
+    TensorRule("encoder.convolution.map.bias", ("deberta.encoder.conv.conv.bias",)),
+    *pair("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+)
+
+
+def _furthest(config: Mapping[str, Any]) -> Any:
+    """Return the largest distance; values below 1 mean the number of positions."""
+    said = config["max_relative_positions"]
+    return config.get("max_position_embeddings") if type(said) is int and said < 1 else said
+
+
+def _terms(config: Mapping[str, Any]) -> Any:
+    """Return the terms of scores besides content: a list, or as released `c2p|p2c`."""
+    said = config["pos_att_type"]
+    terms = said.lower().split("|") if isinstance(said, str) else said
+    return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
+
+
+def _without_mask_decoder(spec: ModelSpec) -> str:
+    if not decodes_masks(spec):
+        return ""
+    return (
+        "transformers has no mask decoder: vectors are the same there, but it guesses masks without one, and worse; "
+        "guess with `megaptm generate`."
+    )
+
+
+# The classes read these without declaring them.
+OF_V2 = ("attention_head_size", "conv_groups")
+RELEASED_HEAD = "lm_predictions.lm_head"
+
+DEBERTA = Counterpart(
+    family="deberta",
+    model="DebertaForMaskedLM",
+    fields=BERT.fields,
+    fixed={
+        "hidden_act": "gelu",
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "max_relative_positions": 512,
+        "position_biased_input": False,
+        "pos_att_type": ["c2p", "p2c"],
+        "tie_word_embeddings": True,
+        "embedding_size": lambda config: config["hidden_size"],
+        "talking_head": False,
+    },
+    may_lack=frozenset(("embedding_size", "talking_head", *OF_V2)),
+    spellings={"max_relative_positions": _furthest, "pos_att_type": _terms},
+    rows=(*COMMON, *V1, PLACES),
+    tied={
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        f"{RELEASED_HEAD}.bias": "cls.predictions.bias",
+        **{
+            f"{RELEASED_HEAD}.{name}": f"cls.predictions.transform.{name}"
+            for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+        },
+    },
+    prefix="deberta.",
+    warning=_without_mask_decoder,
+    special={"pad_token_id": 0},
+)
+
+DEBERTA_V2 = replace(
+    DEBERTA,
+    family="deberta-v2",
+    model="DebertaV2ForMaskedLM",
+    model_type="deberta-v2",
+    fixed=DEBERTA.fixed
+    | {
+        "position_buckets": 256,
+        "norm_rel_ebd": "layer_norm",
+        "share_att_key": True,
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+        "conv_groups": 1,
+        "attention_head_size": lambda config: config["hidden_size"] // config["num_attention_heads"],
+    },
+    rows=(*COMMON, *V2, PLACES),
+)
+
+GENERATOR: Counterpart = replace(
+    DEBERTA_V2,
+    family="deberta-v3",
+    stack="generator",
+    fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name not in ("conv_act", "conv_groups")}
+    | {"conv_kernel_size": 0},
+    rows=rules_for_stack((*COMMON, *V3, PLACES), "generator"),
+)
+# `DebertaV2Model` has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of
+# released checkpoints differs: it adds the output at the first position to all others.
+DISCRIMINATOR: Counterpart = replace(
+    GENERATOR,
+    stack="discriminator",
+    model="DebertaV2Model",
+    warning=lambda spec: (
+        "DebertaV2Model has no head for replaced tokens: it passes over what is called discriminator_predictions."
+    ),
+    rows=(
+        *rules_for_stack((row for row in (*COMMON, *V3) if not row.name.startswith("head.")), "discriminator"),
+        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+    ),
+    tied={},
+    unused=("mask_predictions.", "lm_predictions.", "deberta.embeddings.position_embeddings."),
+)
+
+COUNTERPARTS = (DEBERTA, DEBERTA_V2, DISCRIMINATOR, GENERATOR)

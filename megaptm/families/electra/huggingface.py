@@ -1,0 +1,49 @@
+"""Counterparts of ELECTRA: `ElectraForPreTraining` and `ElectraForMaskedLM`, separate models for its two encoders."""
+
+from dataclasses import replace
+
+from megaptm.families.bert.huggingface import BERT
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, pair, rules_for_stack
+
+
+def _encoder(stack: str) -> tuple[TensorRule, ...]:
+    """Return the rules of both: BERT's, and the projection from the width of the tables."""
+    rows = (row for row in BERT.rows if not row.name.startswith("head."))
+    renamed = (
+        replace(row, hf_names=tuple(name.replace("bert.", "electra.", 1) for name in row.hf_names)) for row in rows
+    )
+    return (
+        *rules_for_stack(renamed, stack),
+        *pair("embed.widen", "electra.embeddings_project", when=narrow_tables),
+    )
+
+
+DISCRIMINATOR: Counterpart = replace(
+    BERT,
+    family="electra",
+    stack="discriminator",
+    model="ElectraForPreTraining",
+    fields={**BERT.fields, "embedding_size": "embedding"},
+    rows=(
+        *_encoder("discriminator"),
+        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+    ),
+    tied={},
+    prefix="electra.",
+)
+GENERATOR: Counterpart = replace(
+    DISCRIMINATOR,
+    stack="generator",
+    model="ElectraForMaskedLM",
+    rows=(
+        *_encoder("generator"),
+        *pair("head.mlm.transform", "generator_predictions.dense"),
+        *pair("head.mlm.norm", "generator_predictions.LayerNorm"),
+        TensorRule("head.mlm.vocabulary.bias", ("generator_lm_head.bias",), VOCABULARY),
+    ),
+    tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+)
+
+COUNTERPARTS = (DISCRIMINATOR, GENERATOR)

@@ -1,0 +1,41 @@
+"""Counterparts of ERNIE: `ErnieForPreTraining`, with BERT's names and relu; `ErnieForMaskedLM`, with task ids and
+without classification heads."""
+
+from dataclasses import replace
+
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder, pretraining
+from megaptm.hub.tensor_rules import TensorRule, pair
+
+TIED = {
+    "cls.predictions.decoder.weight": "ernie.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+ERNIE = replace(
+    BERT,
+    family="ernie",
+    model="ErnieForPreTraining",
+    fixed={**BERT.fixed, "hidden_act": "relu", "use_task_id": False},
+    rows=pretraining("ernie", "next-sentence"),
+    tied=TIED,
+    prefix="ernie.",
+)
+
+ERNIE_2 = replace(
+    ERNIE,
+    family="ernie-2",
+    model="ErnieForMaskedLM",
+    model_type="ernie",
+    fields={**ERNIE.fields, "task_type_vocab_size": "tasks"},
+    fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True},
+    rows=(
+        *encoder("ernie"),
+        TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),
+        *MASKED,
+        *(rule for name in ("capitalization", "token-document") for rule in pair(f"head.{name}.classify")),
+        *(rule for name in ("pooler", "classify") for rule in pair(f"head.sentence-reordering.{name}")),
+    ),
+    unused=("ernie.pooler.", "cls.seq_relationship."),
+)
+
+COUNTERPARTS = (ERNIE, ERNIE_2)

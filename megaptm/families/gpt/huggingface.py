@@ -1,0 +1,75 @@
+"""Counterpart of GPT-2, and of GPT-3 without banded attention: `GPT2LMHeadModel`."""
+
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import CONV_QKV, CONV_QKV_BIAS, TRANSPOSED, VOCABULARY, TensorRule, pair
+
+LAYER = (
+    *pair("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
+    *pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=CONV_QKV_BIAS),
+    *pair("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
+    *pair("decoder.{n}.ffn_norm", "transformer.h.{n}.ln_2"),
+    *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
+    *pair("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
+)
+ROWS = (
+    TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
+    TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
+    *LAYER,
+    *pair("decoder.final", "transformer.ln_f"),
+)
+
+
+GPT2 = Counterpart(
+    family="gpt2",
+    model="GPT2LMHeadModel",
+    fields={
+        "n_layer": "layers",
+        "n_embd": "width",
+        "n_head": "heads",
+        "n_inner": "ffn",
+        "vocab_size": "vocabulary",
+        "n_positions": "context",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_pdrop": "dropout",
+        "embd_pdrop": "dropout",
+        "attn_pdrop": "attention_dropout",
+    },
+    fixed={
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    rows=ROWS,
+    tied={"lm_head.weight": "transformer.wte.weight"},
+    prefix="transformer.",
+    special={"bos_token_id": 50256, "eos_token_id": 50256},
+)
+
+GPT1 = Counterpart(
+    family="gpt1",
+    model="OpenAIGPTLMHeadModel",
+    model_type="openai-gpt",
+    fields={
+        "n_layer": "layers",
+        "n_embd": "width",
+        "n_head": "heads",
+        "vocab_size": "vocabulary",
+        "n_positions": "context",
+        "layer_norm_epsilon": "norm_eps",
+        "resid_pdrop": "dropout",
+        "embd_pdrop": "dropout",
+        "attn_pdrop": "attention_dropout",
+    },
+    fixed={"afn": "gelu", "tie_word_embeddings": True},
+    rows=(
+        TensorRule("embed.token.weight", ("transformer.tokens_embed.weight",), VOCABULARY),
+        TensorRule("embed.position.weight", ("transformer.positions_embed.weight",)),
+        *LAYER,
+    ),
+    tied={"lm_head.weight": "transformer.tokens_embed.weight"},
+    prefix="transformer.",
+)
+
+COUNTERPARTS = (GPT1, GPT2)

@@ -1,0 +1,73 @@
+"""Counterparts of LED: `LEDForConditionalGeneration`; and `BartForConditionalGeneration`, from which LED is
+initialized."""
+
+from dataclasses import replace
+
+from megaptm.families.bart.huggingface import BART
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, Form, TensorRule, pair
+
+ENCODER = "led.encoder.layers.{n}.self_attn.longformer_self_attn"
+OF_ENCODER = {
+    "self_attn.q_proj": "self_attn.longformer_self_attn.query",
+    "self_attn.k_proj": "self_attn.longformer_self_attn.key",
+    "self_attn.v_proj": "self_attn.longformer_self_attn.value",
+    "self_attn.out_proj": "self_attn.output",
+}
+"""BART's names of the encoder's attention projections -> LED's."""
+
+
+def _renamed(barts: str) -> str:
+    name = barts.replace("model.", "led.", 1)
+    if name.startswith("led.encoder."):
+        for old, new in OF_ENCODER.items():
+            name = name.replace(old, new)
+    return name
+
+
+LED = Counterpart(
+    family="led",
+    model="LEDForConditionalGeneration",
+    fields={
+        **{field: name for field, name in BART.fields.items() if name != "context"},
+        "max_encoder_position_embeddings": "context",
+        "max_decoder_position_embeddings": "decoder.context",
+        "attention_window": "window",
+    },
+    dropout_fields=BART.dropout_fields,
+    fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
+    rows=(
+        *(replace(row, hf_names=tuple(map(_renamed, row.hf_names))) for row in BART.rows),
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{ENCODER}.{name}_global" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+    ),
+    tied={_renamed(name): _renamed(source) for name, source in BART.tied.items()},
+    prefix="led.",
+    special=BART.special,
+    zeros=BART.zeros,
+)
+
+# Section 7 of the paper: the encoder's positions are repeated as needed, and global projections start as copies of the
+# others, as in section 5. Both tables are without their two unused rows. The export direction is only used for shapes.
+WITHOUT_UNUSED = Form(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
+OF_ALL = "model.encoder.layers.{n}.self_attn"
+FROM_BART = replace(
+    BART,
+    family="led",
+    model_type="bart",
+    import_only=True,
+    fields=BART.fields | {"max_position_embeddings": "decoder.context"},
+    rows=(
+        *(row for row in BART.rows if row.name != "embed.decoder_position.weight"),
+        TensorRule("embed.decoder_position.weight", ("model.decoder.embed_positions.weight",), WITHOUT_UNUSED),
+        *pair("encoder.{n}.attention.global_qkv", *(f"{OF_ALL}.{name}_proj" for name in "qkv"), weight=QKV, bias=QKV),
+    ),
+    repeated="model.encoder.embed_positions.weight",
+    repeated_from=2,
+)
+
+COUNTERPARTS = (LED, FROM_BART)

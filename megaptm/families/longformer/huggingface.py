@@ -1,0 +1,59 @@
+"""Counterparts of Longformer: `LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which it is initialized."""
+
+from dataclasses import replace
+
+from megaptm.families.bert.huggingface import encoder
+from megaptm.families.roberta.huggingface import ROBERTA
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+
+ATTENTION = "longformer.encoder.layer.{n}.attention.self"
+LONGFORMER = Counterpart(
+    family="longformer",
+    model="LongformerForMaskedLM",
+    fields={**ROBERTA.fields, "attention_window": "window"},
+    fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
+    rows=(
+        *encoder("longformer"),
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{ATTENTION}.{name}_global" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+        *pair("head.mlm.transform", "lm_head.dense"),
+        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
+    ),
+    tied={
+        "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    prefix="longformer.",
+    special=ROBERTA.special,
+    positions_after_pad=True,
+    unused=("longformer.pooler.",),
+)
+
+# Section 5 of the paper: positions are repeated as needed, and global projections start as copies of the others.
+OF_ALL = "roberta.encoder.layer.{n}.attention.self"
+FROM_ROBERTA = replace(
+    ROBERTA,
+    family="longformer",
+    model_type="roberta",
+    import_only=True,
+    fields={field: name for field, name in ROBERTA.fields.items() if name != "positions"},
+    rows=(
+        *ROBERTA.rows,
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{OF_ALL}.{name}" for name in ("query", "key", "value")),
+            weight=QKV,
+            bias=QKV,
+        ),
+    ),
+    repeated="roberta.embeddings.position_embeddings.weight",
+    repeated_from=2,
+)
+
+COUNTERPARTS = (LONGFORMER, FROM_ROBERTA)

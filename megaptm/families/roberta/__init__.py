@@ -1,0 +1,24 @@
+"""RoBERTa (Liu et al., 2019): BERT without segments and sentence pairs, on byte-level BPE; other changes are in its
+configs."""
+
+from megaptm.families.bert import BERT
+from megaptm.spec import change
+
+ROBERTA = change(
+    BERT,
+    name="roberta",
+    paper="arXiv:1907.11692",
+    vocabulary=50265,
+    tokenizer="byte-bpe",
+    specials="roberta",
+    # As in fairseq, where the positions of a text start after that of padding, whose id is 1.
+    first_position=2,
+    # A segment table with one row, added to all tokens: it keeps the encoder identical to BERT's.
+    segments=1,
+    init="normal",
+    stacks={"encoder": change(BERT.last_block, norm={"eps": 1e-5})},
+    heads=("mlm",),
+    objectives=("masked-lm", "masked-lm-whole-word"),
+)
+
+FAMILIES = (ROBERTA,)

@@ -1,0 +1,31 @@
+"""Counterpart of RoBERTa: `RobertaForMaskedLM`."""
+
+from megaptm.families.bert.huggingface import BERT, encoder
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, pair
+
+ROBERTA = Counterpart(
+    family="roberta",
+    model="RobertaForMaskedLM",
+    fields={
+        **{field: name for field, name in BERT.fields.items() if name != "context"},
+        "max_position_embeddings": "positions",
+    },
+    fixed={**BERT.fixed, "type_vocab_size": 1},
+    rows=(
+        *encoder("roberta"),
+        *pair("head.mlm.transform", "lm_head.dense"),
+        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
+    ),
+    tied={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
+    prefix="roberta.",
+    special={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+    positions_after_pad=True,
+    unused=("roberta.pooler.",),
+)
+
+COUNTERPARTS = (ROBERTA,)

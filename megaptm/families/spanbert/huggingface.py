@@ -1,0 +1,25 @@
+"""Counterpart of SpanBERT: `BertForMaskedLM`, which has no span boundary head."""
+
+from dataclasses import replace
+
+from megaptm.families.bert.huggingface import BERT, MASKED, encoder
+from megaptm.hub.tensor_rules import TensorRule, pair
+
+BOUNDARY = "head.span-boundary"
+
+SPANBERT = replace(
+    BERT,
+    family="spanbert",
+    model="BertForMaskedLM",
+    model_type="bert",
+    rows=(
+        *encoder("bert"),
+        *MASKED,
+        TensorRule(f"{BOUNDARY}.offset.weight", ()),
+        *(rule for name in ("first", "first_norm", "second", "second_norm") for rule in pair(f"{BOUNDARY}.{name}")),
+        TensorRule(f"{BOUNDARY}.vocabulary.bias", ()),
+    ),
+    unused=("bert.pooler.", "cls.seq_relationship."),
+)
+
+COUNTERPARTS = (SPANBERT,)

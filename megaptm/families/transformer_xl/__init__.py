@@ -1,0 +1,50 @@
+"""Transformer-XL (Dai et al., 2019): a decoder that attends to the hidden states of earlier steps."""
+
+from megaptm.spec import Block, Family, FFNSpec, NormSpec, RelativeSpec, Size, change
+
+LAYER = Block(
+    visibility="causal",
+    attention=RelativeSpec(bias=False, dropout=False),
+    norm=NormSpec(position="post"),
+    ffn=FFNSpec(activation="relu", dropout=True),
+    final_dropout=True,
+)
+
+# Table 2 of the paper and the released run scripts, for enwik8, which has 204 different bytes. The context is that of
+# the smaller model; the larger has sequences and a recurrence cache of 768 positions.
+TRANSFORMER_XL_BYTES = Family(
+    name="transformer-xl-bytes",
+    paper="arXiv:1901.02860",
+    vocabulary=204,
+    tokenizer="byte-bpe",
+    context=512,
+    embedding_scale="sqrt-width",
+    stacks={"decoder": LAYER},
+    heads=("lm",),
+    output_bias=True,
+    objectives=("continued-causal-lm",),
+    sizes={
+        "base": Size(layers=12, width=512, heads=8, ffn=2048, memory=512),
+        "large": Size(layers=24, width=1024, heads=8, ffn=3072, memory=768),
+    },
+)
+
+# For WikiText-103, with a vocabulary of words by frequency. The larger has sequences and a recurrence cache of 384
+# positions.
+TRANSFORMER_XL = change(
+    TRANSFORMER_XL_BYTES,
+    name="transformer-xl",
+    vocabulary=267_735,
+    tokenizer="words",
+    context=150,
+    sizes={
+        "base": Size(
+            layers=16, width=410, heads=10, ffn=2100, head_width=41, memory=150, cutoffs=(20_000, 40_000, 200_000)
+        ),
+        "large": Size(
+            layers=18, width=1024, heads=16, ffn=4096, memory=384, cutoffs=(20_000, 40_000, 200_000), division=4
+        ),
+    },
+)
+
+FAMILIES = (TRANSFORMER_XL, TRANSFORMER_XL_BYTES)

@@ -1,0 +1,28 @@
+"""Vision Transformer (Dosovitskiy et al., 2020): a pre-norm encoder over image patches."""
+
+from megaptm.spec import AttentionSpec, Block, Family, NormSpec, Size
+
+# The vocabulary is the set of labels, here of ImageNet-21k; papers do not count the head. One position stands for the
+# image, the others for its patches: 14 x 14 + 1 is 197. The epsilon of norms is 1e-6 in the released code, and 1e-12 in
+# its weights at Hugging Face, which can be imported.
+VIT = Family(
+    name="vit",
+    paper="arXiv:2010.11929",
+    vocabulary=21_843,
+    tokenizer="words",
+    context=197,
+    inputs=("patch",),
+    stacks={"encoder": Block(attention=AttentionSpec(dropout=False), position="learned", norm=NormSpec(eps=1e-12))},
+    heads=("image-label",),
+    tied=False,
+    init="vit",
+    objectives=("image-labels", "masked-patches"),
+    sizes={
+        "b-16": Size(layers=12, width=768, heads=12, ffn=3072, patch=16),
+        "b-32": Size(layers=12, width=768, heads=12, ffn=3072, patch=32, context=50),
+        "l-16": Size(layers=24, width=1024, heads=16, ffn=4096, patch=16),
+        "h-14": Size(layers=32, width=1280, heads=16, ffn=5120, patch=14, context=257),
+    },
+)
+
+FAMILIES = (VIT,)

@@ -1,0 +1,86 @@
+"""Counterpart of ViT: `ViTForImageClassification`."""
+
+from __future__ import annotations
+
+from megaptm.batch import CHANNELS
+from megaptm.families.albert.huggingface import labels
+from megaptm.hub.counterpart import Counterpart
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
+from megaptm.spec import ModelSpec
+
+LAYER = "vit.encoder.layer.{n}"
+ATTENTION = tuple(f"{LAYER}.attention.attention.{name}" for name in ("query", "key", "value"))
+
+
+def _masks(spec: ModelSpec) -> bool:
+    return spec.masks_patches
+
+
+def _side(spec: ModelSpec) -> int:
+    assert spec.size.patch is not None
+    return spec.size.patch
+
+
+# `ViTForImageClassification` has a convolution as patch projection, and vectors with a batch axis of one.
+CONVOLUTION = Form(
+    lambda w, spec: [w.unflatten(1, (CHANNELS, _side(spec), _side(spec))).clone()],
+    lambda ws, spec: ws[0].flatten(1),
+)
+OF_ALL_ROWS = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
+
+ROWS = (
+    TensorRule("embed.patch.project.weight", ("vit.embeddings.patch_embeddings.projection.weight",), CONVOLUTION),
+    TensorRule("embed.patch.project.bias", ("vit.embeddings.patch_embeddings.projection.bias",)),
+    TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), OF_ALL_ROWS),
+    TensorRule("embed.patch.mask.weight", (), when=_masks),
+    TensorRule("embed.position.weight", ("vit.embeddings.position_embeddings",), OF_ALL_ROWS),
+    *pair("encoder.{n}.attention_norm", f"{LAYER}.layernorm_before"),
+    *pair("encoder.{n}.attention.qkv", *ATTENTION, weight=QKV, bias=QKV),
+    *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    *pair("encoder.{n}.ffn_norm", f"{LAYER}.layernorm_after"),
+    *pair("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
+    *pair("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
+    *pair("encoder.final", "vit.layernorm"),
+    TensorRule("head.image-label.table.weight", ("classifier.weight",), VOCABULARY),
+    TensorRule("head.image-label.vocabulary.bias", ("classifier.bias",), VOCABULARY),
+)
+
+VIT = Counterpart(
+    family="vit",
+    model="ViTForImageClassification",
+    fields={
+        "num_hidden_layers": "layers",
+        "hidden_size": "width",
+        "num_attention_heads": "heads",
+        "intermediate_size": "ffn",
+        "num_labels": "vocabulary",
+        "image_size": "image",
+        "patch_size": "patch",
+        "layer_norm_eps": "norm_eps",
+        "hidden_dropout_prob": "dropout",
+    },
+    derived={"num_labels": labels},
+    fixed={
+        "hidden_act": "gelu",
+        "num_channels": CHANNELS,
+        "qkv_bias": True,
+        "attention_probs_dropout_prob": 0.0,
+        "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
+    },
+    may_lack=frozenset(("head_dim",)),
+    rows=ROWS,
+    # As in published folders, whatever versions of transformers call them in memory.
+    renamed={
+        r"^(vit\.)?layers\.": r"\1encoder.layer.",
+        r"\.attention\.q_proj\.": ".attention.attention.query.",
+        r"\.attention\.k_proj\.": ".attention.attention.key.",
+        r"\.attention\.v_proj\.": ".attention.attention.value.",
+        r"\.attention\.o_proj\.": ".attention.output.dense.",
+        r"\.mlp\.fc1\.": ".intermediate.dense.",
+        r"\.mlp\.fc2\.": ".output.dense.",
+    },
+    prefix="vit.",
+    unused=("vit.pooler.",),
+)
+
+COUNTERPARTS = (VIT,)

@@ -1,0 +1,31 @@
+"""XLNet (Yang et al., 2019): an encoder that predicts words in a random order, with a second stream of queries."""
+
+from megaptm.families.transformer_xl import LAYER
+from megaptm.spec import Family, Size, change
+
+XLNET = Family(
+    name="xlnet",
+    paper="arXiv:1906.08237",
+    vocabulary=32_000,
+    tokenizer="unigram",
+    specials="albert",
+    context=512,
+    stacks={
+        "encoder": change(
+            LAYER,
+            visibility="ordered",
+            attention={"biases": "layer", "segments": True, "query_stream": True, "cached": "half", "dropout": True},
+            norm={"eps": 1e-12},
+            ffn={"activation": "gelu"},
+        )
+    },
+    heads=("permutation-lm",),
+    objectives=("permutation-lm",),
+    # Appendix A.4: a recurrence cache of 384 positions.
+    sizes={
+        "base": Size(layers=12, width=768, heads=12, ffn=3072, memory=384),
+        "large": Size(layers=24, width=1024, heads=16, ffn=4096, memory=384),
+    },
+)
+
+FAMILIES = (XLNET,)

@@ -1,0 +1,183 @@
+"""Hugging Face counterparts of families."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from megaptm.errors import UserError
+from megaptm.families import FOLDERS
+from megaptm.hub.counterpart import FFN_OF_WIDTH, Counterpart
+from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
+
+COUNTERPARTS: tuple[Counterpart, ...] = tuple(
+    counterpart
+    for folder in FOLDERS
+    if find_spec(f"megaptm.families.{folder}.huggingface")
+    for counterpart in import_module(f"megaptm.families.{folder}.huggingface").COUNTERPARTS
+)
+"""Counterparts of all families that have a `huggingface.py`."""
+# Fields that sizes or training recipes may change within one architecture.
+FREE = (
+    *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
+    *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
+)
+
+# The same for blocks, as arguments of `change`.
+FREE_OF_BLOCKS: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}, "last_layer": "once"}
+NEVER_EXPORTED = {"seed", "dropout"}
+"""Options of attention that any exported model may have. The class of `transformers` samples random blocks in its own
+way."""
+BY_LAYER = {"local", "lsh"}
+"""Attention names that config.json lists by layer, so that the mix is a number of the config."""
+
+
+def find_counterpart(spec: ModelSpec) -> Counterpart:
+    """Return the Hugging Face architecture that computes the same as this model. Raise UserError if there is none."""
+    counterpart = _match_shape(spec.family)
+    if counterpart is None:
+        known = _list_known("family", exported=True)
+        raise UserError(
+            f"{spec.name} has no counterpart at Hugging Face, unlike {known}. Use `megaptm.load(RUN)` in Python, or "
+            "register a counterpart (docs/add-a-family.md, section 5)."
+        )
+    check_sharing(counterpart, spec)
+    _check_patterns(counterpart, spec)
+    sizes = {stack: spec.size_of(stack) for stack in spec.family.stacks}
+    for size in sizes.values():
+        _check_size(counterpart, size)
+    _check_stacks(counterpart, sizes)
+    return counterpart
+
+
+def hugging_face_models(family: Family) -> tuple[str, ...]:
+    """Return the class in `transformers` that computes the same; one per stack if stacks are separate models there;
+    empty if there is none."""
+    parts = [family.alone(stack) for stack in reversed(family.stacks)] if family.drawn else [family]
+    counterparts = [_match_shape(part) for part in parts]
+    return tuple(counterpart.model for counterpart in counterparts if counterpart) if all(counterparts) else ()
+
+
+def _match_shape(family: Family) -> Counterpart | None:
+    # Families of equal shape have separate models there: prefer the family's own.
+    exported = (counterpart for counterpart in COUNTERPARTS if not counterpart.import_only)
+    for counterpart in sorted(exported, key=lambda counterpart: counterpart.family != family.name):
+        if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.table, counterpart):
+            return counterpart
+    return None
+
+
+def _check_size(counterpart: Counterpart, size: Size) -> None:
+    """Raise UserError if config.json derives a number of a stack from another one, and the model has another value."""
+    configurable = {name.rpartition(".")[2] for name in counterpart.fields.values()}
+    if "head_width" not in configurable and size.heads * size.key_width != size.width:
+        raise UserError(
+            f"{counterpart.model} needs heads x head_width = width, but {size.heads} x {size.key_width} is not "
+            f"{size.width}: this size cannot be exported."
+        )
+    if "ffn" not in configurable and size.ffn != FFN_OF_WIDTH * size.width:
+        raise UserError(
+            f"{counterpart.model} needs ffn = {FFN_OF_WIDTH} x width, but ffn is {size.ffn} and width {size.width}: "
+            "this size cannot be exported."
+        )
+    if "kv_heads" not in configurable and size.key_heads != size.heads:
+        raise UserError(
+            f"{counterpart.model} needs as many key-value heads as query heads, but has {size.key_heads} and "
+            f"{size.heads}: this size cannot be exported."
+        )
+
+
+def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
+    """Raise UserError if config.json has no field for a number of the attention pattern, and the model has another
+    value than the counterpart."""
+    names = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.fields.values()}
+    for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
+        expected = attention_options(own)
+        for name, value in attention_options(block).items():
+            if name not in names | NEVER_EXPORTED and value != expected[name]:
+                raise UserError(
+                    f"model.attention.{name} is {value}, but {counterpart.model} always has {expected[name]}, so the "
+                    "model cannot be exported. Use `megaptm.load(RUN)` in Python."
+                )
+
+
+def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
+    """Raise UserError if stacks differ in a number for which config.json has only one field."""
+    (first, first_size), *other_stacks = sizes.items()
+    configurable = {*counterpart.fields.values()}
+    for stack, size in other_stacks:
+        for name in ("layers", "width", "heads", "ffn", *({"head_width"} & configurable)):
+            attribute = "key_width" if name == "head_width" else name
+            expected, value = getattr(first_size, attribute), getattr(size, attribute)
+            if expected != value and f"{stack}.{name}" not in configurable:
+                raise UserError(
+                    f"model.stacks.{stack}.{name} ({value}): {counterpart.model} has one {name} for all stacks, and "
+                    f"that of the {first} is {expected}. Sizes with different values cannot be exported."
+                )
+
+
+def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
+    """Raise UserError if config.json cannot express which layers share parameters: it needs equal groups of whole
+    cycles."""
+    block = spec.family.first_block
+    sharing = block.sharing
+    if "groups" in counterpart.fields.values() and spec.size.layers % (sharing.groups * sharing.cycle):
+        raise UserError(
+            f"{counterpart.model} needs equal groups of whole cycles, but {spec.size.layers} layers are not a multiple "
+            f"of {sharing.groups} groups x {sharing.cycle} layers: this model can be neither exported nor imported."
+        )
+
+
+def find_counterparts(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
+    """Return the counterparts of a `model_type`, optionally only those of one family."""
+    same_type = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.name == model_type)
+    if not same_type:
+        raise UserError(f"model_type {model_type!r} cannot be imported: it must be one of {_list_known('name')}.")
+    if selected := tuple(counterpart for counterpart in same_type if family in (None, counterpart.family)):
+        return selected
+    families = ", ".join(dict.fromkeys(counterpart.family for counterpart in same_type))
+    raise UserError(f"model.family ({family}): a model of type {model_type!r} can be imported as {families}.")
+
+
+def is_first_of_its_type(counterpart: Counterpart) -> bool:
+    """Whether a config without a family is read as this counterpart's family."""
+    return find_counterparts(counterpart.name)[0].family == counterpart.family
+
+
+def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
+    """Return the family without heads that an objective added; these are not exported."""
+    return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
+
+
+def _list_known(attribute: str, *, exported: bool = False) -> str:
+    counterparts = (counterpart for counterpart in COUNTERPARTS if not (exported and counterpart.import_only))
+    return ", ".join(dict.fromkeys(getattr(counterpart, attribute) for counterpart in counterparts))
+
+
+def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
+    """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
+    only in pre-training."""
+    table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
+    stacks = {
+        name: change(block, **FREE_OF_BLOCKS, attention=_attention_shape(block, counterpart))
+        for name, block in family.stacks.items()
+    }
+    return {**table, "stacks": stacks}
+
+
+def _attention_shape(block: Block, counterpart: Counterpart) -> object:
+    """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
+    records = [_without_options(record, counterpart) for record in block.attentions]
+    if {*block.kinds} <= BY_LAYER:
+        return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)
+    return records[0] if len({*records}) == 1 else tuple(records)
+
+
+def _without_options(record: AttentionSpec, counterpart: Counterpart) -> AttentionSpec:
+    options: dict[str, Any] = {field.name: field.default for field in fields(record) if field.name in record.options}
+    if "attention_dropout" not in counterpart.fields.values():
+        del options["dropout"]
+    return replace(record, **options)

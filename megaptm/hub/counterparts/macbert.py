@@ -1,7 +1,0 @@
-"""Counterpart of MacBERT: `BertForPreTraining`, whose classifier of two texts predicts their order here."""
-
-from dataclasses import replace
-
-from megaptm.hub.counterparts.bert import BERT, pretraining
-
-MACBERT = replace(BERT, family="macbert", model_type="bert", rows=pretraining("bert", "sentence-order"))
