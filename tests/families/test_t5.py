@@ -10,7 +10,7 @@ from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS
 from tests.models.tiny import tiny_spec
-from tests.objectives.rows import SPECIAL
+from tests.objectives.samples import SPECIAL
 
 REPEAT, TRANSLATE = SPECIALS, SPECIALS + 1
 WORDS = 8

@@ -21,7 +21,7 @@ from megaptm.objectives.objective import SampleContext
 from megaptm.spec import VISIBILITIES, change
 from tests.data.corpora import tiny_special
 from tests.models.tiny import FAMILIES, VOCABULARY, last_prefix, tiny_batch, tiny_model, tiny_spec
-from tests.objectives.rows import part
+from tests.objectives.samples import random_slice
 
 CAUSAL = [
     *{family.last_block: name for name, family in reversed(CATALOGUE.items()) if family.last_block.causal}.values()
@@ -225,7 +225,7 @@ def test_a_corrupted_document_is_read_the_same_alone_and_behind_another(family: 
     task = OBJECTIVES["span-corruption"]
     model = build_model(replace(tiny_spec(family), vocabulary=special.size))
     fill(model, seed=7)
-    made = task.make([part(9), part(13)], SampleContext(special, np.random.default_rng(0), 24, True))
+    made = task.make([random_slice(9), random_slice(13)], SampleContext(special, np.random.default_rng(0), 24, True))
     row = {name: torch.from_numpy(array)[None] for name, array in made.items()}
     second = {
         f"{prefix}tokens": row[f"{prefix}tokens"][row[f"{prefix}document_ids"] == 2][None]

@@ -1,19 +1,19 @@
-"""Rows of the left-to-right objective."""
+"""Samples of the left-to-right objective."""
 
 import numpy as np
 
 from megaptm.batch import IGNORED
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from tests.objectives.rows import SPECIAL
+from tests.objectives.samples import SPECIAL
 
 CAUSAL = OBJECTIVES["causal-lm"]
 RNG = np.random.default_rng(0)
-# The tail of a document and its end; a whole document; the head of a third with the lookahead.
+# The end of a first document; a complete document; the start of a third, with one token more for its last label.
 PIECE = [DocumentSlice(np.array([7, 8]), 1), DocumentSlice(np.array([9]), 1), DocumentSlice(np.array([11, 12, 13]), 0)]
 
 
-def test_documents_end_and_do_not_predict_each_other():
+def test_labels_stay_within_documents():
     sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, True))
     end = SPECIAL.end
     assert sample["tokens"].tolist() == [7, 8, end, 9, end, 11, 12]
@@ -22,15 +22,15 @@ def test_documents_end_and_do_not_predict_each_other():
     assert sample["positions"].tolist() == [0, 1, 2, 0, 1, 0, 1]
 
 
-def test_without_document_mask_the_row_is_one_text():
+def test_without_document_mask_documents_are_joined():
     sample = CAUSAL.make(PIECE, SampleContext(SPECIAL, RNG, 7, False))
     end = SPECIAL.end
     assert sample["labels"].tolist() == [8, end, 9, end, 11, 12, 13]
-    assert "document_ids" not in sample  # attention takes its fast path
+    assert "document_ids" not in sample  # so that attention needs no mask
     assert sample["positions"].tolist() == list(range(7))
 
 
-def test_a_row_may_begin_with_the_end_of_a_document():
+def test_sample_may_start_with_end_token():
     sample = CAUSAL.make(
         [DocumentSlice(np.array([], dtype=int), 1), DocumentSlice(np.array([5, 6, 7]), 0)],
         SampleContext(SPECIAL, RNG, 3, True),

@@ -1,4 +1,4 @@
-"""Objectives composed in a config: options, a question about the same text, shares and weights by step."""
+"""Objectives composed in a config: options, questions about the masked text, shares and weights by step."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -11,68 +11,69 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Composed, build_objective
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import GROUP_UNITS, SampleContext, SampleObjective, SentenceGroup
-from tests.objectives.rows import SPECIAL, part
+from tests.objectives.samples import SPECIAL, random_slice
 
 
-def chunk(*lengths: int) -> SentenceGroup:
-    """Sentences of rising tokens: what follows what can be read off them."""
+def sentence_group(*lengths: int) -> SentenceGroup:
+    """Sentences of rising token ids, so that ids show the order of sentences."""
     borders = np.cumsum((0, *lengths)) + SPECIAL.size - 500
     sentences = [np.arange(*pair) for pair in pairwise(borders)]
     return SentenceGroup(sentences, sample_other_document=lambda rng: [np.full(9, SPECIAL.size - 1)])
 
 
-def test_a_task_without_options_is_the_one_of_its_name():
+def test_task_without_options_equals_named_objective():
     for name in ("causal-lm", "masked-lm", "span-corruption"):
         assert build_objective({name: {}}) == build_objective({name: None}) == OBJECTIVES[name]
     assert build_objective({"masked-lm": {"hide": "whole-words"}}) == OBJECTIVES["masked-lm-whole-word"]
     assert build_objective({"masked-lm": {}, "next-sentence": {}}) == OBJECTIVES["masked-lm-next-sentence"]
 
 
-def test_options_are_what_the_samples_show():
+def test_masking_options_set_rates():
     rng, task = (
         np.random.default_rng(0),
         build_objective({"masked-lm": {"rate": 0.4, "mask_token_prob": 0.5, "random_token_prob": 0.0}}),
     )
-    hidden = asked = 0
+    masked = predicted = 0
     for seed in range(200):
-        sample = task.make([part(126, 2, seed=seed)], SampleContext(SPECIAL, rng, 128, True))
+        sample = task.make([random_slice(126, 2, seed=seed)], SampleContext(SPECIAL, rng, 128, True))
         real = sample["labels"] != IGNORED
         shown = sample["tokens"][sample["masked_positions"][real]]
         assert set(shown[shown != sample["labels"][real]]) <= {SPECIAL.mask}
-        hidden, asked = hidden + (shown == SPECIAL.mask).sum(), asked + real.sum()
-    assert asked / 200 == round(0.4 * 128)
-    assert hidden / asked == pytest.approx(0.5, abs=0.02)
+        masked, predicted = masked + (shown == SPECIAL.mask).sum(), predicted + real.sum()
+    assert predicted / 200 == round(0.4 * 128)
+    assert masked / predicted == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.parametrize(("rate", "mean"), [(0.5, 3), (0.5, 32), (0.15, 32)])
-def test_rows_of_other_spans_are_as_full(rate, mean):
+def test_samples_are_full_at_any_rate_and_span_length(rate, mean):
     task = build_objective({"span-corruption": {"rate": rate, "mean_span_length": mean}})
     raw = task.raw_length(512)
     special = replace(SPECIAL, sentinels=tuple(range(5, 305)))
-    sample = task.make([part(raw)], SampleContext(special, np.random.default_rng(0), 512, True))
+    sample = task.make([random_slice(raw)], SampleContext(special, np.random.default_rng(0), 512, True))
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
     assert (sample["labels"] != IGNORED).sum() == task.batch(512, True).fields["labels"].shape[0]
 
 
-def test_texts_are_in_their_order_half_of_the_time_and_one_sentence_is_not_asked_about():
+def test_sentence_order_swaps_half_of_pairs():
+    """A sample of one sentence has no label."""
     task, rng = build_objective({"masked-lm": {}, "sentence-order": {}}), np.random.default_rng(0)
     assert task.losses == {"mlm": 1.0, "sentence-order": 1.0}
     labels = []
     for _ in range(2000):
-        sample = task.make(chunk(9, 9, 9, 9), SampleContext(SPECIAL, rng, 48, True))
+        sample = task.make(sentence_group(9, 9, 9, 9), SampleContext(SPECIAL, rng, 48, True))
         text = sample["tokens"].copy()
         real = sample["labels"] != IGNORED
         text[sample["masked_positions"][real]] = sample["labels"][real]
         first, second = (text[(sample["segments"] == side) & (text > SPECIAL.sep)] for side in (0, 1))
-        if sample["sentence_order"] != IGNORED:  # a row that was made short may hold one sentence
+        if sample["sentence_order"] != IGNORED:  # a shortened sample may hold one sentence
             labels.append(int(sample["sentence_order"]))
             assert (first[0] > second[0]) == labels[-1]
     assert np.mean(labels) == pytest.approx(0.5, abs=0.05)
-    assert task.make(chunk(20), SampleContext(SPECIAL, rng, 48, True))["sentence_order"] == IGNORED
+    assert task.make(sentence_group(20), SampleContext(SPECIAL, rng, 48, True))["sentence_order"] == IGNORED
 
 
-def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_not_asked():
+def test_mixed_tasks_pad_to_shared_fields():
     task = build_objective(
         {
             "short": {"task": "span-corruption", "share": 0.5},
@@ -81,20 +82,22 @@ def test_samples_of_several_tasks_have_the_fields_of_all_and_no_answer_that_is_n
     )
     assert isinstance(task, Composed)
     short, long = task.tasks
-    wanted = task.batch(64, True)
+    batch_spec = task.batch(64, True)
     rng = np.random.default_rng(0)
-    for one in (short, long):
-        piece = [part(one.objective.raw_length(64))]
-        sample = wanted.pad_sample(one.objective.make(piece, SampleContext(SPECIAL, rng, 64, True)), pad=SPECIAL.pad)
-        wanted.check(sample, maker=one.label)
-        said = len(one.objective.batch(64, True).fields["labels"].shape) and (sample["labels"] != IGNORED).sum()
-        assert said == one.objective.batch(64, True).fields["labels"].shape[0]
-        assert (sample["decoder_document_ids"] > 0).sum() == said
+    for task_entry in (short, long):
+        piece = [random_slice(task_entry.objective.raw_length(64))]
+        sample = batch_spec.pad_sample(
+            task_entry.objective.make(piece, SampleContext(SPECIAL, rng, 64, True)), pad=SPECIAL.pad
+        )
+        batch_spec.check(sample, maker=task_entry.label)
+        num_labels = (sample["labels"] != IGNORED).sum()
+        assert num_labels == task_entry.objective.batch(64, True).fields["labels"].shape[0]
+        assert (sample["decoder_document_ids"] > 0).sum() == num_labels
     both = build_objective({"masked-lm": {"share": 1}, "words": {"task": "masked-lm", "rate": 0.3, "share": 1}})
     assert both.batch(128, True).num_predicted == round(0.3 * 128)
 
 
-def test_weights_and_shares_change_at_their_steps():
+def test_schedules_of_weights_and_shares():
     task = build_objective({"masked-lm": {"weight": {0: 1, 100: 0.5}}, "next-sentence": {"weight": 2}})
     assert [task.weights(step)["mlm"] for step in (0, 99, 100, 10**6)] == [1, 1, 0.5, 0.5]
     assert task.weights(5)["next-sentence"] == 2
@@ -105,7 +108,7 @@ def test_weights_and_shares_change_at_their_steps():
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("config", "message"),
     [
         ({}, r"objective is empty"),
         ({"maskd-lm": {}}, r"objective\.maskd-lm is not a task; did you mean masked-lm\?"),
@@ -275,13 +278,13 @@ def test_weights_and_shares_change_at_their_steps():
         (None, r"objective must be a name, or a mapping of tasks"),
     ],
 )
-def test_a_mistake_is_one_sentence_that_names_the_key(said, sentence):
-    with pytest.raises(UserError, match=sentence):
-        build_objective(said)
+def test_invalid_config_is_rejected(config, message):
+    with pytest.raises(UserError, match=message):
+        build_objective(config)
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("config", "message"),
     [
         (
             {"glove": {"share": 1}, "causal-lm": {"share": 1}},
@@ -293,40 +296,42 @@ def test_a_mistake_is_one_sentence_that_names_the_key(said, sentence):
         ),
     ],
 )
-def test_what_makes_no_samples_has_no_share_of_them(said, sentence):
-    with pytest.raises(UserError, match=sentence):
-        build_objective(said)
+def test_task_without_samples_has_no_share_or_weight(config, message):
+    with pytest.raises(UserError, match=message):
+        build_objective(config)
     assert build_objective({"glove": {"x_max": 20}}).x_max == 20
 
 
-def test_no_objective_has_a_method_that_it_cannot_answer():
-    """Who makes samples says how, who cuts a stream says how, and nobody else is asked."""
-    for name, one in OBJECTIVES.items():
-        makes, cuts = (hasattr(one, method) for method in ("make", "cut"))
-        assert makes == isinstance(one, SampleObjective) == bool(tasks_of(one) and not isinstance(one, Composed)), name
-        assert cuts == (makes and one.unit not in GROUP_UNITS), name
-        if cuts:
-            assert one.cut(512, True).stride > 0, name
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objective_has_only_methods_it_implements(name):
+    """Only objectives that make samples have `make`, only those that cut a stream have `cut`."""
+    objective = OBJECTIVES[name]
+    makes, cuts = (hasattr(objective, method) for method in ("make", "cut"))
+    is_single_task = bool(tasks_of(objective) and not isinstance(objective, Composed))
+    assert makes == isinstance(objective, SampleObjective) == is_single_task
+    assert cuts == (makes and objective.unit not in GROUP_UNITS)
+    assert not cuts or objective.cut(512, True).stride > 0
 
 
-def test_tasks_that_ask_at_other_places_share_no_batch():
+def test_tasks_with_other_target_positions_share_no_batch():
     both = build_objective({"causal-lm": {"share": 1}, "masked-lm": {"share": 1}})
     with pytest.raises(UserError, match="causal-lm and masked-lm cannot share a batch"):
         both.batch(64, True)
 
 
-def test_the_options_of_an_objective_of_ones_own_are_kept_and_may_be_changed(tmp_path, monkeypatch):
-    (tmp_path / "tasks_of_mine.py").write_text(
+def test_options_override_those_of_a_user_objective(tmp_path, monkeypatch):
+    (tmp_path / "user_tasks.py").write_text(
         "from megaptm.objectives.masked import MaskedLM\nMANY = MaskedLM(rate=0.4, mask_token_prob=1.0, "
         "random_token_prob=0.0)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = build_objective({"mine": {"task": "tasks_of_mine:MANY", "rate": 0.3}})
-    assert (found.rate, found.mask_token_prob, found.random_token_prob) == (0.3, 1.0, 0.0)
+    objective = build_objective({"mine": {"task": "user_tasks:MANY", "rate": 0.3}})
+    assert (objective.rate, objective.mask_token_prob, objective.random_token_prob) == (0.3, 1.0, 0.0)
 
 
-def test_what_somebody_had_to_say_is_supervised_and_what_stands_in_the_text_is_not():
-    assert {name for name, one in OBJECTIVES.items() if one.is_supervised} == {
+def test_supervised_objectives():
+    """Labels of supervised objectives come from annotators or pairs, not from the text itself."""
+    assert {name for name, objective in OBJECTIVES.items() if objective.is_supervised} == {
         "translation",
         "translation-lm",
         "text-to-text",
@@ -335,6 +340,6 @@ def test_what_somebody_had_to_say_is_supervised_and_what_stands_in_the_text_is_n
         *("image-text-spans", "image-text-fragments", "cross-modal-contrast"),
         *("masked-areas", "masked-areas-class", "masked-areas-distribution", "unimo"),
     }
-    halves = {"words": {"task": "masked-lm", "share": 0.5}, "clicks": {"task": "relevance", "share": 0.5}}
-    assert build_objective(halves).is_supervised
+    mixture = {"words": {"task": "masked-lm", "share": 0.5}, "clicks": {"task": "relevance", "share": 0.5}}
+    assert build_objective(mixture).is_supervised
     assert not build_objective({"masked-lm": {}, "sentence-order": {}}).is_supervised

@@ -9,7 +9,7 @@ from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.masked import max_predictions
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
 from tests.data.corpora import SPECIALS
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 MLM, NSP = OBJECTIVES["masked-lm"], OBJECTIVES["masked-lm-next-sentence"]
 CLS, SEP, MASK = SPECIAL.cls, SPECIAL.sep, SPECIAL.mask
@@ -29,9 +29,9 @@ def test_a_row_asks_as_many_positions_as_published(sequence, asked):
 
 
 def test_each_document_has_its_own_cls_and_sep():
-    piece = [part(5, 2), part(0, 1), part(20, 2), part(33)]
+    piece = [random_slice(5, 2), random_slice(0, 1), random_slice(20, 2), random_slice(33)]
     sample = MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 66, True))
-    assert documents(unmasked(sample)) == [[CLS, *p.tokens.tolist(), SEP] for p in piece if len(p.tokens)]
+    assert split_documents(unmasked(sample)) == [[CLS, *p.tokens.tolist(), SEP] for p in piece if len(p.tokens)]
     assert sample["positions"].tolist()[:10] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     assert sample["tokens"][64:].tolist() == [SPECIAL.pad] * 2
     assert sample["document_ids"][64:].tolist() == [0, 0]
@@ -40,7 +40,9 @@ def test_each_document_has_its_own_cls_and_sep():
 @pytest.mark.parametrize("apart", [True, False])
 def test_the_first_places_of_each_document_see_all_where_that_is_asked(apart):
     task = build_objective({"masked-lm": {"global_tokens": 2}})
-    sample = task.make([part(5, 2), part(6, 1)], SampleContext(SPECIAL, np.random.default_rng(0), 18, apart))
+    sample = task.make(
+        [random_slice(5, 2), random_slice(6, 1)], SampleContext(SPECIAL, np.random.default_rng(0), 18, apart)
+    )
     first = [0, 1, 7, 8] if apart else [0, 1]
     assert np.flatnonzero(sample["global_tokens"]).tolist() == first
     assert {name: sample[name].shape for name in task.batch(18, apart).fields} == {
@@ -52,10 +54,10 @@ def test_the_first_places_of_each_document_see_all_where_that_is_asked(apart):
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_without_document_mask_a_sep_stands_between_documents(last):
-    piece = [part(5, 1), part(6, last)]
+    piece = [random_slice(5, 1), random_slice(6, last)]
     sample = unmasked(MLM.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 14 + last, False)))
     a, b = (p.tokens.tolist() for p in piece)
-    assert documents(sample) == [[CLS, *a, SEP, *b, SEP]]
+    assert split_documents(sample) == [[CLS, *a, SEP, *b, SEP]]
 
 
 def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
@@ -64,7 +66,9 @@ def test_the_masked_share_and_the_80_10_10_split_are_the_published_ones():
     fates = np.zeros(3)
     while maskable < 200_000:
         # Two documents a row, so that four specials and no padding stand among the maskable tokens.
-        sample = MLM.make([part(300, 2, seed=maskable), part(208)], SampleContext(SPECIAL, rng, 512, True))
+        sample = MLM.make(
+            [random_slice(300, 2, seed=maskable), random_slice(208)], SampleContext(SPECIAL, rng, 512, True)
+        )
         before = unmasked(sample)["tokens"]
         real = sample["labels"] != IGNORED
         asked = sample["masked_positions"][real]

@@ -17,7 +17,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans
 from megaptm.objectives.similar import SimilarWords, load_similar_words, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
-from tests.objectives.rows import SPECIAL, part
+from tests.objectives.samples import SPECIAL, random_slice
 from tests.objectives.test_whole_words import unmasked, with_words
 
 MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
@@ -60,7 +60,7 @@ def test_no_word_is_broken_and_no_special_token_hidden(hide):
     task, rng, selected, rows = MaskedLM(hide=hide), np.random.default_rng(0), 0, 0
     broken = 0
     while selected < 15_000:
-        piece = [with_words(part(300, 2, seed=rows)), with_words(part(208))]
+        piece = [with_words(random_slice(300, 2, seed=rows)), with_words(random_slice(208))]
         before, asked = unmasked(task.make(piece, SampleContext(SPECIAL, rng, 512, True)))
         begins = (before % 3 > 0) | (before < SPECIALS)
         begins[1:] |= (before < SPECIALS)[:-1]
@@ -87,7 +87,7 @@ def test_what_follows_an_unknown_piece_within_a_word_is_not_hidden_nor_waited_fo
 @pytest.mark.parametrize("hide", sorted(MASKING_STRATEGIES))
 def test_of_a_row_without_text_nothing_is_hidden(hide):
     task = build_objective({"translation-lm": {"hide": hide}})
-    alone = part(4, 3)  # of a pair whose other text has no token
+    alone = random_slice(4, 3)  # of a pair whose other text has no token
     alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
     sample = task.make([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     task.batch(32, True).check(sample, maker=task.name)
@@ -98,7 +98,7 @@ def test_the_tokens_of_a_span_have_one_fate():
     task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
     fates = np.zeros(3)
     for number in range(400):
-        sample = task.make([with_words(part(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
+        sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
         before, asked = unmasked(sample)
         now = sample["tokens"]
         for span in np.split(np.flatnonzero(asked), np.flatnonzero(np.diff(np.flatnonzero(asked)) > 1) + 1):
@@ -114,7 +114,7 @@ def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
     assert isinstance(task, MaskedLM)
     rng, fates = np.random.default_rng(0), np.zeros((2, 3))
     for number in range(800):
-        sample = task.make([with_words(part(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
+        sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
         before, asked = unmasked(sample)
         now = sample["tokens"]
         assert MASK not in now
@@ -134,7 +134,7 @@ def test_of_a_word_that_is_hidden_in_part_the_rest_stays(hide):
     changed = 0.0
     for number in range(40):
         rng = np.random.default_rng(number)
-        sample = task.make([with_words(part(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False))
+        sample = task.make([with_words(random_slice(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False))
         before, asked = unmasked(sample)
         assert (sample["tokens"][~asked] == before[~asked]).all()
         changed += (sample["tokens"][asked] != before[asked]).mean() / 40
@@ -193,7 +193,8 @@ def test_borders_of_spans_are_shown_and_never_their_own_tokens():
     asked_about = 0
     for number in range(50):
         sample = task.make(
-            [with_words(part(300, 2, seed=number)), with_words(part(206))], SampleContext(SPECIAL, rng, 512, True)
+            [with_words(random_slice(300, 2, seed=number)), with_words(random_slice(206))],
+            SampleContext(SPECIAL, rng, 512, True),
         )
         task.batch(512, True).check(sample, maker=task.name)
         before, asked = unmasked(sample)

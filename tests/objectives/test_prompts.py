@@ -11,19 +11,19 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams]
 
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None:
-    task, text = OBJECTIVES[name], part(20, 2)
+    task, text = OBJECTIVES[name], random_slice(20, 2)
     places = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
     sample = task.make([replace(text, annotations=places)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     around = task.add_special_tokens([-1], SPECIAL)
     before, after = around[: around.index(-1)], around[around.index(-1) + 1 :]
-    (read,), (heard,) = documents(sample), documents(sample, "decoder_tokens", "decoder_document_ids")
+    (read,), (heard,) = split_documents(sample), split_documents(sample, "decoder_tokens", "decoder_document_ids")
     assert (read[: len(before)], read[-len(after) :]) == (before, after)
     start = SPECIAL.ids_of(task.decoder_start)
     assert heard[: len(start)] == start

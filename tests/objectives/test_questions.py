@@ -17,7 +17,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceG
 from megaptm.objectives.questions import Capitalization, TextQuestion, TokenDocument
 from megaptm.objectives.text_questions import fit_lengths, order_label, sentence_distance_pair
 from tests.data.corpora import SPECIALS, tiny_corpus
-from tests.objectives.rows import SPECIAL, part
+from tests.objectives.samples import SPECIAL, random_slice
 
 CLS, SEP = SPECIAL.cls, SPECIAL.sep
 
@@ -220,7 +220,10 @@ def test_a_token_of_a_corpus_is_asked_of_its_own_document(tmp_path):
 
 
 def test_capitals_are_told_of_each_token_and_of_nothing_else():
-    pieces = [DocumentSlice(part(5).tokens, 2, {"capitals": np.array([0, 3])}), DocumentSlice(part(3).tokens, 2, {})]
+    pieces = [
+        DocumentSlice(random_slice(5).tokens, 2, {"capitals": np.array([0, 3])}),
+        DocumentSlice(random_slice(3).tokens, 2, {}),
+    ]
     pieces[1] = DocumentSlice(pieces[1].tokens, 2, {"capitals": np.zeros(0, dtype=int)})
     sample = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     expected = [IGNORED, 1, 0, 0, 1, 0, IGNORED, IGNORED, 0, 0, 0, *[IGNORED] * 5]

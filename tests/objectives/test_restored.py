@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.objective import SampleContext
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 from tests.objectives.test_spans import put_back
 
 END, PAD = SPECIAL.end, SPECIAL.pad
@@ -20,10 +20,10 @@ NAMES = [name for name, task in OBJECTIVES.items() if isinstance(task, EncoderDe
 
 def sides(name: str, *lengths: int, sequence: int = 128, seed: int = 0) -> list[tuple[list[int], ...]]:
     """Text, input and target of each document of a row, without their ends."""
-    piece = [part(length, seed=number) for number, length in enumerate(lengths)]
+    piece = [random_slice(length, seed=number) for number, length in enumerate(lengths)]
     sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(seed), sequence, True))
-    shown, asked = documents(sample), documents(sample, "labels", "decoder_document_ids")
-    heard = documents(sample, "decoder_tokens", "decoder_document_ids")
+    shown, asked = split_documents(sample), split_documents(sample, "labels", "decoder_document_ids")
+    heard = split_documents(sample, "decoder_tokens", "decoder_document_ids")
     assert heard == [[PAD, *target[:-1]] for target in asked]
     assert {text[-1] for text in (*shown, *asked)} == {END}
     texts = [one.tokens.tolist() for one in piece]
@@ -35,7 +35,7 @@ def sides(name: str, *lengths: int, sequence: int = 128, seed: int = 0) -> list[
 def test_rows_are_what_was_said_and_hold_their_texts(name, lengths):
     task = OBJECTIVES[name]
     raw = task.raw_length(128)
-    piece = [part(min(length, raw), seed=seed) for seed, length in enumerate(lengths)]
+    piece = [random_slice(min(length, raw), seed=seed) for seed, length in enumerate(lengths)]
     for rng in map(np.random.default_rng, range(20)):
         sample = task.make(piece, SampleContext(SPECIAL, rng, 128, True))
         task.batch(128, document_mask=True).check(sample, maker=name)
@@ -45,10 +45,10 @@ def test_rows_are_what_was_said_and_hold_their_texts(name, lengths):
 
 @pytest.mark.parametrize("name", [*NAMES, "span-corruption"])
 def test_each_document_of_a_row_has_its_own_places_on_both_sides(name):
-    piece = [part(length, seed=length) for length in (60, 1, 40)]
+    piece = [random_slice(length, seed=length) for length in (60, 1, 40)]
     sample = OBJECTIVES[name].make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 128, True))
     for prefix in ("", "decoder_"):
-        places = documents(sample, f"{prefix}positions", f"{prefix}document_ids")
+        places = split_documents(sample, f"{prefix}positions", f"{prefix}document_ids")
         assert len(places) == 3
         assert places == [[*range(len(of_one))] for of_one in places]
 
@@ -79,7 +79,7 @@ def test_a_prefix_ends_anywhere():
         borders.append(len(shown))
     assert all(count == pytest.approx(100, abs=35) for count in Counter(borders).values())
     assert {*borders} == {1, 2, 3, 4, 5, 6}
-    assert sides("prefix-lm", 1)[0][1:] == ([part(1).tokens[0]], [])
+    assert sides("prefix-lm", 1)[0][1:] == ([random_slice(1).tokens[0]], [])
 
 
 def test_shuffled_tokens_are_asked_in_their_order():
@@ -106,10 +106,10 @@ def test_masks_stand_where_tokens_stood(name, mask, random):
 def test_what_is_masked_is_asked_in_order():
     """B11: the hidden tokens alone; those of MASS are half of the text, one after another."""
     task = build_objective({"masked-text": {"mask_token_prob": 1.0, "random_token_prob": 0.0, "ask": "hidden"}})
-    text = part(40)
+    text = random_slice(40)
     sample = task.make([text], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
     places = np.flatnonzero(sample["tokens"] == SPECIAL.mask)
-    assert documents(sample, "labels", "decoder_document_ids")[0][:-1] == text.tokens[places].tolist()
+    assert split_documents(sample, "labels", "decoder_document_ids")[0][:-1] == text.tokens[places].tolist()
     begins = set()
     for seed in range(200):
         [(tokens, _, asked)] = sides("mass", 40, seed=seed)
@@ -120,7 +120,9 @@ def test_what_is_masked_is_asked_in_order():
 
 def test_a_vocabulary_without_a_mask_shows_its_first_sentinel():
     special = replace(SPECIAL, mask=None)
-    sample = OBJECTIVES["mass-style"].make([part(100)], SampleContext(special, np.random.default_rng(0), 128, True))
+    sample = OBJECTIVES["mass-style"].make(
+        [random_slice(100)], SampleContext(special, np.random.default_rng(0), 128, True)
+    )
     assert (sample["tokens"] == SPECIAL.sentinels[0]).sum() == 15
 
 

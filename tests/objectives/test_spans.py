@@ -7,7 +7,7 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 T5 = OBJECTIVES["span-corruption"]
 END, PAD = SPECIAL.end, SPECIAL.pad
@@ -33,7 +33,7 @@ def test_published_lengths():
 def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
     raw = T5.raw_length(sequence)
     assert T5.input_length(raw) == sequence < T5.input_length(raw + 1)
-    sample = T5.make([part(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
+    sample = T5.make([random_slice(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
     T5.batch(sequence, document_mask=True).check(sample, maker=T5.name)
     assert sample["document_ids"].all()
     assert sample["decoder_document_ids"].all()
@@ -43,7 +43,7 @@ def test_the_hidden_share_is_the_published_one():
     rng = np.random.default_rng(0)
     hidden = spans = raw = 0
     while raw < 200_000:
-        labels = T5.make([part(568, seed=raw)], SampleContext(SPECIAL, rng, 512, True))["labels"]
+        labels = T5.make([random_slice(568, seed=raw)], SampleContext(SPECIAL, rng, 512, True))["labels"]
         sentinels = int(np.isin(labels, SPECIAL.sentinels).sum())
         hidden, spans, raw = hidden + len(labels) - sentinels - 1, spans + sentinels, raw + 568
     assert hidden / raw == pytest.approx(0.15, abs=0.003)
@@ -51,11 +51,11 @@ def test_the_hidden_share_is_the_published_one():
 
 
 def test_each_document_is_noised_by_itself_and_can_be_put_back():
-    piece = [part(300), part(1), part(150, seed=1)]
+    piece = [random_slice(300), random_slice(1), random_slice(150, seed=1)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
-    inputs = documents(sample)
-    targets = documents(sample, "labels", "decoder_document_ids")
-    heard = documents(sample, "decoder_tokens", "decoder_document_ids")
+    inputs = split_documents(sample)
+    targets = split_documents(sample, "labels", "decoder_document_ids")
+    heard = split_documents(sample, "decoder_tokens", "decoder_document_ids")
     rebuilt = [put_back(*sides) for sides in zip(inputs, targets, strict=True)]
     assert rebuilt == [p.tokens.tolist() for p in piece]
     # The decoder of each document starts afresh, from the start token.
@@ -65,9 +65,9 @@ def test_each_document_is_noised_by_itself_and_can_be_put_back():
 
 
 def test_a_row_that_would_overflow_shortens_its_last_document():
-    piece = [part(200), part(200, seed=1), part(168)]
+    piece = [random_slice(200), random_slice(200, seed=1), random_slice(168)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
-    sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
+    sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     whole = [p.tokens.tolist() for p in piece]
     assert rebuilt[:2] == whole[:2]
@@ -82,16 +82,16 @@ def test_a_row_that_would_overflow_shortens_its_last_document():
 
 
 def test_many_tiny_documents_never_overflow():
-    piece = [part(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
+    piece = [random_slice(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
-    sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
+    sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
     rebuilt = [put_back(*side) for side in sides]
     assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
     assert len(rebuilt) > 30
 
 
 def test_without_document_mask_the_row_is_one_text():
-    piece = [part(300), part(268)]
+    piece = [random_slice(300), random_slice(268)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, False))
     assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
     text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
@@ -102,9 +102,9 @@ def test_without_document_mask_the_row_is_one_text():
 def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
     task = build_objective({"span-corruption": {"rate": rate}})
     for length in range(1, 40):
-        row = task.make([part(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
-        said = documents(row, "labels", "decoder_document_ids")
-        assert put_back(documents(row)[0], said[0]) == part(length).tokens.tolist()
+        row = task.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
+        said = split_documents(row, "labels", "decoder_document_ids")
+        assert put_back(split_documents(row)[0], said[0]) == random_slice(length).tokens.tolist()
 
 
 def test_too_few_sentinels_are_refused():

@@ -10,7 +10,7 @@ from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import Objective, SampleContext
 from megaptm.objectives.spans import SpanCorruption
 from tests.data.corpora import tiny_corpus
-from tests.objectives.rows import SPECIAL, documents
+from tests.objectives.samples import SPECIAL, split_documents
 from tests.objectives.test_translation import pair
 
 TASK = OBJECTIVES["text-to-text"]
@@ -24,7 +24,7 @@ def rows(folder, objective: str | Objective, sequence: int = 64):
 
 def asked(sample) -> list[list[int]]:
     """Inputs and targets of a row, without their ends, laid end to end: the examples."""
-    sides = zip(documents(sample), documents(sample, "labels", "decoder_document_ids"), strict=True)
+    sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
     return [source[:-1] + target[:-1] for source, target in sides]
 
 
@@ -33,9 +33,9 @@ def test_the_answer_is_asked_and_the_question_is_not():
     sample = TASK.make([one], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
     question, answer = np.split(one.tokens.tolist(), [9])
-    assert documents(sample) == [[*question, END]]
-    assert documents(sample, "labels", "decoder_document_ids") == [[*answer, END]]
-    assert documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *answer]]
+    assert split_documents(sample) == [[*question, END]]
+    assert split_documents(sample, "labels", "decoder_document_ids") == [[*answer, END]]
+    assert split_documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *answer]]
     assert (sample["labels"] != IGNORED).sum() == 6
 
 
@@ -43,8 +43,8 @@ def test_what_is_longer_than_a_row_is_cut():
     short = build_objective({"text-to-text": {"max_target_length": 8}})
     one = pair(90, 20)
     sample = short.make([one], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    assert documents(sample) == [[*one.tokens[:31].tolist(), END]]
-    assert documents(sample, "labels", "decoder_document_ids") == [[*one.tokens[90:97].tolist(), END]]
+    assert split_documents(sample) == [[*one.tokens[:31].tolist(), END]]
+    assert split_documents(sample, "labels", "decoder_document_ids") == [[*one.tokens[90:97].tolist(), END]]
 
 
 def test_packed_rows_hold_whole_examples_and_most_of_them(tmp_path):

@@ -10,14 +10,14 @@ from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SequenceWindow
 from tests.data.corpora import tiny_corpus
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
 TASK = OBJECTIVES["translation"]
 END, PAD = SPECIAL.end, SPECIAL.pad
 
 
 def pair(source: int, target: int, seed: int = 0) -> DocumentSlice:
-    return DocumentSlice(part(source + target, seed=seed).tokens, 2, {"parts": np.array([0, source], np.int32)})
+    return DocumentSlice(random_slice(source + target, seed=seed).tokens, 2, {"parts": np.array([0, source], np.int32)})
 
 
 def test_each_pair_of_a_row_is_read_and_said_by_itself():
@@ -25,11 +25,11 @@ def test_each_pair_of_a_row_is_read_and_said_by_itself():
     sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
     sources, targets = zip(*(np.split(p.tokens, p.annotations["parts"][1:]) for p in piece), strict=True)
-    assert documents(sample) == [[*source, END] for source in sources]
-    assert documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *target] for target in targets]
-    assert documents(sample, "labels", "decoder_document_ids") == [[*target, END] for target in targets]
-    assert documents(sample, "positions") == [[*range(10)], [*range(4)]]
-    assert documents(sample, "decoder_positions", "decoder_document_ids") == [[*range(6)], [*range(9)]]
+    assert split_documents(sample) == [[*source, END] for source in sources]
+    assert split_documents(sample, "decoder_tokens", "decoder_document_ids") == [[PAD, *target] for target in targets]
+    assert split_documents(sample, "labels", "decoder_document_ids") == [[*target, END] for target in targets]
+    assert split_documents(sample, "positions") == [[*range(10)], [*range(4)]]
+    assert split_documents(sample, "decoder_positions", "decoder_document_ids") == [[*range(6)], [*range(9)]]
     assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
     assert (sample["tokens"][sample["document_ids"] == 0] == PAD).all()
 
@@ -37,20 +37,20 @@ def test_each_pair_of_a_row_is_read_and_said_by_itself():
 def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
     piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
     sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
-    assert [len(source) for source in documents(sample)] == [10, 6]
+    assert [len(source) for source in split_documents(sample)] == [10, 6]
     shorter = build_objective({"translation": {"max_target_length": 8}})
     sample = shorter.make([pair(9, 9), pair(3, 7)], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert sample["labels"].shape == (8,)
-    assert [len(source) for source in documents(sample)] == [4]
+    assert [len(source) for source in split_documents(sample)] == [4]
 
 
 @pytest.mark.parametrize("task", ["translation", "text-to-text"])
 def test_a_document_of_which_a_text_has_no_token_is_left_out(task):
     """A mark of direction, or what a tokenizer's normalizer removes."""
-    lone = DocumentSlice(part(7).tokens, 2, {"parts": np.array([0], np.int32)})
+    lone = DocumentSlice(random_slice(7).tokens, 2, {"parts": np.array([0], np.int32)})
     whole = pair(4, 5, seed=1)
     sample = OBJECTIVES[task].make([lone, whole], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    assert documents(sample) == [[*whole.tokens[:4], END]]
+    assert split_documents(sample) == [[*whole.tokens[:4], END]]
 
 
 def test_a_row_that_no_pair_begins_in_asks_nothing():

@@ -17,7 +17,7 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.translation_lm import TranslationLM
 from tests.data.corpora import SPECIALS
 from tests.models.tiny import tiny_model, tiny_spec
-from tests.objectives.rows import SPECIAL, documents, part
+from tests.objectives.samples import SPECIAL, random_slice, split_documents
 from tests.objectives.test_masked import unmasked
 
 TASK = OBJECTIVES["translation-lm"]
@@ -25,7 +25,7 @@ CLS, SEP = SPECIAL.cls, SPECIAL.sep
 
 
 def pair(first: int, second: int, seed: int = 0) -> DocumentSlice:
-    return DocumentSlice(part(first + second, seed=seed).tokens, 3, {"parts": np.array([0, first], np.int32)})
+    return DocumentSlice(random_slice(first + second, seed=seed).tokens, 3, {"parts": np.array([0, first], np.int32)})
 
 
 def made(piece: list[DocumentSlice], sequence: int, task=TASK, seed: int = 0) -> dict[str, np.ndarray]:
@@ -42,15 +42,15 @@ def test_places_begin_anew_in_the_second_text_and_segments_are_languages():
     piece = [pair(5, 3), pair(2, 4, seed=1)]
     sample = made(piece, 32)
     texts = [halves(document) for document in piece]
-    assert documents(unmasked(sample)) == [[CLS, *a, SEP, *b, SEP] for a, b in texts]
-    assert documents(sample, "positions") == [[*range(7), *range(4)], [*range(4), *range(5)]]
-    assert documents(sample, "segments") == [[0] * 7 + [1] * 4, [0] * 4 + [1] * 5]
+    assert split_documents(unmasked(sample)) == [[CLS, *a, SEP, *b, SEP] for a, b in texts]
+    assert split_documents(sample, "positions") == [[*range(7), *range(4)], [*range(4), *range(5)]]
+    assert split_documents(sample, "segments") == [[0] * 7 + [1] * 4, [0] * 4 + [1] * 5]
     assert not sample["positions"][20:].any()
 
     other = build_objective({"translation-lm": {"reset_positions": False, "languages": [3, 1]}})
     sample = made(piece, 32, other)
-    assert documents(sample, "positions") == [[*range(11)], [*range(9)]]
-    assert documents(sample, "segments") == [[3] * 7 + [1] * 4, [3] * 4 + [1] * 5]
+    assert split_documents(sample, "positions") == [[*range(11)], [*range(9)]]
+    assert split_documents(sample, "segments") == [[3] * 7 + [1] * 4, [3] * 4 + [1] * 5]
     assert other.num_segments == 4
 
 
@@ -58,9 +58,9 @@ def test_the_longer_text_of_a_pair_is_cut_and_what_finds_no_room_is_left_out():
     long, none, short = pair(50, 8), pair(9, 9, seed=1), pair(2, 2, seed=2)
     sample = unmasked(made([long, none, short], 32))
     (a, b), _ = halves(long), None
-    assert documents(sample) == [[CLS, *a[:21], SEP, *b, SEP]]
-    lone = DocumentSlice(part(7).tokens, 3, {"parts": np.array([0], np.int32)})
-    assert len(documents(made([lone, none, short], 32))) == 2
+    assert split_documents(sample) == [[CLS, *a[:21], SEP, *b, SEP]]
+    lone = DocumentSlice(random_slice(7).tokens, 3, {"parts": np.array([0], np.int32)})
+    assert len(split_documents(made([lone, none, short], 32))) == 2
     empty = made([], 32)
     assert (empty["labels"] == IGNORED).all()
     assert not empty["document_ids"].any()

@@ -18,7 +18,7 @@ from megaptm.objectives.objective import SampleContext, SentenceGroup, mark_toke
 from megaptm.objectives.show_ask import replace_tokens
 from megaptm.objectives.vocabulary import SpecialTokens
 from tests.data.corpora import SPECIALS
-from tests.objectives.rows import SPECIAL, part
+from tests.objectives.samples import SPECIAL, random_slice
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/ernie_masking.json").read_text())
 MASKING_RATE = 0.15
@@ -84,7 +84,7 @@ def test_each_unit_has_its_rate_and_is_hidden_whole():
     for number in range(1200):
         words = np.flatnonzero(lengths.random(510) < 0.4)
         words = np.union1d([0], words)
-        text = part(510, 2, seed=number)
+        text = random_slice(510, 2, seed=number)
         sample = task.make([replace(text, annotations={"words": words})], SampleContext(SPECIAL, rng, 512, True))
         places = sample["masked_positions"][sample["labels"] != IGNORED] - 1
         unit = np.searchsorted(words, places, side="right") - 1

@@ -11,7 +11,7 @@ from megaptm.objectives.hide import whole_words
 from megaptm.objectives.masked import max_predictions
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import SPECIALS, tiny_corpus, word_starts
-from tests.objectives.rows import SPECIAL, part
+from tests.objectives.samples import SPECIAL, random_slice
 
 WHOLE = OBJECTIVES["masked-lm-whole-word"]
 MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
@@ -37,7 +37,7 @@ def test_no_word_is_broken_and_the_shares_are_the_published_ones(document_mask):
     selected = rows = 0
     fates = np.zeros(3)
     while selected < 20_000:
-        piece = [with_words(part(300, 2 if document_mask else 1, seed=rows)), with_words(part(208))]
+        piece = [with_words(random_slice(300, 2 if document_mask else 1, seed=rows)), with_words(random_slice(208))]
         sample = WHOLE.make(piece, SampleContext(SPECIAL, rng, 512, document_mask))
         before, asked = unmasked(sample)
         # A word ends before the next begins, and before a special token.

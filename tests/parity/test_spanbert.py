@@ -23,7 +23,7 @@ from megaptm.objectives.objective import SampleContext
 from megaptm.objectives.span_boundary import MAX_OFFSET, SpanBoundary
 from megaptm.spec import ModelSpec, Size
 from tests.models.tiny import tiny_spec
-from tests.objectives.rows import SPECIAL
+from tests.objectives.samples import SPECIAL
 from tests.parity.reference import random_reference
 
 GOLDEN = Path(__file__).parents[1] / "golden"
