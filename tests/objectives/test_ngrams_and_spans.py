@@ -1,4 +1,4 @@
-"""Masks of several words, of spans with one fate, of similar words: their shares are the published ones (MASKSTAT)."""
+"""Masks of n-grams, spans and similar words, with the published rates."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.show_ask import first_of_spans
 from megaptm.objectives.similar import SimilarWords, load_similar_words, write_similar
 from tests.data.corpora import SPECIALS, tiny_corpus
-from tests.objectives.samples import SPECIAL, random_slice
-from tests.objectives.test_whole_words import unmasked, with_words
+from tests.objectives.samples import SPECIAL, original_tokens, random_slice, with_words, word_ids
 
 MASK, CLS, SEP = SPECIAL.mask, SPECIAL.cls, SPECIAL.sep
-MAC = {"masked-lm": {"hide": "ngrams", "length_weights": [0.4, 0.3, 0.2, 0.1], "show": "similar-words"}}
-ALIKE = f"{__name__}:alike"
+MACBERT = {"masked-lm": {"hide": "ngrams", "length_weights": [0.4, 0.3, 0.2, 0.1], "show": "similar-words"}}
+SIMILAR = f"{__name__}:similar_ids"
 
 
-def alike(word: tuple[int, ...]) -> np.ndarray | None:
-    """Words of even ids have one that is like them: all ids one more."""
+def similar_ids(word: tuple[int, ...]) -> np.ndarray | None:
+    """A word with an even first id has one similar word: each id plus 1."""
     return None if word[0] % 2 else np.array([word]) + 1
 
 
@@ -36,7 +35,7 @@ def run_lengths(hidden: np.ndarray) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("hide", "length_weights", "shares"),
+    ("hide", "length_weights", "expected"),
     [
         ("ngrams", (), [6 / 11, 3 / 11, 2 / 11]),
         ("ngrams", (0.4, 0.3, 0.2, 0.1), [0.4, 0.3, 0.2, 0.1]),
@@ -44,126 +43,123 @@ def run_lengths(hidden: np.ndarray) -> list[int]:
         ("spans", (), np.array(GEOMETRIC_WEIGHTS) / sum(GEOMETRIC_WEIGHTS)),
     ],
 )
-def test_as_many_words_come_together_as_often_as_was_said(hide, length_weights, shares):
-    # So few of so many words of one token that hidden ones seldom meet, and few are cut where the share is reached.
+def test_lengths_follow_their_weights(hide, length_weights, expected):
+    # The rate is low, so that hidden n-grams seldom touch, and few are cut at the end of the rate.
     tokens, options = np.full(100_000, SPECIALS), {"length_weights": length_weights} if length_weights else {}
     words = {} if hide == "token-ngrams" else {"unit_starts": np.ones(len(tokens), dtype=int)}
     make = MASKING_STRATEGIES[hide](rate=0.004, max_masked=10_000, **words, **options)
     rng = np.random.default_rng(0)
-    found = [length for _ in range(40) for length in run_lengths(make(tokens, SPECIAL, rng))]
-    histogram = np.bincount(found, minlength=len(shares) + 1)[1 : len(shares) + 1] / len(found)
-    assert histogram == pytest.approx(shares, abs=0.025)
+    lengths = [length for _ in range(40) for length in run_lengths(make(tokens, SPECIAL, rng))]
+    histogram = np.bincount(lengths, minlength=len(expected) + 1)[1 : len(expected) + 1] / len(lengths)
+    assert histogram == pytest.approx(expected, abs=0.025)
 
 
 @pytest.mark.parametrize("hide", ["ngrams", "spans"])
-def test_no_word_is_broken_and_no_special_token_hidden(hide):
-    task, rng, selected, rows = MaskedLM(hide=hide), np.random.default_rng(0), 0, 0
-    broken = 0
+def test_words_are_hidden_whole(hide):
+    task, rng = MaskedLM(hide=hide), np.random.default_rng(0)
+    selected = samples = broken = 0
     while selected < 15_000:
-        piece = [with_words(random_slice(300, 2, seed=rows)), with_words(random_slice(208))]
-        before, asked = unmasked(task.make(piece, SampleContext(SPECIAL, rng, 512, True)))
-        begins = (before % 3 > 0) | (before < SPECIALS)
-        begins[1:] |= (before < SPECIALS)[:-1]
-        word = np.cumsum(begins)
-        hidden, lengths = np.bincount(word, weights=asked), np.bincount(word)
+        piece = [with_words(random_slice(300, 2, seed=samples)), with_words(random_slice(208))]
+        before, is_target = original_tokens(task.make(piece, SampleContext(SPECIAL, rng, 512, True)))
+        word = word_ids(before)
+        hidden, lengths = np.bincount(word, weights=is_target), np.bincount(word)
         broken += np.count_nonzero((hidden > 0) & (hidden < lengths))
-        assert not asked[before < SPECIALS].any()
-        selected, rows = selected + int(asked.sum()), rows + 1
-    # Only the last span of a row may be cut.
-    assert broken <= (rows if hide == "spans" else 0)
-    assert selected / rows == pytest.approx(76, abs=0.5)
+        assert not is_target[before < SPECIALS].any()
+        selected, samples = selected + int(is_target.sum()), samples + 1
+    # Only the last span of a sample may be cut.
+    assert broken <= (samples if hide == "spans" else 0)
+    assert selected / samples == pytest.approx(76, abs=0.5)
 
 
-def test_what_follows_an_unknown_piece_within_a_word_is_not_hidden_nor_waited_for():
-    # A long word that begins with a piece that the tokenizer does not know: of the 40 tokens 8 can be hidden.
+def test_word_is_hidden_up_to_an_unknown_piece():
+    # A long word starts with a piece that the tokenizer does not know: only 8 of the 40 tokens can be hidden.
     tokens = np.array([SPECIAL.cls, *range(SPECIALS, SPECIALS + 8), SPECIAL.pad, *range(SPECIALS + 8, SPECIALS + 40)])
-    begins = np.concatenate((np.ones(10, dtype=int), np.zeros(32, dtype=int)))
-    hide = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=begins)
+    starts = np.concatenate((np.ones(10, dtype=int), np.zeros(32, dtype=int)))
+    hide = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=starts)
     assert np.flatnonzero(hide(tokens, SPECIAL, np.random.default_rng(0))).tolist() == [*range(1, 9)]
-    none = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=begins[9:])
-    assert not none(tokens[9:], SPECIAL, np.random.default_rng(0)).any()
+    hide_nothing = MASKING_STRATEGIES["spans"](rate=0.5, max_masked=30, unit_starts=starts[9:])
+    assert not hide_nothing(tokens[9:], SPECIAL, np.random.default_rng(0)).any()
 
 
 @pytest.mark.parametrize("hide", sorted(MASKING_STRATEGIES))
-def test_of_a_row_without_text_nothing_is_hidden(hide):
+def test_nothing_is_hidden_without_text(hide):
     task = build_objective({"translation-lm": {"hide": hide}})
-    alone = random_slice(4, 3)  # of a pair whose other text has no token
+    alone = random_slice(4, 3)  # the other text of the pair is empty
     alone.annotations.update(parts=np.zeros(1, np.int32), words=np.zeros(1, np.int32))
     sample = task.make([alone], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     task.batch(32, True).check(sample, maker=task.name)
     assert (sample["labels"] == IGNORED).all()
 
 
-def test_the_tokens_of_a_span_have_one_fate():
+def test_tokens_of_a_span_are_replaced_alike():
     task, rng = MaskedLM(hide="spans", show="spans"), np.random.default_rng(0)
-    fates = np.zeros(3)
+    outcomes = np.zeros(3)
     for number in range(400):
         sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
-        before, asked = unmasked(sample)
-        now = sample["tokens"]
-        for span in np.split(np.flatnonzero(asked), np.flatnonzero(np.diff(np.flatnonzero(asked)) > 1) + 1):
-            masked, kept = now[span] == MASK, now[span] == before[span]
+        before, is_target = original_tokens(sample)
+        after = sample["tokens"]
+        for span in np.split(np.flatnonzero(is_target), np.flatnonzero(np.diff(np.flatnonzero(is_target)) > 1) + 1):
+            masked, same = after[span] == MASK, after[span] == before[span]
             assert masked.all() or not masked.any()
-            assert masked.any() or kept.all() or kept.mean() <= 0.5  # a random token may be the one that was there
-            fates += [masked.all(), not masked.any() and not kept.all(), kept.all()]
-    assert fates / fates.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
+            assert masked.any() or same.all() or same.mean() <= 0.5  # a random token may equal the original
+            outcomes += [masked.all(), not masked.any() and not same.all(), same.all()]
+    assert outcomes / outcomes.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.015)
 
 
-def test_similar_words_stand_where_words_stood_and_no_mask_is_shown():
-    task = build_objective({"masked-lm": {**MAC["masked-lm"], "similar": ALIKE}})
+def test_similar_words_replace_words():
+    """No mask token is shown. Words without a similar word are replaced by random tokens."""
+    task = build_objective({"masked-lm": {**MACBERT["masked-lm"], "similar": SIMILAR}})
     assert isinstance(task, MaskedLM)
-    rng, fates = np.random.default_rng(0), np.zeros((2, 3))
+    rng, outcomes = np.random.default_rng(0), np.zeros((2, 3))
     for number in range(800):
         sample = task.make([with_words(random_slice(510, 1, seed=number))], SampleContext(SPECIAL, rng, 512, False))
-        before, asked = unmasked(sample)
-        now = sample["tokens"]
-        assert MASK not in now
-        assert (now[~asked] == before[~asked]).all()
-        places = np.flatnonzero(asked)
-        for word in np.split(places, np.flatnonzero((np.diff(places) > 1) | (before[places[1:]] % 3 > 0)) + 1):
-            similar, kept = (now[word] == before[word] + 1).all(), (now[word] == before[word]).all()
-            fates[before[word[0]] % 2] += [similar, not similar and not kept, kept]
-    even, odd = fates / fates.sum(axis=1, keepdims=True)
+        before, is_target = original_tokens(sample)
+        after = sample["tokens"]
+        assert MASK not in after
+        assert (after[~is_target] == before[~is_target]).all()
+        positions = np.flatnonzero(is_target)
+        for word in np.split(positions, np.flatnonzero((np.diff(positions) > 1) | (before[positions[1:]] % 3 > 0)) + 1):
+            similar, same = (after[word] == before[word] + 1).all(), (after[word] == before[word]).all()
+            outcomes[before[word[0]] % 2] += [similar, not similar and not same, same]
+    even, odd = outcomes / outcomes.sum(axis=1, keepdims=True)
     assert even == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
     assert odd == pytest.approx([0.0, 0.9, 0.1], abs=0.01)
 
 
 @pytest.mark.parametrize("hide", ["tokens", "spans", "token-ngrams"])
-def test_of_a_word_that_is_hidden_in_part_the_rest_stays(hide):
-    task = build_objective({"masked-lm": {"hide": hide, "show": "similar-words", "similar": ALIKE}})
+def test_similar_words_change_target_positions_only(hide):
+    task = build_objective({"masked-lm": {"hide": hide, "show": "similar-words", "similar": SIMILAR}})
     changed = 0.0
     for number in range(40):
         rng = np.random.default_rng(number)
         sample = task.make([with_words(random_slice(126, 1, seed=number))], SampleContext(SPECIAL, rng, 128, False))
-        before, asked = unmasked(sample)
-        assert (sample["tokens"][~asked] == before[~asked]).all()
-        changed += (sample["tokens"][asked] != before[asked]).mean() / 40
+        before, is_target = original_tokens(sample)
+        assert (sample["tokens"][~is_target] == before[~is_target]).all()
+        changed += (sample["tokens"][is_target] != before[is_target]).mean() / 40
     assert changed == pytest.approx(0.9, abs=0.05)
 
 
-def test_pairs_hide_words_of_the_corpus(tmp_path):
+def test_pairs_hide_whole_words_of_a_corpus(tmp_path):
     tiny_corpus(tmp_path / "c", documents=60, lengths=(30, 120))
     for objective in ("masked-lm-whole-word-next-sentence", "masked-lm-ngrams-sentence-order"):
         mix, again = (
             open_mix({str(tmp_path / "c"): 1.0}, objective=objective, sequence=48, seed=0, special=SPECIAL, window=2)
             for _ in range(2)
         )
-        asked_in_all = 0
+        num_targets = 0
         for number in range(150):
             sample = mix.sample(number)
             assert all((sample[name] == value).all() for name, value in again.sample(number).items())
-            before, asked = unmasked(sample)
-            begins = (before % 3 > 0) | (before < SPECIALS)
-            begins[1:] |= (before < SPECIALS)[:-1]
-            word = np.cumsum(begins)
-            hidden = np.bincount(word, weights=asked)
+            before, is_target = original_tokens(sample)
+            word = word_ids(before)
+            hidden = np.bincount(word, weights=is_target)
             assert set(hidden[hidden > 0] - np.bincount(word)[hidden > 0]) <= {0}
-            assert not asked[before < SPECIALS].any()
-            asked_in_all += int(asked.sum())
-        assert asked_in_all > 600
+            assert not is_target[before < SPECIALS].any()
+            num_targets += int(is_target.sum())
+        assert num_targets > 600
 
 
-def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
+def test_corpus_without_words_is_rejected(tmp_path):
     tiny_corpus(tmp_path / "c", words=False)
     with pytest.raises(
         UserError,
@@ -178,54 +174,60 @@ def test_a_corpus_without_words_makes_no_pairs_of_them(tmp_path):
         )
 
 
-def test_a_span_beside_an_unknown_piece_has_a_border():
+def test_span_boundary_next_to_unknown_piece():
     task, rng = build_objective("masked-lm-span-boundary"), np.random.default_rng(0)
     text = np.arange(SPECIALS, SPECIALS + 60)
-    text[1::2] = SPECIALS - 1  # so that each span has one beside it
+    text[1::2] = SPECIALS - 1  # an unknown piece next to each span
     words = np.arange(60)
     sample = task.make([DocumentSlice(text, 1, {"words": words})], SampleContext(SPECIAL, rng, 62, False))
-    asked, within = sample["labels"] != IGNORED, sample["masked_positions"] > 1
-    assert (sample["span_labels"][asked & within] == sample["labels"][asked & within]).all()
+    predicted, within = sample["labels"] != IGNORED, sample["masked_positions"] > 1
+    assert (sample["span_labels"][predicted & within] == sample["labels"][predicted & within]).all()
 
 
-def test_borders_of_spans_are_shown_and_never_their_own_tokens():
+def test_span_boundaries_are_visible():
+    """Tokens beside a span are never masked, are ordinary, and belong to the same document."""
     task, rng = build_objective("masked-lm-span-boundary"), np.random.default_rng(0)
-    asked_about = 0
+    num_labels = 0
     for number in range(50):
         sample = task.make(
             [with_words(random_slice(300, 2, seed=number)), with_words(random_slice(206))],
             SampleContext(SPECIAL, rng, 512, True),
         )
         task.batch(512, True).check(sample, maker=task.name)
-        before, asked = unmasked(sample)
+        before, is_target = original_tokens(sample)
         real = sample["span_labels"] != IGNORED
-        left, right, offset = (sample[f"span_{name}"][real] for name in ("left", "right", "offset"))
-        assert not asked[left].any()
-        assert not asked[right].any()
-        assert (before[left] >= SPECIALS).all()
-        assert (before[right] >= SPECIALS).all()
-        assert (sample["span_labels"][real] == before[left + 1 + offset]).all()
-        assert (sample["document_ids"][left] == sample["document_ids"][right]).all()
-        asked_about += real.sum()
-    assert asked_about / 50 > 60
+        left_positions, right_positions, offset = (sample[f"span_{name}"][real] for name in ("left", "right", "offset"))
+        assert not is_target[left_positions].any()
+        assert not is_target[right_positions].any()
+        assert (before[left_positions] >= SPECIALS).all()
+        assert (before[right_positions] >= SPECIALS).all()
+        assert (sample["span_labels"][real] == before[left_positions + 1 + offset]).all()
+        assert (sample["document_ids"][left_positions] == sample["document_ids"][right_positions]).all()
+        num_labels += real.sum()
+    assert num_labels / 50 > 60
 
 
-def test_a_table_of_similar_words_is_a_file(tmp_path):
+def test_similar_words_round_trip(tmp_path):
     write_similar({(7,): [(8,), (9,)], (7, 8): [(1, 2)], (5,): [(6,)]}, tmp_path / "similar.npz")
-    found = load_similar_words(str(tmp_path / "similar.npz"))
-    assert isinstance(found, SimilarWords)
-    assert (len(found), found.max_id) == (3, 9)
-    assert found((7,)).tolist() == [[8], [9]]
-    assert found((5,)).tolist() == [[6]]
-    assert found((7, 8)).tolist() == [[1, 2]]
-    assert found((8,)) is None
+    similar_words = load_similar_words(str(tmp_path / "similar.npz"))
+    assert isinstance(similar_words, SimilarWords)
+    assert (len(similar_words), similar_words.max_id) == (3, 9)
+    assert similar_words((7,)).tolist() == [[8], [9]]
+    assert similar_words((5,)).tolist() == [[6]]
+    assert similar_words((7, 8)).tolist() == [[1, 2]]
+    assert similar_words((8,)) is None
 
 
-def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
-    mac = build_objective(MAC)
-    told = "objective masked-lm-ngrams-similar-words replaces words by similar ones and has none: set the"
-    with pytest.raises(UserError, match=told):
-        mac.check(SPECIAL, 64)
+def test_missing_table_of_similar_words_is_rejected():
+    macbert = build_objective(MACBERT)
+    message = "objective masked-lm-ngrams-similar-words replaces words by similar ones and has none: set the"
+    with pytest.raises(UserError, match=message):
+        macbert.check(SPECIAL, 64)
+
+
+@pytest.fixture
+def invalid_tables(tmp_path, monkeypatch):
+    """A folder of files that are not valid tables of similar words."""
     (tmp_path / "bad.npz").write_text("no table")
     write_similar({(7,): [(5000,)]}, tmp_path / "other.npz")
     monkeypatch.setattr("megaptm.objectives.similar.MAX_BYTES", 1 << 20)
@@ -238,14 +240,19 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
     ):
         np.savez_compressed(tmp_path / f"{name}.npz", **{"words-1": words, "similar-1": similar})
     for kind in (zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
-        # They unpack to whatever is there, whatever the archive says of its size.
+        # These compressions unpack to any size, whatever the archive states.
         with (
-            zipfile.ZipFile(tmp_path / "other.npz") as whole,
+            zipfile.ZipFile(tmp_path / "other.npz") as source,
             zipfile.ZipFile(tmp_path / f"{kind}.npz", "w", kind) as packed,
         ):
-            for member in whole.infolist():
-                packed.writestr(member.filename, whole.read(member), kind)
-    for name, said in (
+            for member in source.infolist():
+                packed.writestr(member.filename, source.read(member), kind)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
         (f"{zipfile.ZIP_BZIP2}.npz", "a compression type that numpy does not use"),
         (f"{zipfile.ZIP_LZMA}.npz", "a compression type that numpy does not use"),
         ("bad.npz", "is not a table of similar words"),
@@ -255,7 +262,9 @@ def test_what_cannot_be_similar_is_said(tmp_path, monkeypatch):
         ("below.npz", "it has negative ids"),
         ("bomb.npz", r"it unpacks to \d,\d+,\d+ bytes"),
         ("other.npz", "has ids up to 5000, but the tokenizer has 1000 ids"),
-    ):
-        task = build_objective({"masked-lm": {**MAC["masked-lm"], "similar": str(tmp_path / name)}})
-        with pytest.raises(UserError, match=said):
-            task.check(SPECIAL, 64)
+    ],
+)
+def test_invalid_table_of_similar_words_is_rejected(invalid_tables, name, message):
+    task = build_objective({"masked-lm": {**MACBERT["masked-lm"], "similar": str(invalid_tables / name)}})
+    with pytest.raises(UserError, match=message):
+        task.check(SPECIAL, 64)

@@ -1,4 +1,4 @@
-"""What a prompt becomes is what rows of training hold."""
+"""Prompts get the special tokens that samples of training have."""
 
 from __future__ import annotations
 
@@ -13,44 +13,52 @@ from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
 
-ANSWERED = [name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams]
+ENCODER_DECODERS = [
+    name for name, task in OBJECTIVES.items() if "decoder_" in task.batch(64, document_mask=False).streams
+]
 
 
-@pytest.mark.parametrize("name", ANSWERED)
-def test_a_prompt_stands_among_the_special_tokens_of_training(name: str) -> None:
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_prompt_has_the_special_tokens_of_training(name: str) -> None:
     task, text = OBJECTIVES[name], random_slice(20, 2)
-    places = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
-    sample = task.make([replace(text, annotations=places)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True))
+    annotations = {kind: np.array([0, 9], np.int32) for kind in task.annotations}
+    sample = task.make(
+        [replace(text, annotations=annotations)], SampleContext(SPECIAL, np.random.default_rng(0), 64, True)
+    )
     around = task.add_special_tokens([-1], SPECIAL)
     before, after = around[: around.index(-1)], around[around.index(-1) + 1 :]
-    (read,), (heard,) = split_documents(sample), split_documents(sample, "decoder_tokens", "decoder_document_ids")
-    assert (read[: len(before)], read[-len(after) :]) == (before, after)
+    (inputs,), (decoder_inputs,) = (
+        split_documents(sample),
+        split_documents(sample, "decoder_tokens", "decoder_document_ids"),
+    )
+    assert inputs[: len(before)] == before
+    assert inputs[-len(after) :] == after
     start = SPECIAL.ids_of(task.decoder_start)
-    assert heard[: len(start)] == start
-    # What is heard after the first token is what was to be said; the first word to say is none of these.
+    assert decoder_inputs[: len(start)] == start
+    # The first labels repeat the start tokens; the label after them is the first generated token.
     labels = sample["labels"][sample["labels"] != IGNORED].tolist()
     assert labels[: len(start) - 1] == start[1:]
     assert labels[len(start) - 1] not in start
 
 
-def test_several_tasks_can_be_asked_as_each_of_them() -> None:
-    said = {"text-to-text": {"share": 0.5}, "masked-text": {"share": 0.5}}
-    assert build_objective(said).prompts == ("text", "sentinels", "masks")
+def test_mixture_has_the_prompts_of_its_tasks() -> None:
+    config = {"text-to-text": {"share": 0.5}, "masked-text": {"share": 0.5}}
+    assert build_objective(config).prompts == ("text", "sentinels", "masks")
 
 
-def test_a_text_that_nothing_hides_in_is_asked_as_it_is() -> None:
+def test_prompt_kind_depends_on_the_noises() -> None:
     assert build_objective({"denoising": {"infill_rate": 0, "mask_rate": 0.2}}).prompts == ("masks",)
     assert build_objective({"denoising": {"infill_rate": 0, "permute_rate": 1}}).prompts == ("text",)
 
 
-def test_a_token_that_the_tokenizer_lacks_is_named() -> None:
+def test_missing_token_is_named() -> None:
     with pytest.raises(UserError, match="the tokenizer has no `begin` token"):
         OBJECTIVES["denoising"].add_special_tokens([5], replace(SPECIAL, begin=None))
 
 
-def test_the_task_of_a_prompt_is_the_first_that_knows_it() -> None:
-    several = build_objective({"denoising": {"share": 1}, "span-corruption": {"share": 1}, "prefix-lm": {"share": 1}})
-    named = {kind: several.task_for_prompt(kind).name for kind in ("masks", "sentinels", "text")}
-    assert named == {"masks": "denoising", "sentinels": "span-corruption", "text": "prefix-lm"}
-    alone = OBJECTIVES["causal-lm"]
-    assert alone.task_for_prompt("masks") is alone
+def test_prompt_goes_to_the_first_task_of_its_kind() -> None:
+    mixture = build_objective({"denoising": {"share": 1}, "span-corruption": {"share": 1}, "prefix-lm": {"share": 1}})
+    names = {kind: mixture.task_for_prompt(kind).name for kind in ("masks", "sentinels", "text")}
+    assert names == {"masks": "denoising", "sentinels": "span-corruption", "text": "prefix-lm"}
+    single = OBJECTIVES["causal-lm"]
+    assert single.task_for_prompt("masks") is single

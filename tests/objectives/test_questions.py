@@ -1,4 +1,4 @@
-"""Questions about texts that show all (ERNIE 2.0): answers equal what brute force finds."""
+"""Questions about unmasked texts (ERNIE 2.0): labels equal a brute-force search."""
 
 from itertools import chain, pairwise, permutations
 from pathlib import Path
@@ -23,45 +23,46 @@ CLS, SEP = SPECIAL.cls, SPECIAL.sep
 
 
 def group(*lengths: int, first: int = 500) -> SentenceGroup:
-    """Sentences of rising tokens; another document's are all 999."""
+    """Sentences of rising token ids; all tokens of the other document are 999."""
     borders = np.cumsum((first, *lengths))
     return SentenceGroup(
         [np.arange(*pair) for pair in pairwise(borders)], sample_other_document=lambda rng: [np.full(9, 999)] * 9
     )
 
 
-def texts_of(sample: dict[str, np.ndarray]) -> list[list[int]]:
+def split_segments(sample: dict[str, np.ndarray]) -> list[list[int]]:
+    """Return the ordinary tokens of each segment."""
     text, segments = sample["tokens"], sample["segments"]
     inner = (text >= SPECIALS) & (sample["document_ids"] > 0)
     return [text[inner & (segments == number)].tolist() for number in range(int(segments.max()) + 1)]
 
 
-def test_an_order_and_its_class_are_one_to_one():
+def test_each_order_has_its_own_class():
     orders = [list(order) for count in (1, 2, 3) for order in permutations(range(count))]
     assert [order_label(order) for order in orders] == [*range(9)]
 
 
-def test_stretches_stand_in_the_order_that_is_asked():
+def test_reordering_label_is_the_order_of_segments():
     task, rng = build_objective({"reordering": {"task": "sentence-reordering"}}), np.random.default_rng(0)
     assert isinstance(task, TextQuestion)
     assert (task.name, task.losses, task.num_segments) == ("sentence-reordering", {"sentence-reordering": 1.0}, 3)
-    seen = np.zeros(9)
+    label_counts = np.zeros(9)
     for _ in range(1800):
         sample = task.make(group(7, 4, 9, 6), SampleContext(SPECIAL, rng, 32, True))
-        texts = texts_of(sample)
+        texts = split_segments(sample)
         order = np.argsort(np.argsort([text[0] for text in texts])).tolist()
         assert sample["sentence_reordering"] == order_label(order)
         assert sorted(chain(*texts)) == [*range(500, 526)]
         assert sample["tokens"][0] == CLS
         assert (sample["tokens"] == SEP).sum() == len(texts)
-        seen[order_label(order)] += 1
-    # As many rows of each number of stretches, and of these each order as often.
-    assert seen / 1800 == pytest.approx([1 / 3, *[1 / 6] * 2, *[1 / 18] * 6], abs=0.04)
+        label_counts[order_label(order)] += 1
+    # Each number of segments is equally likely, and so is each of its orders.
+    assert label_counts / 1800 == pytest.approx([1 / 3, *[1 / 6] * 2, *[1 / 18] * 6], abs=0.04)
     assert task.make(group(70), SampleContext(SPECIAL, rng, 32, True))["sentence_reordering"] == 0
 
 
-def test_distances_are_those_of_the_stretches():
-    rng, seen = np.random.default_rng(0), np.zeros(3)
+def test_sentence_distance_labels():
+    rng, label_counts = np.random.default_rng(0), np.zeros(3)
     lengths: list[list[int]] = [[], [], []]
     for _ in range(3000):
         pair = sentence_distance_pair(group(5, 5, 5, 5, 5), rng, 40)
@@ -69,16 +70,16 @@ def test_distances_are_those_of_the_stretches():
         gap = second[0] - first[-1]
         assert pair.label == (2 if second[0] == 999 else 0 if gap == 1 else 1)
         assert (np.diff(second) == (pair.label != 2)).all()
-        seen[pair.label] += 1
+        label_counts[pair.label] += 1
         lengths[pair.label].append(len(second))
-    assert seen / 3000 == pytest.approx([1 / 3] * 3, abs=0.03)
-    assert [np.mean(some) for some in lengths] == pytest.approx([np.mean(lengths[0])] * 3, rel=0.15)
+    assert label_counts / 3000 == pytest.approx([1 / 3] * 3, abs=0.03)
+    assert [np.mean(of_label) for of_label in lengths] == pytest.approx([np.mean(lengths[0])] * 3, rel=0.15)
     assert {sentence_distance_pair(group(5, 5), rng, 40).label for _ in range(50)} == {0, 2}
     assert {sentence_distance_pair(group(50), rng, 40).label for _ in range(9)} == {2}
 
 
 def dialogue(*roles: int) -> SentenceGroup:
-    """Turns of five tokens that rise, with words of single tokens and roles; another one's are 999."""
+    """Turns of five rising token ids, each one a word, with roles; all tokens of the other dialogue are 999."""
     turns = [
         np.column_stack([np.arange(500 + 5 * at, 505 + 5 * at), np.ones(5, dtype=int), np.full(5, role)])
         for at, role in enumerate(roles)
@@ -86,10 +87,11 @@ def dialogue(*roles: int) -> SentenceGroup:
     return SentenceGroup(turns, sample_other_document=lambda rng: iter([np.array([[999, 1, 2]] * 4)]))
 
 
-def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_another():
+def test_dialogue_has_roles_and_replaced_turns():
+    """Segment ids are roles. Half of the samples have one turn of another dialogue."""
     task = build_objective({"masked-lm": {"hide": "independent"}, "dialogue": {}})
     assert (task.annotations, task.num_segments, task.raw_length(64)) == (("words", "turns"), 2, 60)
-    rng, fakes, patterns = np.random.default_rng(0), [], set()
+    rng, labels, patterns = np.random.default_rng(0), [], set()
     for _ in range(600):
         sample = task.make(dialogue(2, 3, 2, 2, 3, 3), SampleContext(SPECIAL, rng, 64, True))
         text, real = sample["tokens"].copy(), sample["labels"] != IGNORED
@@ -100,15 +102,15 @@ def test_a_dialogue_has_roles_for_segments_and_half_of_the_time_a_turn_of_anothe
         patterns.add("".join("QR"[role[0]] for role in roles))
         replaced = [turn[0] == 999 for turn in turns]
         assert sum(replaced) == sample["dialogue"]
-        known = [turn[0] - 5 * place for place, turn in enumerate(turns) if turn[0] != 999]
-        assert len({*known}) == 1  # those that stay follow each other
-        fakes.append(int(sample["dialogue"]))
+        first_ids = [turn[0] - 5 * index for index, turn in enumerate(turns) if turn[0] != 999]
+        assert len({*first_ids}) == 1  # the other turns are consecutive
+        labels.append(int(sample["dialogue"]))
     assert patterns == {"QRQ", "QRR", "QQR"}
-    assert np.mean(fakes) == pytest.approx(0.5, abs=0.06)
+    assert np.mean(labels) == pytest.approx(0.5, abs=0.06)
     assert task.make(dialogue(2), SampleContext(SPECIAL, rng, 64, True))["dialogue"] == IGNORED
 
 
-def test_texts_that_are_too_long_together_lose_the_longest_first():
+def test_longest_texts_are_shortened_first():
     assert fit_lengths([3, 20, 9], 40) == [3, 20, 9]
     assert fit_lengths([3, 20, 9], 20) == [3, 9, 8]
     assert fit_lengths([30, 20, 9], 21) == [7, 7, 7]
@@ -119,8 +121,8 @@ def test_texts_that_are_too_long_together_lose_the_longest_first():
     assert (sample["document_ids"] == 1).sum() == 32
 
 
-def dialogues(folder: Path, found: int = 45) -> str:
-    """A corpus of nine dialogues of five turns; the manifest counts the turns."""
+def dialogue_corpus(folder: Path, num_turns: int = 45) -> str:
+    """Write a corpus of nine dialogues of five turns. Its manifest states `num_turns`."""
     rng, fields = np.random.default_rng(0), ("tokens", "turns")
     folder.mkdir()
     with ShardWriter(folder / "train-000000.tar", "uint16", fields) as writer:
@@ -129,15 +131,15 @@ def dialogues(folder: Path, found: int = 45) -> str:
             writer.add(key, rng.integers(SPECIALS, 999, 40), {"turns": turns}, meta={}, text_bytes=99)
     splits = {"train": [writer.close()], "validation": []}
     tokenizer = {"kind": "byte-bpe", "vocabulary": 1000, "fingerprint": "tiny"}
-    made_from = {"annotation_counts": {"turns": found}}
+    made_from = {"annotation_counts": {"turns": num_turns}}
     write_manifest(folder, dtype="uint16", fields=fields, splits=splits, tokenizer=tokenizer, made_from=made_from)
     return str(folder)
 
 
-def test_turns_of_a_corpus_make_dialogues(tmp_path):
-    said = {"masked-lm": {}, "dialogue": {}}
+def test_dialogue_samples_of_a_corpus(tmp_path):
+    objective = {"masked-lm": {}, "dialogue": {}}
     options = {"sequence": 64, "seed": 0, "special": SPECIAL}
-    mix = open_mix({dialogues(tmp_path / "c"): 1.0}, objective=said, **options)
+    mix = open_mix({dialogue_corpus(tmp_path / "c"): 1.0}, objective=objective, **options)
     samples = [mix.sample(number) for number in range(40)]
     assert {int(sample["dialogue"]) for sample in samples} == {0, 1}
     assert {int((sample["document_ids"] == 1).sum()) for sample in samples} == {28}
@@ -150,20 +152,20 @@ def test_turns_of_a_corpus_make_dialogues(tmp_path):
     with pytest.raises(
         UserError, match=r"was built without turns, which the objective needs: build it with annotate\.turns=true and"
     ):
-        open_mix({str(tmp_path / "d"): 1.0}, objective=said, **options)
+        open_mix({str(tmp_path / "d"): 1.0}, objective=objective, **options)
     with pytest.raises(UserError, match=r"has no turns at all, which the objective needs.*=true and sources with `mes"):
-        open_mix({dialogues(tmp_path / "e", found=0): 1.0}, objective=said, **options)
+        open_mix({dialogue_corpus(tmp_path / "e", num_turns=0): 1.0}, objective=objective, **options)
 
 
-def test_each_task_reads_the_corpora_that_it_names(tmp_path):
+def test_tasks_read_their_own_corpora(tmp_path):
     tiny_corpus(tmp_path / "prose", documents=20)
-    prose, talk = str(tmp_path / "prose"), dialogues(tmp_path / "talk")
-    said = {
+    prose, talk = str(tmp_path / "prose"), dialogue_corpus(tmp_path / "talk")
+    objective = {
         "texts": {"task": "masked-lm", "question": "next-sentence", "corpora": [prose], "share": 3},
         "dialogues": {"task": "masked-lm", "question": "dialogue", "corpora": [talk], "share": 1},
     }
     options = {"sequence": 64, "seed": 0, "special": SPECIAL}
-    mix = open_mix({prose: 1.0, talk: 1.0}, objective=said, **options)
+    mix = open_mix({prose: 1.0, talk: 1.0}, objective=objective, **options)
     assert mix.quotas == [75_000, 25_000]
     assert [source.corpus for source in mix.sources] == [prose, talk]
     with pytest.raises(
@@ -175,19 +177,20 @@ def test_each_task_reads_the_corpora_that_it_names(tmp_path):
         talks = mix.sources[mix.locate(number).source].corpus == talk
         assert (sample["next_sentence"] == IGNORED) == talks
         assert talks or sample["dialogue"] == IGNORED
-    # Where a corpus is not there, neither is its task.
-    assert len(open_mix({prose: 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL).sources) == 1
+    # A task whose corpora are absent is left out.
+    assert len(open_mix({prose: 1.0}, objective=objective, sequence=64, seed=0, special=SPECIAL).sources) == 1
     tiny_corpus(tmp_path / "x")
     with pytest.raises(UserError, match=r"add one of them to the `corpora` of a task\."):
-        open_mix({str(tmp_path / "x"): 1.0}, objective=said, sequence=64, seed=0, special=SPECIAL)
-    placed = map_files(said, lambda place: f"/there{place}")
-    assert placed["texts"]["corpora"] == [f"/there{prose}"]
+        open_mix({str(tmp_path / "x"): 1.0}, objective=objective, sequence=64, seed=0, special=SPECIAL)
+    moved = map_files(objective, lambda path: f"/there{path}")
+    assert moved["texts"]["corpora"] == [f"/there{prose}"]
 
 
-def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
+def test_token_document_label():
+    """A token's label is 1 if it occurs again in the rest of its document."""
     rng = np.random.default_rng(0)
-    text, rest = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
-    piece = SentenceGroup(text, sample_other_document=lambda rng: [], rest_of_document=lambda: rest)
+    text, remaining = [np.array([200, 201, 202]), np.array([203, 200])], [np.array([201, 900]), np.array([203])]
+    piece = SentenceGroup(text, sample_other_document=lambda rng: [], rest_of_document=lambda: remaining)
     sample = TokenDocument().make(piece, SampleContext(SPECIAL, rng, 16, True))
     assert sample["tokens"][:7].tolist() == [CLS, 200, 201, 202, 203, 200, SEP]
     assert sample["token_document"][:7].tolist() == [IGNORED, 0, 1, 0, 1, 0, IGNORED]
@@ -195,31 +198,32 @@ def test_a_token_is_asked_whether_the_rest_of_its_document_has_it():
 
 
 @pytest.mark.parametrize("lengths", [(3, 4, 5), (9,)])
-def test_of_a_short_document_a_part_is_the_rest(lengths):
+def test_token_document_splits_short_documents(lengths):
+    """A document that fits into the sample is split: one part is shown, the other is the rest."""
     texts = [np.array([200, 201, 202]) for _ in lengths] if len(lengths) > 1 else [np.tile([200, 201, 202], 3)]
     piece = SentenceGroup(texts, sample_other_document=lambda rng: [])
     sample = TokenDocument().make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
-    asked = sample["token_document"] != IGNORED
-    assert 0 < asked.sum() < 9
-    assert sample["token_document"][asked].all()
+    has_label = sample["token_document"] != IGNORED
+    assert 0 < has_label.sum() < 9
+    assert sample["token_document"][has_label].all()
 
 
-def test_a_token_of_a_corpus_is_asked_of_its_own_document(tmp_path):
+def test_token_document_labels_of_a_corpus(tmp_path):
     tiny_corpus(tmp_path / "c", documents=12, lengths=(150, 200), shards=1)
     task = TokenDocument()
     mix = open_mix({str(tmp_path / "c"): 1.0}, objective=task, sequence=40, seed=0, special=SPECIAL)
-    whole = [tokens.tolist() for tokens in Corpus.open(tmp_path / "c").documents("train")]
+    documents = [tokens.tolist() for tokens in Corpus.open(tmp_path / "c").documents("train")]
     for number in range(30):
         sample = mix.sample(number)
-        (text,) = texts_of(sample)
-        (document,) = (tokens for tokens in whole if text[:5] in [tokens[at : at + 5] for at in range(len(tokens))])
-        at = next(at for at in range(len(document)) if document[at : at + len(text)] == text)
-        rest = {*document[:at], *document[at + len(text) :]}
-        answers = sample["token_document"][1 : 1 + len(text)]
-        assert answers.tolist() == [int(token in rest) for token in text]
+        (text,) = split_segments(sample)
+        (document,) = (tokens for tokens in documents if text[:5] in [tokens[i : i + 5] for i in range(len(tokens))])
+        start = next(i for i in range(len(document)) if document[i : i + len(text)] == text)
+        remaining = {*document[:start], *document[start + len(text) :]}
+        labels = sample["token_document"][1 : 1 + len(text)]
+        assert labels.tolist() == [int(token in remaining) for token in text]
 
 
-def test_capitals_are_told_of_each_token_and_of_nothing_else():
+def test_capitalization_labels():
     pieces = [
         DocumentSlice(random_slice(5).tokens, 2, {"capitals": np.array([0, 3])}),
         DocumentSlice(random_slice(3).tokens, 2, {}),
@@ -228,26 +232,26 @@ def test_capitals_are_told_of_each_token_and_of_nothing_else():
     sample = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     expected = [IGNORED, 1, 0, 0, 1, 0, IGNORED, IGNORED, 0, 0, 0, *[IGNORED] * 5]
     assert sample["capitalization"].tolist() == expected
-    one = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, False))
-    assert (one["tokens"][one["capitalization"] != IGNORED] >= SPECIALS).all()
+    joined = Capitalization().make(pieces, SampleContext(SPECIAL, np.random.default_rng(0), 16, False))
+    assert (joined["tokens"][joined["capitalization"] != IGNORED] >= SPECIALS).all()
 
 
-def test_rows_of_a_mixture_say_which_task_they_are_of(tmp_path):
+def test_samples_have_the_id_of_their_task(tmp_path):
     tiny_corpus(tmp_path / "c", documents=20, lengths=(150, 200))
-    said = {
+    objective = {
         "masks": {"task": "masked-lm", "share": 1, "task_id": 0},
         "reordering": {"task": "sentence-reordering", "share": 2, "task_id": 3},
         "tokens": {"task": "token-document", "share": 1, "task_id": 2},
     }
-    mix = open_mix({str(tmp_path / "c"): 1.0}, objective=said, sequence=40, seed=0, special=SPECIAL)
+    mix = open_mix({str(tmp_path / "c"): 1.0}, objective=objective, sequence=40, seed=0, special=SPECIAL)
     assert mix.batch.fields["task_ids"].shape == ()
     fields = {0: "labels", 3: "sentence_reordering", 2: "token_document"}
-    seen = []
+    task_ids = []
     for number in range(400):
         sample = mix.sample(number)
-        seen.append(int(sample["task_ids"]))
-        assert [task for task, field in fields.items() if (sample[field] != IGNORED).any()] == seen[-1:]
-    assert np.bincount(seen)[[0, 2, 3]] / 400 == pytest.approx([0.25, 0.25, 0.5], abs=0.07)
+        task_ids.append(int(sample["task_ids"]))
+        assert [task for task, field in fields.items() if (sample[field] != IGNORED).any()] == task_ids[-1:]
+    assert np.bincount(task_ids)[[0, 2, 3]] / 400 == pytest.approx([0.25, 0.25, 0.5], abs=0.07)
 
 
 SCHEDULES = {
@@ -258,25 +262,25 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize(("first", "second", "expected"), [*SCHEDULES.values()], ids=[*SCHEDULES])
-def test_stages_deal_exactly_what_their_shares_say(tmp_path, first, second, expected):
+def test_shares_of_phases_are_exact(tmp_path, first, second, expected):
     tiny_corpus(tmp_path / "c", documents=20, lengths=(150, 200))
-    said = {
+    objective = {
         "masks": {"task": "masked-lm", "share": first, "task_id": 0},
         "distance": {"task": "sentence-distance", "share": second, "task_id": 1},
     }
-    options = {"objective": said, "sequence": 40, "seed": 0, "special": SPECIAL}
+    options = {"objective": objective, "sequence": 40, "seed": 0, "special": SPECIAL}
     mix = open_mix({str(tmp_path / "c"): 1.0}, schedule=BatchSchedule(8), **options)
     for phase, shares, sample in zip(mix.phases, expected, (0, 80), strict=False):
         assert phase.first == sample
         assert phase.quotas == [100_000 * share / sum(shares) for share in shares]
     assert len(mix.phases) == len(expected)
-    # Which task a sample is of follows from its number alone: so a run goes on as it would have.
+    # The task of a sample depends only on the index of the sample, so that a resumed run continues identically.
     again = open_mix({str(tmp_path / "c"): 1.0}, schedule=BatchSchedule(8), **options)
-    ahead = {at: again.sample(at)["task_ids"] for at in (90, 80, 79, 75)}
-    assert ahead == {at: mix.sample(at)["task_ids"] for at in (75, 79, 80, 90)}
+    ahead = {index: again.sample(index)["task_ids"] for index in (90, 80, 79, 75)}
+    assert ahead == {index: mix.sample(index)["task_ids"] for index in (75, 79, 80, 90)}
 
 
-def test_the_mixture_of_ernie_2_asks_four_questions_with_four_ids():
+def test_ernie_2_mixture_has_four_tasks():
     mixture = OBJECTIVES["ernie-2"]
     assert [task.task_id for task in mixture.tasks] == [0, 1, 2, 3]
     assert [*mixture.losses] == ["mlm", "capitalization", "token-document", "sentence-reordering"]
