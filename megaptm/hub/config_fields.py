@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from megaptm.errors import UserError
-from megaptm.hub.counterpart import FFN_OF_WIDTH, OF_EARLIER_RELEASES, Counterpart
+from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, Counterpart
 from megaptm.hub.counterparts import check_sharing
 from megaptm.hub.folder import CONFIG
 from megaptm.spec import (
@@ -90,7 +90,9 @@ def config_values(counterpart: Counterpart, spec: ModelSpec) -> dict[str, Any]:
     fields = {**counterpart.fields, **counterpart.dropout_fields}
     values = {field: own_values[name] for field, name in fields.items()}
     # The config class derives these itself.
-    return values | {name: value for name, value in counterpart.fixed.items() if name not in counterpart.may_lack}
+    return values | {
+        name: value for name, value in counterpart.fixed.items() if name not in counterpart.optional_fields
+    }
 
 
 def nest_sections(counterpart: Counterpart, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,13 +171,13 @@ def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: M
     fields in config.json."""
     mismatches = {}
     for name, fixed in counterpart.all_fixed.items():
-        if name not in config and (name in counterpart.may_lack or name in OF_EARLIER_RELEASES):
+        if name not in config and (name in counterpart.optional_fields or name in LEGACY_FIELDS):
             continue
-        value = counterpart.spellings[name](config) if name in counterpart.spellings else config.get(name)
+        value = counterpart.normalizers[name](config) if name in counterpart.normalizers else config.get(name)
         expected = fixed(config) if callable(fixed) else fixed
         # Absent counts as equal to 0 and false.
         if (value or None) != (expected or None):
-            field, other = f"{name} is {_brief(config.get(name))}", counterpart.follows.get(name)
+            field, other = f"{name} is {_brief(config.get(name))}", counterpart.determined_by.get(name)
             if name not in file and other is not None:
                 field = f"{other} is {_brief(file[other]) if other in file else 'absent'}, so that {field}"
             mismatches[name] = f"{field} ({counterpart.family} has {_brief(expected)})"
@@ -196,7 +198,7 @@ def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict
         if field in config:  # some classes use fields without declaring them
             value = check_value(counterpart, field, config[field])
             if field == "n_inner" and value is None:
-                value = FFN_OF_WIDTH * config["n_embd"]
+                value = FFN_RATIO * config["n_embd"]
             values.setdefault(name, {})[field] = value
     return values
 
@@ -217,7 +219,9 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
         refuse(mismatches.values())
     values = {name: next(iter(fields.values())) for name, fields in _values_by_name(counterpart, config).items()}
     if type(windows := values.get("window")) is list:
-        layers = values["layers"] if "layers" in values else values[f"{next(iter(counterpart.table.stacks))}.layers"]
+        layers = (
+            values["layers"] if "layers" in values else values[f"{next(iter(counterpart.family_table.stacks))}.layers"]
+        )
         if len(windows) != layers:
             raise UserError(
                 f"{CONFIG}: attention_window has {len(windows)} values for {layers} layers; give one, or one per layer."
@@ -228,8 +232,8 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     if "rounds" in values:
         values["layers"] = values["rounds"] * values["cycle"]
     if "ffn" not in counterpart.fields.values():
-        values.setdefault("ffn", FFN_OF_WIDTH * values["width"])
-    family = counterpart.table
+        values.setdefault("ffn", FFN_RATIO * values["width"])
+    family = counterpart.family_table
     size = _size(counterpart, [*family.stacks], values)
     dropout = values.get("dropout", family.dropout)
     options = {name: values[name] for name in ATTENTION_VALUES if name in values}
@@ -304,7 +308,7 @@ def _attention_in_turn(block: Block, values: Mapping[str, Any]) -> AttentionSpec
 
 def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
     """Raise UserError if the pad token has another id, which would shift all positions."""
-    expected = counterpart.table.first_position - 1
+    expected = counterpart.family_table.first_position - 1
     if counterpart.positions_after_pad and pad is not None and pad != expected:
         raise UserError(
             f"{where}pad_token_id is {pad}, but {counterpart.family} has {expected}, and {counterpart.model} counts "
@@ -353,7 +357,7 @@ def _size(counterpart: Counterpart, stacks: list[str], values: Mapping[str, Any]
 
     first, *other_sizes = map(stack_size, stacks)
     # No Hugging Face config has a detector: use that of the paper unless another is given.
-    default = next(iter(counterpart.table.sizes.values()), None)
+    default = next(iter(counterpart.family_table.sizes.values()), None)
     first = first if default is None else change(first, detector=default.detector)
     return change(
         first, stacks={name: size for name, size in zip(stacks[1:], other_sizes, strict=True) if size != first}

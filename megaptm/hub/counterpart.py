@@ -10,11 +10,11 @@ from megaptm.families import find_family
 from megaptm.hub.tensor_rules import TensorRule
 from megaptm.spec import Family, ModelSpec
 
-FFN_OF_WIDTH = 4
+FFN_RATIO = 4
 """Ratio of feed-forward width to model width, if config.json has no field for it."""
 
 
-OF_EARLIER_RELEASES = {"position_embedding_type": "absolute", "pruned_heads": {}}
+LEGACY_FIELDS = {"position_embedding_type": "absolute", "pruned_heads": {}}
 """Fixed fields of every architecture that files of earlier transformers releases contain."""
 
 
@@ -36,66 +36,66 @@ class Counterpart:
     """Whether megaptm's model is only initialized from the Hugging Face model and computes more: it can be imported but
     not exported."""
     fields: dict[str, str]
-    """config.json field -> megaptm's value: see `config_fields.megaptm_values`. Several fields may map to one number
-    (dropouts); they must then agree."""
+    """config.json field -> name in `config_fields.megaptm_values`. Several fields may map to one value (dropouts); they
+    must then agree."""
     derived: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Fields of `fields` that no config has under that name -> function of the config that returns the value."""
     dropout_fields: dict[str, str] = field(default_factory=dict)
-    """Dropout fields -> megaptm's number, where values may differ: an export writes them, and an import reports
+    """Dropout field -> megaptm's value, if values may differ: an export writes it, and an import reports
     differences."""
     fixed: dict[str, Any]
     """Fields with one value in the architecture: the value, or a function of the other fields."""
-    may_lack: frozenset[str] = frozenset()
+    optional_fields: frozenset[str] = frozenset()
     """Fields of `fixed` that a config may lack: the class then uses the value in `fixed`."""
-    follows: dict[str, str] = field(default_factory=dict)
+    determined_by: dict[str, str] = field(default_factory=dict)
     """Fields of `fixed` that a config.json may lack because another field determines them -> that field."""
     contradictions: Callable[[Mapping[str, Any]], Iterable[str]] = lambda config: ()
     """Function that returns reasons, with keys and values, why fields cannot be imported together."""
-    spellings: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    normalizers: dict[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     """Fields of `fixed` with several notations -> function of the config that returns the value in the notation of
     `fixed`."""
-    rows: tuple[TensorRule, ...]
-    zeros: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
+    rules: tuple[TensorRule, ...]
+    zero_parameters: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda spec: {}
     """Function that returns shapes of Hugging Face parameters that are always zero, so that megaptm does not have
     them."""
-    largest: dict[str, float] = field(default_factory=dict)
-    """Parameters in `rows` that megaptm bounds -> largest value."""
-    renamed: dict[str, str] = field(default_factory=dict)
-    """Regular expressions of names in some versions of the files -> the names in `rows`, applied in order."""
+    max_values: dict[str, float] = field(default_factory=dict)
+    """Parameters in `rules` that megaptm bounds -> largest value."""
+    renames: dict[str, str] = field(default_factory=dict)
+    """Regular expressions of names in some versions of the files -> the names in `rules`, applied in order."""
     tied: dict[str, str] = field(default_factory=dict)
-    """Alternative names of tied parameters -> the name in `rows`."""
+    """Alternative names of tied parameters -> the name in `rules`."""
     tied_if_absent: dict[str, str] = field(default_factory=dict)
     """Parameters that are separate in megaptm and may be absent in a folder because they are tied there -> the name
     that holds their values."""
     prefix: str = ""
     """Prefix inside `model` of the names of the bare model, saved without heads (`BertModel`)."""
-    special: dict[str, int | None] = field(default_factory=dict)
+    special_ids: dict[str, int | None] = field(default_factory=dict)
     """Special ids without a tokenizer; equal ids to those of pad, begin and end show the role of the others."""
-    repeated: str = ""
+    repeated_table: str = ""
     """Name of the position table, if it may have fewer rows than needed: rows are then repeated cyclically. Only with
     `import_only`."""
-    repeated_from: int = 0
+    repeated_from_row: int = 0
     """Row of the first position in that table."""
     positions_after_pad: bool = False
     """Whether positions of a text are numbered from the pad token's id on."""
     warning: Callable[[ModelSpec], str] = lambda spec: ""
     """Function that returns a warning for exports if the class computes something else with the same weights, or ""."""
-    unused: tuple[str, ...] = ()
+    unused_prefixes: tuple[str, ...] = ()
     """Name prefixes of parameters in published checkpoints that pre-training does not have."""
 
     @property
     def all_fixed(self) -> dict[str, Any]:
         """`fixed` with the fields of earlier releases."""
-        return OF_EARLIER_RELEASES | self.fixed
+        return LEGACY_FIELDS | self.fixed
 
     @property
-    def table(self) -> Family:
+    def family_table(self) -> Family:
         """Family of megaptm, or its stack."""
         family = find_family(self.family)
         assert isinstance(family, Family)
         return family.alone(self.stack) if self.stack else family
 
     @property
-    def name(self) -> str:
+    def config_model_type(self) -> str:
         """`model_type` in config.json."""
         return self.model_type or self.family

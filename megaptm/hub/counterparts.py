@@ -10,7 +10,7 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.families import FOLDERS
-from megaptm.hub.counterpart import FFN_OF_WIDTH, Counterpart
+from megaptm.hub.counterpart import FFN_RATIO, Counterpart
 from megaptm.spec import AttentionSpec, Block, Family, ModelSpec, Size, attention_options, change
 
 COUNTERPARTS: tuple[Counterpart, ...] = tuple(
@@ -21,18 +21,18 @@ COUNTERPARTS: tuple[Counterpart, ...] = tuple(
 )
 """Counterparts of all families that have a `huggingface.py`."""
 # Fields that sizes or training recipes may change within one architecture.
-FREE = (
+FREE_FIELDS = (
     *("name", "paper", "vocabulary", "tokenizer", "specials", "context", "tasks", "z_loss", "label_smoothing", "init"),
     *("init_std", "dropout", "objectives", "sizes", "pixel_mean", "pixel_std"),
 )
 
 # The same for blocks, as arguments of `change`.
-FREE_OF_BLOCKS: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}, "last_layer": "once"}
-NEVER_EXPORTED = {"seed", "dropout"}
+FREE_BLOCK_VALUES: dict[str, Any] = {"norm": {"eps": 0.0}, "sharing": {"groups": 1, "cycle": 1}, "last_layer": "once"}
+UNEXPORTED_OPTIONS = {"seed", "dropout"}
 """Options of attention that any exported model may have. The class of `transformers` samples random blocks in its own
 way."""
-BY_LAYER = {"local", "lsh"}
-"""Attention names that config.json lists by layer, so that the mix is a number of the config."""
+KINDS_BY_LAYER = {"local", "lsh"}
+"""Kinds of attention that config.json lists by layer, so that the order is a value of the config."""
 
 
 def find_counterpart(spec: ModelSpec) -> Counterpart:
@@ -65,22 +65,22 @@ def _match_shape(family: Family) -> Counterpart | None:
     # Families of equal shape have separate models there: prefer the family's own.
     exported = (counterpart for counterpart in COUNTERPARTS if not counterpart.import_only)
     for counterpart in sorted(exported, key=lambda counterpart: counterpart.family != family.name):
-        if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.table, counterpart):
+        if _shape(_with_heads_of(counterpart, family), counterpart) == _shape(counterpart.family_table, counterpart):
             return counterpart
     return None
 
 
 def _check_size(counterpart: Counterpart, size: Size) -> None:
-    """Raise UserError if config.json derives a number of a stack from another one, and the model has another value."""
+    """Raise UserError if config.json derives a value of a stack from another one, and the model has a different one."""
     configurable = {name.rpartition(".")[2] for name in counterpart.fields.values()}
     if "head_width" not in configurable and size.heads * size.key_width != size.width:
         raise UserError(
             f"{counterpart.model} needs heads x head_width = width, but {size.heads} x {size.key_width} is not "
             f"{size.width}: this size cannot be exported."
         )
-    if "ffn" not in configurable and size.ffn != FFN_OF_WIDTH * size.width:
+    if "ffn" not in configurable and size.ffn != FFN_RATIO * size.width:
         raise UserError(
-            f"{counterpart.model} needs ffn = {FFN_OF_WIDTH} x width, but ffn is {size.ffn} and width {size.width}: "
+            f"{counterpart.model} needs ffn = {FFN_RATIO} x width, but ffn is {size.ffn} and width {size.width}: "
             "this size cannot be exported."
         )
     if "kv_heads" not in configurable and size.key_heads != size.heads:
@@ -91,13 +91,13 @@ def _check_size(counterpart: Counterpart, size: Size) -> None:
 
 
 def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """Raise UserError if config.json has no field for a number of the attention pattern, and the model has another
-    value than the counterpart."""
+    """Raise UserError if the model has another value than the counterpart for an attention option that config.json has
+    no field for."""
     names = {name.removeprefix("local_").removeprefix("lsh_") for name in counterpart.fields.values()}
-    for block, own in zip(spec.family.stacks.values(), counterpart.table.stacks.values(), strict=True):
+    for block, own in zip(spec.family.stacks.values(), counterpart.family_table.stacks.values(), strict=True):
         expected = attention_options(own)
         for name, value in attention_options(block).items():
-            if name not in names | NEVER_EXPORTED and value != expected[name]:
+            if name not in names | UNEXPORTED_OPTIONS and value != expected[name]:
                 raise UserError(
                     f"model.attention.{name} is {value}, but {counterpart.model} always has {expected[name]}, so the "
                     "model cannot be exported. Use `megaptm.load(RUN)` in Python."
@@ -105,7 +105,7 @@ def _check_patterns(counterpart: Counterpart, spec: ModelSpec) -> None:
 
 
 def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
-    """Raise UserError if stacks differ in a number for which config.json has only one field."""
+    """Raise UserError if stacks differ in a value for which config.json has only one field."""
     (first, first_size), *other_stacks = sizes.items()
     configurable = {*counterpart.fields.values()}
     for stack, size in other_stacks:
@@ -120,22 +120,25 @@ def _check_stacks(counterpart: Counterpart, sizes: Mapping[str, Size]) -> None:
 
 
 def check_sharing(counterpart: Counterpart, spec: ModelSpec) -> None:
-    """Raise UserError if config.json cannot express which layers share parameters: it needs equal groups of whole
-    cycles."""
+    """Raise UserError if config.json cannot express which layers share parameters: groups must have equal size, a
+    multiple of the cycle."""
     block = spec.family.first_block
     sharing = block.sharing
     if "groups" in counterpart.fields.values() and spec.size.layers % (sharing.groups * sharing.cycle):
         raise UserError(
-            f"{counterpart.model} needs equal groups of whole cycles, but {spec.size.layers} layers are not a multiple "
-            f"of {sharing.groups} groups x {sharing.cycle} layers: this model can be neither exported nor imported."
+            f"{counterpart.model} needs a number of layers that is a multiple of {sharing.groups} groups x "
+            f"{sharing.cycle} layers per group, but has {spec.size.layers}: this model can be neither exported nor "
+            "imported."
         )
 
 
 def find_counterparts(model_type: object, family: object = None) -> tuple[Counterpart, ...]:
     """Return the counterparts of a `model_type`, optionally only those of one family."""
-    same_type = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.name == model_type)
+    same_type = tuple(counterpart for counterpart in COUNTERPARTS if counterpart.config_model_type == model_type)
     if not same_type:
-        raise UserError(f"model_type {model_type!r} cannot be imported: it must be one of {_list_known('name')}.")
+        raise UserError(
+            f"model_type {model_type!r} cannot be imported: it must be one of {_list_known('config_model_type')}."
+        )
     if selected := tuple(counterpart for counterpart in same_type if family in (None, counterpart.family)):
         return selected
     families = ", ".join(dict.fromkeys(counterpart.family for counterpart in same_type))
@@ -144,12 +147,12 @@ def find_counterparts(model_type: object, family: object = None) -> tuple[Counte
 
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether a config without a family is read as this counterpart's family."""
-    return find_counterparts(counterpart.name)[0].family == counterpart.family
+    return find_counterparts(counterpart.config_model_type)[0].family == counterpart.family
 
 
 def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
     """Return the family without heads that an objective added; these are not exported."""
-    return change(family, heads=tuple(head for head in family.heads if head in counterpart.table.heads))
+    return change(family, heads=tuple(head for head in family.heads if head in counterpart.family_table.heads))
 
 
 def _list_known(attribute: str, *, exported: bool = False) -> str:
@@ -160,9 +163,9 @@ def _list_known(attribute: str, *, exported: bool = False) -> str:
 def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
     """Return everything that determines the computation, except numbers of the config and mask decoders, which are used
     only in pre-training."""
-    table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE}
+    table = {f.name: getattr(family, f.name) for f in fields(family) if f.name not in FREE_FIELDS}
     stacks = {
-        name: change(block, **FREE_OF_BLOCKS, attention=_attention_shape(block, counterpart))
+        name: change(block, **FREE_BLOCK_VALUES, attention=_attention_shape(block, counterpart))
         for name, block in family.stacks.items()
     }
     return {**table, "stacks": stacks}
@@ -171,7 +174,7 @@ def _shape(family: Family, counterpart: Counterpart) -> dict[str, Any]:
 def _attention_shape(block: Block, counterpart: Counterpart) -> object:
     """Return the kinds of attention that layers use in turn, without the values that a config.json gives."""
     records = [_without_options(record, counterpart) for record in block.attentions]
-    if {*block.kinds} <= BY_LAYER:
+    if {*block.kinds} <= KINDS_BY_LAYER:
         return "by layer", frozenset((record.bias, record.scale, record.dropout) for record in records)
     return records[0] if len({*records}) == 1 else tuple(records)
 

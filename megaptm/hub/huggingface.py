@@ -144,7 +144,7 @@ def _unused_weights(unused: Mapping[str, Tensor], subfolder: str, dtype: torch.d
 
 def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Return the heads that the class of `transformers` does not have, such as those added by an objective."""
-    return tuple(head for head in spec.family.heads if head not in counterpart.table.heads)
+    return tuple(head for head in spec.family.heads if head not in counterpart.family_table.heads)
 
 
 def _convert(
@@ -159,8 +159,8 @@ def _convert(
     # Projections to the width of a teacher are used only in pre-training, too.
     added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
-    hf_weights = export_weights(counterpart.rows, spec, known)
-    hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zeros(spec).items()}
+    hf_weights = export_weights(counterpart.rules, spec, known)
+    hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zero_parameters(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
     if counterpart.sections and special["eos_token_id"] == LARGEST_ID_ENDS < spec.vocabulary - 1:
@@ -186,7 +186,7 @@ def from_hugging_face(
 
     - `family`: needed if several families have the model's type. None: that in its config (`FAMILY`), or the first.
     - `detector`: region detector; None: that of the paper.
-    - `context`: number of positions, if they are repeated from the model's (`Counterpart.repeated`).
+    - `context`: number of positions, if they are repeated from the model's (`Counterpart.repeated_table`).
 
     The bare model (`GPT2Model`, `BertModel`), or one with some of its heads, is accepted too: `absent` names what it
     lacks.
@@ -204,7 +204,7 @@ def from_hugging_face(
         if not spec.family.reads_regions:
             raise UserError(f"model.detector is for image regions, which {spec.name} does not read: remove it.")
         spec = replace(spec, size=change(spec.size, detector=detector))
-    if context is not None and counterpart.repeated:
+    if context is not None and counterpart.repeated_table:
         spec = replace(spec, context=context)
     model = replace(
         imported_model(counterpart, spec, state, where),
@@ -235,7 +235,7 @@ def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
 
 def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:
     section = config.get(OF_TEXT)
-    usual = counterpart.special.get("eos_token_id")
+    usual = counterpart.special_ids.get("eos_token_id")
     return section.get("eos_token_id", usual) if OF_TEXT in counterpart.sections and section else None
 
 
@@ -345,7 +345,9 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
     known = {
-        name: value for name, value in (vars(complete) | complete.to_dict()).items() if name not in counterpart.may_lack
+        name: value
+        for name, value in (vars(complete) | complete.to_dict()).items()
+        if name not in counterpart.optional_fields
     }
     fixed = {name: config[name] for name in (*counterpart.all_fixed, "pad_token_id") if name in config}
     return {**known, **fixed, **derived}
@@ -384,12 +386,12 @@ def _special_ids(
     if tokenizer is None:
         return {
             name: value if value is not None and value < spec.vocabulary else None
-            for name, value in ({name: counterpart.special.get(name) for name in SPECIAL}).items()
+            for name, value in ({name: counterpart.special_ids.get(name) for name in SPECIAL}).items()
         }
     own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
     # The published ids tell which role the others have: BART always ends text with the end token.
-    names = {id_: name for name, id_ in counterpart.special.items() if name in ROLES}
-    derived = {name: own[names[counterpart.special[name]]] for name in SPECIAL if name in counterpart.special}
+    names = {id_: name for name, id_ in counterpart.special_ids.items() if name in ROLES}
+    derived = {name: own[names[counterpart.special_ids[name]]] for name in SPECIAL if name in counterpart.special_ids}
     if "decoder_start_token_id" in derived:
         first, *second = [getattr(tokenizer.special, role) for role in start]
         derived |= {"decoder_start_token_id": first, "forced_bos_token_id": second[0] if second else None}

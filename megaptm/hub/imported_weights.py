@@ -64,11 +64,11 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
         raise UserError(f"{where}: {CONFIG} has {spec.layers:,} layers, but there are only {len(state):,} tensors.")
     with torch.device("meta"):
         parameters = dict(build_model(spec).named_parameters())
-    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rows, spec, parameters).items()}
+    shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rules, spec, parameters).items()}
     state = _without_zeros(counterpart, spec, state, where)
     hf_weights, unused = _rename_parameters(counterpart, state, shapes, where)
-    if (table := hf_weights.get(counterpart.repeated)) is not None:
-        hf_weights[counterpart.repeated] = _repeat_positions(counterpart, spec, table, where)
+    if (table := hf_weights.get(counterpart.repeated_table)) is not None:
+        hf_weights[counterpart.repeated_table] = _repeat_positions(counterpart, spec, table, where)
     for name, tensor in hf_weights.items():
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -86,12 +86,12 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
                 f"{where}: {name} has NaN or infinite values; download it again, or use a checkpoint saved before "
                 "training diverged."
             )
-        if name in counterpart.largest and (value := float(tensor.max())) > counterpart.largest[name] + 1e-4:
+        if name in counterpart.max_values and (value := float(tensor.max())) > counterpart.max_values[name] + 1e-4:
             raise UserError(
                 f"{where}: {name} is {value:.6g}; megaptm's {counterpart.family} limits it to "
-                f"{counterpart.largest[name]:.6g}, so such a model cannot be imported."
+                f"{counterpart.max_values[name]:.6g}, so such a model cannot be imported."
             )
-    weights, missing = import_weights(counterpart.rows, spec, hf_weights)
+    weights, missing = import_weights(counterpart.rules, spec, hf_weights)
     if missing:
         names = _shorten_list(
             [*dict.fromkeys(missing)]
@@ -107,8 +107,8 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
 def _without_zeros(
     counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
 ) -> dict[str, Tensor]:
-    """Return the parameters without those of `Counterpart.zeros`, which must be zero."""
-    absent = counterpart.zeros(spec)
+    """Return the parameters without those of `Counterpart.zero_parameters`, which must be zero."""
+    absent = counterpart.zero_parameters(spec)
     zeros = [name for name in state if name in absent or counterpart.prefix + name in absent]
     if other := [name for name in zeros if state[name].count_nonzero()]:
         # Name one of several equal layers.
@@ -123,7 +123,7 @@ def _without_zeros(
 def _rename_parameters(
     counterpart: Counterpart, state: Mapping[str, Tensor], known: Collection[str], where: str
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the parameters by the names of `Counterpart.rows`, each once, and the unused ones by their own names."""
+    """Return the parameters by the names of `Counterpart.rules`, each once, and the unused ones by their own names."""
     renamed: dict[str, Tensor] = {}
     alias: dict[str, str] = {}
     unused: dict[str, Tensor] = {}
@@ -132,12 +132,16 @@ def _rename_parameters(
         if file_name.endswith(BUFFERS):
             continue
         new_name = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], file_name)
-        for pattern, replacement in counterpart.renamed.items():
+        for pattern, replacement in counterpart.renames.items():
             new_name = re.sub(pattern, replacement, new_name)
         names = (counterpart.tied.get(name, name) for name in (new_name, counterpart.prefix + new_name))
         name = next((name for name in names if name in known), None)
         if name is None:
-            names = (name for name in (new_name, counterpart.prefix + new_name) if name.startswith(counterpart.unused))
+            names = (
+                name
+                for name in (new_name, counterpart.prefix + new_name)
+                if name.startswith(counterpart.unused_prefixes)
+            )
             if (name := next(names, None)) is None:
                 unknown.append(file_name)
             else:
@@ -161,10 +165,11 @@ def _rename_parameters(
 
 def _repeat_positions(counterpart: Counterpart, spec: ModelSpec, table: Tensor, where: str) -> Tensor:
     """Repeat the rows of a table of positions until there is one for each position of the model."""
-    start = counterpart.repeated_from
+    start = counterpart.repeated_from_row
     if table.dim() != 2 or len(table) <= start:
         raise UserError(
-            f"{where}: {counterpart.repeated} has shape {list(table.shape)}, not that of a position table; restore it."
+            f"{where}: {counterpart.repeated_table} has shape {list(table.shape)}, not that of a position table; "
+            "restore it."
         )
     rows = start + torch.arange(spec.context) % (len(table) - start)
     return torch.cat([table[start - spec.family.first_position : start], table[rows]])
@@ -177,7 +182,7 @@ def _shorten_list(names: list[str]) -> str:
 def heads_not_in_hugging_face(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Return the heads of the family for which the class of `transformers` has no parameters."""
     rules = {
-        head: [rule for rule in counterpart.rows if rule.name.startswith(f"{HEADS}{head}.")]
+        head: [rule for rule in counterpart.rules if rule.name.startswith(f"{HEADS}{head}.")]
         for head in spec.family.heads
     }
     return tuple(head for head, own in rules.items() if own and not any(rule.hf_names for rule in own))

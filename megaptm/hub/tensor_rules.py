@@ -23,8 +23,8 @@ HEADS = "head."
 class Form:
     """Conversion of one megaptm tensor to one or more Hugging Face tensors, and back."""
 
-    give: Callable[[Tensor, ModelSpec], list[Tensor]]
-    take: Callable[[list[Tensor], ModelSpec], Tensor]
+    to_hf: Callable[[Tensor, ModelSpec], list[Tensor]]
+    from_hf: Callable[[list[Tensor], ModelSpec], Tensor]
 
 
 # Imported late: counterparts of families are known without torch.
@@ -41,13 +41,13 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors, 1)
 
 
-def _pad(rules: Tensor, spec: ModelSpec) -> Tensor:
-    """Pad rules [V, ...] with zeros to the padded vocabulary."""
-    return _cat([rules, rules.new_zeros(spec.padded_vocabulary - len(rules), *rules.shape[1:])])
+def _pad(rows: Tensor, spec: ModelSpec) -> Tensor:
+    """Pad rows [V, ...] with zeros to the padded vocabulary."""
+    return _cat([rows, rows.new_zeros(spec.padded_vocabulary - len(rows), *rows.shape[1:])])
 
 
 def _split_streams(fused: Tensor, spec: ModelSpec, *, streams: int) -> list[Tensor]:
-    """Split rules (head, stream, K) into one matrix (or bias) of rules (head, K) per stream."""
+    """Split rows (head, stream, K) into one matrix (or bias) of rows (head, K) per stream."""
     by_head = fused.unflatten(0, (-1, streams, spec.size.key_width))
     # Copies, even of a single head: safetensors rejects views of a larger tensor.
     return [by_head[:, n].flatten(0, 1).clone() for n in range(streams)]
@@ -58,18 +58,15 @@ def _fuse_streams(streams: list[Tensor], spec: ModelSpec) -> Tensor:
     return _stack(by_head).flatten(0, 2)
 
 
-def _pairs(streams: list[Tensor]) -> Tensor:
-    """Join to rules (feature, stream)."""
-    return _stack(streams).flatten(0, 1)
-
-
 SAME = Form(lambda w, spec: [w], lambda ws, spec: ws[0])
 TRANSPOSED = Form(lambda w, spec: [w.t()], lambda ws, spec: ws[0].t())
-# A copy, for the same reason.
+# A copy: safetensors rejects views of a larger tensor.
 VOCABULARY = Form(lambda w, spec: [w[: spec.vocabulary].clone()], lambda ws, spec: _pad(ws[0], spec))
 QKV = Form(lambda w, spec: _split_streams(w, spec, streams=3), _fuse_streams)
 KV = Form(lambda w, spec: _split_streams(w, spec, streams=2), _fuse_streams)
-GATE_AND_VALUE = Form(lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _pairs(ws))
+GATE_AND_VALUE = Form(
+    lambda w, spec: list(w.unflatten(0, (-1, 2)).unbind(1)), lambda ws, spec: _stack(ws).flatten(0, 1)
+)
 # GPT-2's Conv1D: [inputs, outputs], with the outputs ordered (stream, head, K).
 CONV_QKV = Form(
     lambda w, spec: [_cat(_split_streams(w, spec, streams=3)).t()],
@@ -86,8 +83,8 @@ def always(spec: ModelSpec) -> bool:
     return True
 
 
-def narrow_tables(spec: ModelSpec) -> bool:
-    """Whether tables and model differ in width, so that there is a projection between them."""
+def has_narrow_tables(spec: ModelSpec) -> bool:
+    """Whether embedding tables and layers differ in width, so that there is a projection between them."""
     return spec.size.table_width != spec.size.width
 
 
@@ -108,8 +105,8 @@ class TensorRule:
     """Condition on the models that have it."""
     optional: bool = False
     """Whether Hugging Face's model may lack it; it is then initialized."""
-    of: str | None = None
-    """Attention name of the layers that have it; None: all layers."""
+    attention_kind: str | None = None
+    """Kind of attention of the layers that have it; None: all layers."""
 
 
 def pair(
@@ -142,7 +139,7 @@ def export_weights(rules: tuple[TensorRule, ...], spec: ModelSpec, weights: Mapp
         used.add(rule.name)
         if not rule.hf_names:
             continue
-        tensors = rule.form.give(weights[rule.name], stack)
+        tensors = rule.form.to_hf(weights[rule.name], stack)
         exported.update({name: tensor.contiguous() for name, tensor in zip(rule.hf_names, tensors, strict=True)})
     if unknown := sorted(set(weights) - used):
         raise UserError(f"the weights have parameters that Hugging Face's model does not: {', '.join(unknown[:5])}.")
@@ -164,7 +161,7 @@ def import_weights(
             continue
         if not lacking:
             tensors = [hf_weights[name].float() for name in rule.hf_names]
-            weights[rule.name] = rule.form.take(tensors, stack).contiguous()
+            weights[rule.name] = rule.form.from_hf(tensors, stack).contiguous()
         elif not rule.optional and (not rule.name.startswith(HEADS) or _module_name(rule.name) in present):
             missing += lacking
     return weights, missing
@@ -188,7 +185,7 @@ def _each_layer(rules: tuple[TensorRule, ...], spec: ModelSpec) -> Iterator[tupl
         for index, n in enumerate(
             block.sharing.owners(layers) if rule.name.startswith(f"{name}.shared.") else range(layers)
         ):
-            if rule.of not in (None, block.attention_at(n).kind):
+            if rule.attention_kind not in (None, block.attention_at(n).kind):
                 continue
             group, turn = divmod(index, block.sharing.cycle)
             hf_names = tuple(hf_name.format(n=n, group=group, turn=turn) for hf_name in rule.hf_names)

@@ -48,7 +48,7 @@ def test_logits_and_every_gradient_with_the_same_blocks() -> None:
     assert (model.logits(batch)["mlm"][real] - logits[real]).abs().max() < 1e-5
     ours = {name: parameter.grad for name, parameter in model.named_parameters()}
     their_parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, ours).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rules, model.spec, ours).items():
         assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
 
 

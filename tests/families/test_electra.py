@@ -86,7 +86,7 @@ def model_of_theirs(golden: np.lib.npyio.NpzFile) -> Model:
     parts = {}
     for counterpart in (DISCRIMINATOR, GENERATOR):
         part = alone(spec, {}, counterpart.stack)[0]
-        parts[counterpart.stack], missing = import_weights(counterpart.rows, part, theirs[counterpart.stack])
+        parts[counterpart.stack], missing = import_weights(counterpart.rules, part, theirs[counterpart.stack])
         assert not missing
     ours = build_model(spec)
     ours.load_state_dict(renamed(ELECTRA, parts), strict=True)
@@ -143,7 +143,7 @@ def joint_step(golden: np.lib.npyio.NpzFile) -> tuple[Compared, Compared]:
     found: Compared = {}
     for counterpart in (DISCRIMINATOR, GENERATOR):
         spec, ours = alone(model.spec, gradients, counterpart.stack)
-        theirs = export_weights(counterpart.rows, spec, ours)
+        theirs = export_weights(counterpart.rules, spec, ours)
         assert set(theirs) == set(wanted[counterpart.stack])
         for name, gradient in theirs.items():
             found[f"{counterpart.stack}: {name}"] = gradient, wanted[counterpart.stack][name]

@@ -68,7 +68,7 @@ def test_logits_and_every_gradient_with_the_same_rotations() -> None:
     real = mask > 0
     assert (model.logits(batch)["lm"][real] - logits[real]).abs().max() < 1e-5
     their_parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, ours).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rules, model.spec, ours).items():
         assert (gradient - their_parameters[name].grad).abs().max() < 1e-5, name
 
 

@@ -145,7 +145,7 @@ def reference(model_spec: ModelSpec, weights: dict[str, Tensor]) -> transformers
     config = transformers.BertConfig(**config_values(COUNTERPART, spec) | {"type_vocab_size": 6})
     config._attn_implementation = "eager"
     theirs = transformers.BertForPreTraining(config)
-    theirs.load_state_dict(export_weights(COUNTERPART.rows, spec, weights), strict=False)
+    theirs.load_state_dict(export_weights(COUNTERPART.rules, spec, weights), strict=False)
     theirs.tie_weights()
     return theirs.eval()
 

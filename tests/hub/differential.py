@@ -108,12 +108,12 @@ def spec_of(name: str) -> ModelSpec:
     if not counterpart.stack:
         return spec
     size = change(spec.size_of(counterpart.stack), stacks={})
-    return replace(spec, family=counterpart.table, size=size)
+    return replace(spec, family=counterpart.family_table, size=size)
 
 
 def base_config(name: str) -> dict[str, Any]:
     """The config.json of the tiny model."""
-    special = {key: id_ for key, id_ in ARCHITECTURES[name].special.items() if id_ is not None and id_ < 10}
+    special = {key: id_ for key, id_ in ARCHITECTURES[name].special_ids.items() if id_ is not None and id_ < 10}
     config = json.loads(hugging_face_config(spec_of(name), **special).to_json_string(use_diff=False))
     own = {key: value for key, value in config.items() if key != FAMILY}
     return own if describe_config(own)[0].family == ARCHITECTURES[name].family else config
@@ -177,7 +177,7 @@ def reference(name: str, config: Mapping[str, Any]) -> PreTrainedModel | None:
     counterpart = ARCHITECTURES[name]
     model_class, zeros = (
         getattr(transformers, counterpart.model),
-        {*map(_of_any_layer, counterpart.zeros(spec_of(name)))},
+        {*map(_of_any_layer, counterpart.zero_parameters(spec_of(name)))},
     )
     torch.manual_seed(5)
     try:

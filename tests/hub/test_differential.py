@@ -47,7 +47,7 @@ def test_every_field_is_equal_or_refused_by_name(name: str, tmp_path: Path) -> N
         ("albert", "embedding_size", 32, "embedding_size and hidden_size are both 32"),
         ("bert", "position_embedding_type", "relative_key", "position_embedding_type is 'relative_key' (bert has"),
         ("gpt2", "resid_pdrop", 0.25, "resid_pdrop is 0.25 and embd_pdrop is 0.0 (gpt2 has one value for these"),
-        ("reformer", "num_hidden_layers", 3, "num_hidden_layers is 3 and attn_layers has 2 words"),
+        ("reformer", "num_hidden_layers", 3, "num_hidden_layers is 3, but attn_layers has 2 entries"),
         ("vit", "head_dim", 4, "head_dim is 4 (vit has 8)"),
         ("vit", "patch_size", 4, "patch_size (4) does not divide image_size (6)"),
         (

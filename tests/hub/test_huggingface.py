@@ -34,7 +34,7 @@ def load(folder: Path, spec: ModelSpec) -> transformers.PreTrainedModel:
     """With transformers' own loader, which must find every key that pre-training has, and no other."""
     model_class = getattr(transformers, find_counterpart(spec).model)
     model, info = model_class.from_pretrained(folder, output_loading_info=True)
-    assert all(key.startswith(find_counterpart(spec).unused) for key in info["missing_keys"])
+    assert all(key.startswith(find_counterpart(spec).unused_prefixes) for key in info["missing_keys"])
     assert not info["unexpected_keys"]
     assert not info["mismatched_keys"]
     # A Reformer of transformers 5 has a bias that it does not add.
@@ -55,7 +55,7 @@ def test_an_exported_folder_says_the_same_and_comes_back(family: str, tmp_path: 
 
     found = from_hugging_face(tmp_path / "out")
     spec, weights = found.spec, found.weights
-    own = {rule.name for rule in find_counterpart(model.spec).rows if not rule.hf_names}
+    own = {rule.name for rule in find_counterpart(model.spec).rules if not rule.hf_names}
     assert set(found.absent) == own
     assert (spec.size, spec.vocabulary, 24 if spec.longest is None else spec.context) == (
         # Said, where ours was left to follow from the context.

@@ -24,14 +24,14 @@ from tests.models.tiny import last_prefix, tiny_batch, tiny_model
 def reference_of(model: Model) -> PreTrainedModel:
     """Theirs in eval mode and fp32, with plain (eager) attention, holding copies of our weights."""
     counterpart = find_counterpart(model.spec)
-    config = hugging_face_config(model.spec, **{k: v for k, v in counterpart.special.items() if v == 0})
+    config = hugging_face_config(model.spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
     config._attn_implementation = "eager"
     theirs = getattr(transformers, counterpart.model)(config)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    given = export_weights(counterpart.rows, model.spec, weights) | zeros_of(model.spec)
+    given = export_weights(counterpart.rules, model.spec, weights) | zeros_of(model.spec)
     missing, unexpected = theirs.load_state_dict(given, strict=False)
     assert not unexpected
-    assert {name for name in missing if not name.startswith(counterpart.unused)} <= set(counterpart.tied)
+    assert {name for name in missing if not name.startswith(counterpart.unused_prefixes)} <= set(counterpart.tied)
     return tied_as_said(theirs, counterpart).eval()
 
 
@@ -48,7 +48,7 @@ def tied_as_said(theirs: PreTrainedModel, counterpart: Counterpart) -> PreTraine
 
 def zeros_of(spec: ModelSpec) -> dict[str, Tensor]:
     """Their parameters that ours has not."""
-    return {name: torch.zeros(shape) for name, shape in find_counterpart(spec).zeros(spec).items()}
+    return {name: torch.zeros(shape) for name, shape in find_counterpart(spec).zero_parameters(spec).items()}
 
 
 def model_of(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
@@ -132,7 +132,7 @@ def differences(family: str) -> tuple[float, float]:
     ours = {name: _gradient(parameter) for name, parameter in model.named_parameters()}
     assert ours["embed.token.weight"][model.spec.vocabulary :].abs().max() == 0
     their_parameters = dict(theirs.named_parameters())
-    converted = export_weights(find_counterpart(model.spec).rows, model.spec, ours)
+    converted = export_weights(find_counterpart(model.spec).rules, model.spec, ours)
     said = torch.stack([(model.logits(batch)[head][real] - logits[real]).abs().max(), (loss / count - expected).abs()])
     return said.max().item(), max(
         (gradient - _gradient(their_parameters[name])).abs().max().item() for name, gradient in converted.items()
@@ -158,7 +158,7 @@ def random_reference(spec: ModelSpec) -> PreTrainedModel:
     """Theirs with a random initialization of their own, moved so that no bias is 0 and no norm 1."""
     torch.manual_seed(5)
     counterpart = find_counterpart(spec)
-    config = hugging_face_config(spec, **{k: v for k, v in counterpart.special.items() if v == 0})
+    config = hugging_face_config(spec, **{k: v for k, v in counterpart.special_ids.items() if v == 0})
     config._attn_implementation = "eager"
     theirs = tied_as_said(getattr(transformers, counterpart.model)(config), counterpart)
     with torch.no_grad():

@@ -57,7 +57,7 @@ def test_both_heads_and_every_gradient(groups: int, cycle: int) -> None:
     out.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     parameters = dict(theirs.named_parameters())
-    for name, gradient in export_weights(find_counterpart(model.spec).rows, model.spec, gradients).items():
+    for name, gradient in export_weights(find_counterpart(model.spec).rules, model.spec, gradients).items():
         assert_close(gradient, parameters[name].grad)
 
 
@@ -92,7 +92,7 @@ def test_the_gradient_of_what_layers_share_is_the_sum_of_what_each_would_have() 
 
 
 def test_groups_that_they_could_not_say_are_refused() -> None:
-    with pytest.raises(UserError, match="4 layers are not a multiple of 3 groups x 1 layers"):
+    with pytest.raises(UserError, match="multiple of 3 groups x 1 layers per group, but has 4"):
         find_counterpart(grouped(3, 1))
     with pytest.raises(UserError, match="albert has no counterpart"):
         find_counterpart(grouped(1, 1, sublayers=("attention",)))

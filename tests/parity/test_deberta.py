@@ -69,7 +69,7 @@ def test_a_config_as_it_was_released_is_understood(family: str) -> None:
 def golden_rows(case: str) -> tuple[TensorRule, ...]:
     """Both versions are of one class there, which names projections as the second."""
     attention = "deberta.encoder.layer.{n}.attention.self"
-    rows = [row for row in COUNTERPART.rows if not row.name.startswith("head")]
+    rows = [row for row in COUNTERPART.rules if not row.name.startswith("head")]
     if case != "v2":
         rows = [row for row in rows if not row.name.startswith(("encoder.distance_norm", "encoder.convolution"))]
         rows += pair("encoder.{n}.attention.position_key", f"{attention}.pos_key_proj")

@@ -9,11 +9,11 @@ from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
 
-OURS = "encoder.shared.{n}"
+SHARED = "encoder.shared.{n}"
 LAYER = "albert.encoder.albert_layer_groups.{group}.albert_layers.{turn}"
 
 
-def labels(config: Mapping[str, Any]) -> int:
+def count_labels(config: Mapping[str, Any]) -> int:
     """Return the number of labels of a Hugging Face config; the default is two."""
     named = config.get("id2label")
     return len(named) if isinstance(named, Mapping) else 2
@@ -24,8 +24,8 @@ def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
     them, and megaptm's model has none."""
     if config["embedding_size"] == config["hidden_size"]:
         yield (
-            f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no map between tables and "
-            "layers of one width)"
+            f"embedding_size and hidden_size are both {config['hidden_size']} (albert has no projection between "
+            "embeddings and layers of equal width)"
         )
 
 
@@ -40,26 +40,26 @@ ALBERT = Counterpart(
         "embedding_size": "embedding",
     },
     fixed={"hidden_act": "gelu_new", "type_vocab_size": 2, "tie_word_embeddings": True, "id2label": 2},
-    spellings={"id2label": labels},
-    may_lack=frozenset(("id2label",)),
+    normalizers={"id2label": count_labels},
+    optional_fields=frozenset(("id2label",)),
     contradictions=_contradictions,
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("albert.embeddings.position_embeddings.weight",)),
         TensorRule("embed.segment.weight", ("albert.embeddings.token_type_embeddings.weight",)),
         *pair("embed.norm", "albert.embeddings.LayerNorm"),
         *pair("embed.widen", "albert.encoder.embedding_hidden_mapping_in"),
         *pair(
-            f"{OURS}.attention.qkv",
+            f"{SHARED}.attention.qkv",
             *(f"{LAYER}.attention.{name}" for name in ("query", "key", "value")),
             weight=QKV,
             bias=QKV,
         ),
-        *pair(f"{OURS}.attention.output", f"{LAYER}.attention.dense"),
-        *pair(f"{OURS}.attention_norm", f"{LAYER}.attention.LayerNorm"),
-        *pair(f"{OURS}.ffn.up", f"{LAYER}.ffn"),
-        *pair(f"{OURS}.ffn.down", f"{LAYER}.ffn_output"),
-        *pair(f"{OURS}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
+        *pair(f"{SHARED}.attention.output", f"{LAYER}.attention.dense"),
+        *pair(f"{SHARED}.attention_norm", f"{LAYER}.attention.LayerNorm"),
+        *pair(f"{SHARED}.ffn.up", f"{LAYER}.ffn"),
+        *pair(f"{SHARED}.ffn.down", f"{LAYER}.ffn_output"),
+        *pair(f"{SHARED}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
         *pair("head.mlm.transform", "predictions.dense"),
         *pair("head.mlm.norm", "predictions.LayerNorm"),
         TensorRule("head.mlm.vocabulary.bias", ("predictions.bias",), VOCABULARY),
@@ -71,7 +71,7 @@ ALBERT = Counterpart(
         "predictions.decoder.bias": "predictions.bias",
     },
     prefix="albert.",
-    special={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
+    special_ids={"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3},
 )
 
 COUNTERPARTS = (ALBERT,)

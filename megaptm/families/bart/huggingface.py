@@ -48,7 +48,7 @@ BART = Counterpart(
         "decoder_layerdrop": 0.0,
         "tie_word_embeddings": True,
     },
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("model.shared.weight",), VOCABULARY),
         *_stack("encoder", ""),
         *_stack("decoder", "decoder_"),
@@ -62,7 +62,7 @@ BART = Counterpart(
         "model.shared.weight",
     ),
     prefix="model.",
-    special={
+    special_ids={
         "bos_token_id": 0,
         "pad_token_id": 1,
         "eos_token_id": 2,
@@ -70,7 +70,7 @@ BART = Counterpart(
         "forced_bos_token_id": 0,
         "forced_eos_token_id": 2,
     },
-    zeros=lambda spec: {"final_logits_bias": (1, spec.vocabulary)},
+    zero_parameters=lambda spec: {"final_logits_bias": (1, spec.vocabulary)},
 )
 
 COUNTERPARTS = (BART,)

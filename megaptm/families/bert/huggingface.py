@@ -29,14 +29,14 @@ MASKED = (
 )
 
 
-def pretraining(prefix: str, question: str) -> tuple[TensorRule, ...]:
+def pretraining(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
     """Return all rules of a model with a masked-token head and a classifier of two texts, with megaptm's name of the
     latter."""
     return (
         *encoder(prefix),
         *MASKED,
-        *pair(f"head.{question}.pooler", f"{prefix}.pooler.dense"),
-        *pair(f"head.{question}.classify", "cls.seq_relationship"),
+        *pair(f"head.{classifier}.pooler", f"{prefix}.pooler.dense"),
+        *pair(f"head.{classifier}.classify", "cls.seq_relationship"),
     )
 
 
@@ -61,13 +61,13 @@ BERT = Counterpart(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    rows=pretraining("bert", "next-sentence"),
+    rules=pretraining("bert", "next-sentence"),
     tied={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     prefix="bert.",
-    special={"pad_token_id": 0},
+    special_ids={"pad_token_id": 0},
 )
 
 COUNTERPARTS = (BERT,)

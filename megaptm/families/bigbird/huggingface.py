@@ -20,26 +20,28 @@ BIGBIRD = Counterpart(
         "use_bias": True,
         "rescale_embeddings": False,
     },
-    rows=(*encoder("bert"), *MASKED),
+    rules=(*encoder("bert"), *MASKED),
     tied=BERT.tied,
     prefix="bert.",
-    special={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    special_ids={"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
     # Its class has a pooler that its own loss does not read.
-    unused=("bert.pooler.",),
+    unused_prefixes=("bert.pooler.",),
 )
 
 # Appendix E.1 of the paper: initialized from RoBERTa, whose positions are repeated as needed. The norms' eps and the
 # activation are BigBird's from then on.
-ONE_FOR_BOTH = Form(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
+SHARED_SEGMENT = Form(lambda w, spec: [w[:1].clone()], lambda ws, spec: ws[0].repeat(spec.family.segments, 1))
 FROM_ROBERTA = replace(
     ROBERTA,
     family="bigbird",
     model_type="roberta",
     import_only=True,
     fields={field: name for field, name in ROBERTA.fields.items() if name not in ("positions", "norm_eps")},
-    rows=tuple(replace(row, form=ONE_FOR_BOTH) if row.name == "embed.segment.weight" else row for row in ROBERTA.rows),
-    repeated="roberta.embeddings.position_embeddings.weight",
-    repeated_from=2,
+    rules=tuple(
+        replace(rule, form=SHARED_SEGMENT) if rule.name == "embed.segment.weight" else rule for rule in ROBERTA.rules
+    ),
+    repeated_table="roberta.embeddings.position_embeddings.weight",
+    repeated_from_row=2,
     positions_after_pad=False,
 )
 

@@ -12,13 +12,13 @@ from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair, ru
 SECTIONS = {"image": "vision", "text": "text"}
 """megaptm's stack -> name prefix of its model and config section."""
 # `CLIPModel` stores the class embedding and the temperature without a row axis.
-ONE_ROW = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
+SQUEEZED = Form(lambda w, spec: [w[0].clone()], lambda ws, spec: ws[0][None])
 
 
 def _layers(stack: str) -> tuple[TensorRule, ...]:
     layer = f"{SECTIONS[stack]}_model.encoder.layers.{{n}}"
     qkv = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
-    rows = (
+    rules = (
         *pair("encoder.{n}.attention_norm", f"{layer}.layer_norm1"),
         *pair("encoder.{n}.attention.qkv", *qkv, weight=QKV, bias=QKV),
         *pair("encoder.{n}.attention.output", f"{layer}.self_attn.out_proj"),
@@ -26,12 +26,12 @@ def _layers(stack: str) -> tuple[TensorRule, ...]:
         *pair("encoder.{n}.ffn.up", f"{layer}.mlp.fc1"),
         *pair("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
     )
-    return rules_for_stack(rows, stack)
+    return rules_for_stack(rules, stack)
 
 
-ROWS = (
+RULES = (
     TensorRule("embed.patch.project.weight", ("vision_model.embeddings.patch_embedding.weight",), CONVOLUTION),
-    TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), ONE_ROW),
+    TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), SQUEEZED),
     TensorRule("embed.position.weight", ("vision_model.embeddings.position_embedding.weight",)),
     *pair("embed.norm", "vision_model.pre_layrnorm"),
     *_layers("image"),
@@ -42,7 +42,7 @@ ROWS = (
     *pair("text.final", "text_model.final_layer_norm"),
     TensorRule("head.image-text.image.weight", ("visual_projection.weight",)),
     TensorRule("head.image-text.text.weight", ("text_projection.weight",)),
-    TensorRule("head.image-text.scale", ("logit_scale",), ONE_ROW),
+    TensorRule("head.image-text.scale", ("logit_scale",), SQUEEZED),
 )
 
 CLIP = Counterpart(
@@ -74,10 +74,10 @@ CLIP = Counterpart(
         "vision_config.attention_dropout": 0.0,
         "text_config.attention_dropout": 0.0,
     },
-    rows=ROWS,
-    largest={"logit_scale": math.log(100)},
-    special={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
-    unused=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
+    rules=RULES,
+    max_values={"logit_scale": math.log(100)},
+    special_ids={"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 49_407},
+    unused_prefixes=("vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"),
 )
 
 COUNTERPARTS = (CLIP,)

@@ -42,7 +42,7 @@ COMMON = (
     TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
 )
 # As in the released checkpoints, where transformers ignores it.
-PLACES = TensorRule(
+POSITIONS = TensorRule(
     "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=decodes_masks, optional=True
 )
 V1 = (
@@ -70,16 +70,16 @@ V2 = (
 )
 
 
-def _furthest(config: Mapping[str, Any]) -> Any:
+def _max_distance(config: Mapping[str, Any]) -> Any:
     """Return the largest distance; values below 1 mean the number of positions."""
-    said = config["max_relative_positions"]
-    return config.get("max_position_embeddings") if type(said) is int and said < 1 else said
+    distance = config["max_relative_positions"]
+    return config.get("max_position_embeddings") if type(distance) is int and distance < 1 else distance
 
 
-def _terms(config: Mapping[str, Any]) -> Any:
+def _score_terms(config: Mapping[str, Any]) -> Any:
     """Return the terms of scores besides content: a list, or as released `c2p|p2c`."""
-    said = config["pos_att_type"]
-    terms = said.lower().split("|") if isinstance(said, str) else said
+    terms = config["pos_att_type"]
+    terms = terms.lower().split("|") if isinstance(terms, str) else terms
     return sorted(str(term).strip() for term in terms) if isinstance(terms, list) else terms
 
 
@@ -87,13 +87,13 @@ def _without_mask_decoder(spec: ModelSpec) -> str:
     if not decodes_masks(spec):
         return ""
     return (
-        "transformers has no mask decoder: vectors are the same there, but it guesses masks without one, and worse; "
-        "guess with `megaptm generate`."
+        "transformers has no mask decoder: hidden states are equal, but predicts masked tokens worse; use "
+        "`megaptm generate`."
     )
 
 
 # The classes read these without declaring them.
-OF_V2 = ("attention_head_size", "conv_groups")
+V2_FIELDS = ("attention_head_size", "conv_groups")
 RELEASED_HEAD = "lm_predictions.lm_head"
 
 DEBERTA = Counterpart(
@@ -111,9 +111,9 @@ DEBERTA = Counterpart(
         "embedding_size": lambda config: config["hidden_size"],
         "talking_head": False,
     },
-    may_lack=frozenset(("embedding_size", "talking_head", *OF_V2)),
-    spellings={"max_relative_positions": _furthest, "pos_att_type": _terms},
-    rows=(*COMMON, *V1, PLACES),
+    optional_fields=frozenset(("embedding_size", "talking_head", *V2_FIELDS)),
+    normalizers={"max_relative_positions": _max_distance, "pos_att_type": _score_terms},
+    rules=(*COMMON, *V1, POSITIONS),
     tied={
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -125,7 +125,7 @@ DEBERTA = Counterpart(
     },
     prefix="deberta.",
     warning=_without_mask_decoder,
-    special={"pad_token_id": 0},
+    special_ids={"pad_token_id": 0},
 )
 
 DEBERTA_V2 = replace(
@@ -143,7 +143,7 @@ DEBERTA_V2 = replace(
         "conv_groups": 1,
         "attention_head_size": lambda config: config["hidden_size"] // config["num_attention_heads"],
     },
-    rows=(*COMMON, *V2, PLACES),
+    rules=(*COMMON, *V2, POSITIONS),
 )
 
 GENERATOR: Counterpart = replace(
@@ -152,7 +152,7 @@ GENERATOR: Counterpart = replace(
     stack="generator",
     fixed={name: value for name, value in DEBERTA_V2.fixed.items() if name not in ("conv_act", "conv_groups")}
     | {"conv_kernel_size": 0},
-    rows=rules_for_stack((*COMMON, *V3, PLACES), "generator"),
+    rules=rules_for_stack((*COMMON, *V3, POSITIONS), "generator"),
 )
 # `DebertaV2Model` has no head for replaced tokens and ignores megaptm's, which has ELECTRA's names. The head of
 # released checkpoints differs: it adds the output at the first position to all others.
@@ -161,15 +161,15 @@ DISCRIMINATOR: Counterpart = replace(
     stack="discriminator",
     model="DebertaV2Model",
     warning=lambda spec: (
-        "DebertaV2Model has no head for replaced tokens: it passes over what is called discriminator_predictions."
+        "DebertaV2Model has no head for replaced tokens: it ignores the weights named discriminator_predictions.*."
     ),
-    rows=(
-        *rules_for_stack((row for row in (*COMMON, *V3) if not row.name.startswith("head.")), "discriminator"),
+    rules=(
+        *rules_for_stack((rule for rule in (*COMMON, *V3) if not rule.name.startswith("head.")), "discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
         *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
     ),
     tied={},
-    unused=("mask_predictions.", "lm_predictions.", "deberta.embeddings.position_embeddings."),
+    unused_prefixes=("mask_predictions.", "lm_predictions.", "deberta.embeddings.position_embeddings."),
 )
 
 COUNTERPARTS = (DEBERTA, DEBERTA_V2, DISCRIMINATOR, GENERATOR)

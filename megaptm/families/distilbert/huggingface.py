@@ -22,7 +22,7 @@ DISTILBERT = Counterpart(
         "attention_dropout": "attention_dropout",
     },
     fixed={"activation": "gelu", "tie_word_embeddings": True},
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("distilbert.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("distilbert.embeddings.position_embeddings.weight",)),
         *pair("embed.norm", "distilbert.embeddings.LayerNorm"),
@@ -43,7 +43,7 @@ DISTILBERT = Counterpart(
     ),
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     prefix="distilbert.",
-    special={"pad_token_id": 0},
+    special_ids={"pad_token_id": 0},
 )
 
 TINYBERT = replace(BERT, family="tinybert", model_type="bert")

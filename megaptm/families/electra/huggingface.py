@@ -4,18 +4,18 @@ from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, narrow_tables, pair, rules_for_stack
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, has_narrow_tables, pair, rules_for_stack
 
 
 def _encoder(stack: str) -> tuple[TensorRule, ...]:
     """Return the rules of both: BERT's, and the projection from the width of the tables."""
-    rows = (row for row in BERT.rows if not row.name.startswith("head."))
+    rules = (rule for rule in BERT.rules if not rule.name.startswith("head."))
     renamed = (
-        replace(row, hf_names=tuple(name.replace("bert.", "electra.", 1) for name in row.hf_names)) for row in rows
+        replace(rule, hf_names=tuple(name.replace("bert.", "electra.", 1) for name in rule.hf_names)) for rule in rules
     )
     return (
         *rules_for_stack(renamed, stack),
-        *pair("embed.widen", "electra.embeddings_project", when=narrow_tables),
+        *pair("embed.widen", "electra.embeddings_project", when=has_narrow_tables),
     )
 
 
@@ -25,7 +25,7 @@ DISCRIMINATOR: Counterpart = replace(
     stack="discriminator",
     model="ElectraForPreTraining",
     fields={**BERT.fields, "embedding_size": "embedding"},
-    rows=(
+    rules=(
         *_encoder("discriminator"),
         *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
         *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
@@ -37,7 +37,7 @@ GENERATOR: Counterpart = replace(
     DISCRIMINATOR,
     stack="generator",
     model="ElectraForMaskedLM",
-    rows=(
+    rules=(
         *_encoder("generator"),
         *pair("head.mlm.transform", "generator_predictions.dense"),
         *pair("head.mlm.norm", "generator_predictions.LayerNorm"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder, pretraining
 from megaptm.hub.tensor_rules import TensorRule, pair
 
-TIED = {
+TIED_NAMES = {
     "cls.predictions.decoder.weight": "ernie.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
@@ -16,8 +16,8 @@ ERNIE = replace(
     family="ernie",
     model="ErnieForPreTraining",
     fixed={**BERT.fixed, "hidden_act": "relu", "use_task_id": False},
-    rows=pretraining("ernie", "next-sentence"),
-    tied=TIED,
+    rules=pretraining("ernie", "next-sentence"),
+    tied=TIED_NAMES,
     prefix="ernie.",
 )
 
@@ -28,14 +28,14 @@ ERNIE_2 = replace(
     model_type="ernie",
     fields={**ERNIE.fields, "task_type_vocab_size": "tasks"},
     fixed={**ERNIE.fixed, "hidden_act": "gelu", "type_vocab_size": 4, "use_task_id": True},
-    rows=(
+    rules=(
         *encoder("ernie"),
         TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),
         *MASKED,
         *(rule for name in ("capitalization", "token-document") for rule in pair(f"head.{name}.classify")),
         *(rule for name in ("pooler", "classify") for rule in pair(f"head.sentence-reordering.{name}")),
     ),
-    unused=("ernie.pooler.", "cls.seq_relationship."),
+    unused_prefixes=("ernie.pooler.", "cls.seq_relationship."),
 )
 
 COUNTERPARTS = (ERNIE, ERNIE_2)

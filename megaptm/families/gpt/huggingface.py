@@ -11,7 +11,7 @@ LAYER = (
     *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
     *pair("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
 )
-ROWS = (
+RULES = (
     TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
     TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
     *LAYER,
@@ -41,10 +41,10 @@ GPT2 = Counterpart(
         "add_cross_attention": False,
         "tie_word_embeddings": True,
     },
-    rows=ROWS,
+    rules=RULES,
     tied={"lm_head.weight": "transformer.wte.weight"},
     prefix="transformer.",
-    special={"bos_token_id": 50256, "eos_token_id": 50256},
+    special_ids={"bos_token_id": 50256, "eos_token_id": 50256},
 )
 
 GPT1 = Counterpart(
@@ -63,7 +63,7 @@ GPT1 = Counterpart(
         "attn_pdrop": "attention_dropout",
     },
     fixed={"afn": "gelu", "tie_word_embeddings": True},
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("transformer.tokens_embed.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("transformer.positions_embed.weight",)),
         *LAYER,

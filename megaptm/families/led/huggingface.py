@@ -8,7 +8,7 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, Form, TensorRule, pair
 
 ENCODER = "led.encoder.layers.{n}.self_attn.longformer_self_attn"
-OF_ENCODER = {
+ENCODER_RENAMES = {
     "self_attn.q_proj": "self_attn.longformer_self_attn.query",
     "self_attn.k_proj": "self_attn.longformer_self_attn.key",
     "self_attn.v_proj": "self_attn.longformer_self_attn.value",
@@ -17,10 +17,10 @@ OF_ENCODER = {
 """BART's names of the encoder's attention projections -> LED's."""
 
 
-def _renamed(barts: str) -> str:
-    name = barts.replace("model.", "led.", 1)
+def _led_name(bart_name: str) -> str:
+    name = bart_name.replace("model.", "led.", 1)
     if name.startswith("led.encoder."):
-        for old, new in OF_ENCODER.items():
+        for old, new in ENCODER_RENAMES.items():
             name = name.replace(old, new)
     return name
 
@@ -36,8 +36,8 @@ LED = Counterpart(
     },
     dropout_fields=BART.dropout_fields,
     fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
-    rows=(
-        *(replace(row, hf_names=tuple(map(_renamed, row.hf_names))) for row in BART.rows),
+    rules=(
+        *(replace(rule, hf_names=tuple(map(_led_name, rule.hf_names))) for rule in BART.rules),
         *pair(
             "encoder.{n}.attention.global_qkv",
             *(f"{ENCODER}.{name}_global" for name in ("query", "key", "value")),
@@ -45,29 +45,34 @@ LED = Counterpart(
             bias=QKV,
         ),
     ),
-    tied={_renamed(name): _renamed(source) for name, source in BART.tied.items()},
+    tied={_led_name(name): _led_name(source) for name, source in BART.tied.items()},
     prefix="led.",
-    special=BART.special,
-    zeros=BART.zeros,
+    special_ids=BART.special_ids,
+    zero_parameters=BART.zero_parameters,
 )
 
 # Section 7 of the paper: the encoder's positions are repeated as needed, and global projections start as copies of the
 # others, as in section 5. Both tables are without their two unused rows. The export direction is only used for shapes.
-WITHOUT_UNUSED = Form(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
-OF_ALL = "model.encoder.layers.{n}.self_attn"
+WITHOUT_UNUSED_ROWS = Form(lambda w, spec: [w.new_zeros(len(w) + 2, w.shape[1])], lambda ws, spec: ws[0][2:])
+SELF_ATTENTION = "model.encoder.layers.{n}.self_attn"
 FROM_BART = replace(
     BART,
     family="led",
     model_type="bart",
     import_only=True,
     fields=BART.fields | {"max_position_embeddings": "decoder.context"},
-    rows=(
-        *(row for row in BART.rows if row.name != "embed.decoder_position.weight"),
-        TensorRule("embed.decoder_position.weight", ("model.decoder.embed_positions.weight",), WITHOUT_UNUSED),
-        *pair("encoder.{n}.attention.global_qkv", *(f"{OF_ALL}.{name}_proj" for name in "qkv"), weight=QKV, bias=QKV),
+    rules=(
+        *(rule for rule in BART.rules if rule.name != "embed.decoder_position.weight"),
+        TensorRule("embed.decoder_position.weight", ("model.decoder.embed_positions.weight",), WITHOUT_UNUSED_ROWS),
+        *pair(
+            "encoder.{n}.attention.global_qkv",
+            *(f"{SELF_ATTENTION}.{name}_proj" for name in "qkv"),
+            weight=QKV,
+            bias=QKV,
+        ),
     ),
-    repeated="model.encoder.embed_positions.weight",
-    repeated_from=2,
+    repeated_table="model.encoder.embed_positions.weight",
+    repeated_from_row=2,
 )
 
 COUNTERPARTS = (LED, FROM_BART)

@@ -13,7 +13,7 @@ LONGFORMER = Counterpart(
     model="LongformerForMaskedLM",
     fields={**ROBERTA.fields, "attention_window": "window"},
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
-    rows=(
+    rules=(
         *encoder("longformer"),
         *pair(
             "encoder.{n}.attention.global_qkv",
@@ -30,30 +30,30 @@ LONGFORMER = Counterpart(
         "lm_head.decoder.bias": "lm_head.bias",
     },
     prefix="longformer.",
-    special=ROBERTA.special,
+    special_ids=ROBERTA.special_ids,
     positions_after_pad=True,
-    unused=("longformer.pooler.",),
+    unused_prefixes=("longformer.pooler.",),
 )
 
 # Section 5 of the paper: positions are repeated as needed, and global projections start as copies of the others.
-OF_ALL = "roberta.encoder.layer.{n}.attention.self"
+SELF_ATTENTION = "roberta.encoder.layer.{n}.attention.self"
 FROM_ROBERTA = replace(
     ROBERTA,
     family="longformer",
     model_type="roberta",
     import_only=True,
     fields={field: name for field, name in ROBERTA.fields.items() if name != "positions"},
-    rows=(
-        *ROBERTA.rows,
+    rules=(
+        *ROBERTA.rules,
         *pair(
             "encoder.{n}.attention.global_qkv",
-            *(f"{OF_ALL}.{name}" for name in ("query", "key", "value")),
+            *(f"{SELF_ATTENTION}.{name}" for name in ("query", "key", "value")),
             weight=QKV,
             bias=QKV,
         ),
     ),
-    repeated="roberta.embeddings.position_embeddings.weight",
-    repeated_from=2,
+    repeated_table="roberta.embeddings.position_embeddings.weight",
+    repeated_from_row=2,
 )
 
 COUNTERPARTS = (LONGFORMER, FROM_ROBERTA)

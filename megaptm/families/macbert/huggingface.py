@@ -4,6 +4,6 @@ from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT, pretraining
 
-MACBERT = replace(BERT, family="macbert", model_type="bert", rows=pretraining("bert", "sentence-order"))
+MACBERT = replace(BERT, family="macbert", model_type="bert", rules=pretraining("bert", "sentence-order"))
 
 COUNTERPARTS = (MACBERT,)

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _neighbors(rows: Tensor, spec: ModelSpec) -> Tensor:
+def _interleave_halves(rows: Tensor, spec: ModelSpec) -> Tensor:
     """Place features i and i + K/2 of each head, which `rope` rotates together, side by side."""
     return rows.unflatten(0, (-1, 2, spec.size.key_width // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _halves(rows: Tensor, spec: ModelSpec) -> Tensor:
+def _split_halves(rows: Tensor, spec: ModelSpec) -> Tensor:
     return rows.unflatten(0, (-1, spec.size.key_width // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def _give_keys(w: Tensor, spec: ModelSpec) -> list[Tensor]:
-    keys, values = KV.give(w, spec)
-    return [_neighbors(keys, spec), values]
+def _kv_to_hf(w: Tensor, spec: ModelSpec) -> list[Tensor]:
+    keys, values = KV.to_hf(w, spec)
+    return [_interleave_halves(keys, spec), values]
 
 
-def _give_all(w: Tensor, spec: ModelSpec) -> list[Tensor]:
-    queries, keys, values = QKV.give(w, spec)
-    return [_neighbors(queries, spec), _neighbors(keys, spec), values]
+def _qkv_to_hf(w: Tensor, spec: ModelSpec) -> list[Tensor]:
+    queries, keys, values = QKV.to_hf(w, spec)
+    return [_interleave_halves(queries, spec), _interleave_halves(keys, spec), values]
 
 
-def _take_all(ws: list[Tensor], spec: ModelSpec) -> Tensor:
-    return QKV.take([_halves(ws[0], spec), _halves(ws[1], spec), ws[2]], spec)
+def _qkv_from_hf(ws: list[Tensor], spec: ModelSpec) -> Tensor:
+    return QKV.from_hf([_split_halves(ws[0], spec), _split_halves(ws[1], spec), ws[2]], spec)
 
 
 def _shares_keys(spec: ModelSpec) -> bool:
@@ -40,24 +40,26 @@ def _shares_keys(spec: ModelSpec) -> bool:
     return spec.size.key_heads != spec.size.heads
 
 
-QUERY = Form(lambda w, spec: [_neighbors(w, spec)], lambda ws, spec: _halves(ws[0], spec))
-TURNED_KV = Form(_give_keys, lambda ws, spec: KV.take([_halves(ws[0], spec), ws[1]], spec))
+ROTARY_QUERY = Form(lambda w, spec: [_interleave_halves(w, spec)], lambda ws, spec: _split_halves(ws[0], spec))
+ROTARY_KV = Form(_kv_to_hf, lambda ws, spec: KV.from_hf([_split_halves(ws[0], spec), ws[1]], spec))
 
 LAYER = "model.layers.{n}"
-ROWS = (
+RULES = (
     TensorRule("embed.token.weight", ("model.embed_tokens.weight",), VOCABULARY),
     TensorRule("decoder.{n}.attention_norm.weight", (f"{LAYER}.input_layernorm.weight",)),
     TensorRule(
         "decoder.{n}.attention.qkv.weight",
         tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"),
-        Form(_give_all, _take_all),
+        Form(_qkv_to_hf, _qkv_from_hf),
         when=lambda spec: not _shares_keys(spec),
     ),
-    TensorRule("decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), QUERY, when=_shares_keys),
+    TensorRule(
+        "decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), ROTARY_QUERY, when=_shares_keys
+    ),
     TensorRule(
         "decoder.{n}.attention.kv.weight",
         (f"{LAYER}.self_attn.k_proj.weight", f"{LAYER}.self_attn.v_proj.weight"),
-        TURNED_KV,
+        ROTARY_KV,
         when=_shares_keys,
     ),
     TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
@@ -93,7 +95,7 @@ PALM = Counterpart(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "tie_word_embeddings": True,
     },
-    rows=ROWS,
+    rules=RULES,
     tied={"lm_head.weight": "model.embed_tokens.weight"},
     prefix="model.",
 )

@@ -17,9 +17,9 @@ POSITIONS = "reformer.embeddings.position_embeddings.weights"
 
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a reason if the number of layers differs from the length of the attention list."""
-    layers, words = config.get("num_hidden_layers"), config["attn_layers"]
-    if layers != len(words):
-        yield f"num_hidden_layers is {layers!r} and attn_layers has {len(words)} words (reformer: one a layer)"
+    num_layers, kinds = config.get("num_hidden_layers"), config["attn_layers"]
+    if num_layers != len(kinds):
+        yield f"num_hidden_layers is {num_layers!r}, but attn_layers has {len(kinds)} entries (reformer: one per layer)"
 
 
 REFORMER = Counterpart(
@@ -54,7 +54,7 @@ REFORMER = Counterpart(
         "tie_word_embeddings": False,
     },
     contradictions=_contradictions,
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("reformer.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule(
             "embed.axial.row.weight", (f"{POSITIONS}.0",), Form(lambda w, _: [w[:, None]], lambda ws, _: ws[0][:, 0])
@@ -67,13 +67,13 @@ REFORMER = Counterpart(
             "decoder.{n}.attention.qkv.weight",
             tuple(f"{ATTENTION}.{name}.weight" for name in ("query", "key", "value")),
             QKV,
-            of="local",
+            attention_kind="local",
         ),
         TensorRule(
             "decoder.{n}.attention.qv.weight",
             tuple(f"{ATTENTION}.{name}.weight" for name in ("query_key", "value")),
             KV,
-            of="lsh",
+            attention_kind="lsh",
         ),
         TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.attention.output.dense.weight",)),
         *pair("decoder.{n}.ffn_norm", f"{LAYER}.feed_forward.layer_norm"),
@@ -83,12 +83,10 @@ REFORMER = Counterpart(
         TensorRule("head.lm.table.weight", ("lm_head.decoder.weight",), VOCABULARY),
         TensorRule("head.lm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
     ),
-    warning=lambda spec: (
-        "transformers 5 has lm_head.bias and does not add it to logits: add it to what the model gives."
-    ),
+    warning=lambda spec: "transformers 5 loads lm_head.bias but does not add it to the logits: add it yourself.",
     tied={"lm_head.decoder.bias": "lm_head.bias"},
     prefix="reformer.",
-    special={"pad_token_id": 0, "eos_token_id": 2},
+    special_ids={"pad_token_id": 0, "eos_token_id": 2},
 )
 
 COUNTERPARTS = (REFORMER,)

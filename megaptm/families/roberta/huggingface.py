@@ -12,7 +12,7 @@ ROBERTA = Counterpart(
         "max_position_embeddings": "positions",
     },
     fixed={**BERT.fixed, "type_vocab_size": 1},
-    rows=(
+    rules=(
         *encoder("roberta"),
         *pair("head.mlm.transform", "lm_head.dense"),
         *pair("head.mlm.norm", "lm_head.layer_norm"),
@@ -23,9 +23,9 @@ ROBERTA = Counterpart(
         "lm_head.decoder.bias": "lm_head.bias",
     },
     prefix="roberta.",
-    special={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
+    special_ids={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2},
     positions_after_pad=True,
-    unused=("roberta.pooler.",),
+    unused_prefixes=("roberta.pooler.",),
 )
 
 COUNTERPARTS = (ROBERTA,)

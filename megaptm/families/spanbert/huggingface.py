@@ -12,14 +12,14 @@ SPANBERT = replace(
     family="spanbert",
     model="BertForMaskedLM",
     model_type="bert",
-    rows=(
+    rules=(
         *encoder("bert"),
         *MASKED,
         TensorRule(f"{BOUNDARY}.offset.weight", ()),
         *(rule for name in ("first", "first_norm", "second", "second_norm") for rule in pair(f"{BOUNDARY}.{name}")),
         TensorRule(f"{BOUNDARY}.vocabulary.bias", ()),
     ),
-    unused=("bert.pooler.", "cls.seq_relationship."),
+    unused_prefixes=("bert.pooler.", "cls.seq_relationship."),
 )
 
 COUNTERPARTS = (SPANBERT,)

@@ -31,7 +31,7 @@ def _stack(stack: str, ffn: int, *, gated: bool) -> tuple[TensorRule, ...]:
 CROSS = "decoder.block.{n}.layer.1.EncDecAttention"
 
 
-def _rows(*, gated: bool) -> tuple[TensorRule, ...]:
+def _rules(*, gated: bool) -> tuple[TensorRule, ...]:
     return (
         TensorRule("embed.token.weight", ("shared.weight",), VOCABULARY),
         *_stack("encoder", ffn=1, gated=gated),
@@ -71,11 +71,11 @@ T5 = Counterpart(
         "scale_decoder_outputs": True,
     },
     # The config class derives the first two from feed_forward_proj, unless the file sets them.
-    may_lack=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
-    follows={"scale_decoder_outputs": "tie_word_embeddings"},
-    rows=_rows(gated=False),
+    optional_fields=frozenset(("dense_act_fn", "is_gated_act", "is_encoder_decoder")),
+    determined_by={"scale_decoder_outputs": "tie_word_embeddings"},
+    rules=_rules(gated=False),
     tied=dict.fromkeys((*INPUTS, "lm_head.weight"), "shared.weight"),
-    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    special_ids={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
 )
 
 T5_V1_1 = replace(
@@ -83,7 +83,7 @@ T5_V1_1 = replace(
     family="t5-v1.1",
     model_type="t5",
     fixed=T5.fixed | GATED | {"scale_decoder_outputs": False},
-    rows=(*_rows(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
+    rules=(*_rules(gated=True), TensorRule("head.lm.table.weight", ("lm_head.weight",), VOCABULARY)),
     tied=dict.fromkeys(INPUTS, "shared.weight"),
     tied_if_absent={"lm_head.weight": "shared.weight"},
 )

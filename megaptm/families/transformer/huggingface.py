@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _apart(weight: Tensor, axis: int) -> Tensor:
+def _deinterleave(weight: Tensor, axis: int) -> Tensor:
     """Reorder an axis: even features, then odd ones."""
     return weight.unflatten(axis, (-1, 2)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
-def _in_turn(weight: Tensor, axis: int) -> Tensor:
-    """Reorder an axis: the inverse of `_apart`."""
+def _interleave(weight: Tensor, axis: int) -> Tensor:
+    """Reorder an axis: the inverse of `_deinterleave`."""
     return weight.unflatten(axis, (2, -1)).transpose(axis, axis + 1).flatten(axis, axis + 1)
 
 
-def _ordered(form: Form, axis: int) -> Form:
+def _permuted(form: Form, axis: int) -> Form:
     """Return a form that also permutes the features of one axis."""
     return Form(
-        lambda w, spec: form.give(_apart(w, axis), spec),
-        lambda ws, spec: _in_turn(form.take(ws, spec), axis),
+        lambda w, spec: form.to_hf(_deinterleave(w, axis), spec),
+        lambda ws, spec: _interleave(form.from_hf(ws, spec), axis),
     )
 
 
-ALONG, ACROSS = _ordered(SAME, 0), _ordered(SAME, 1)
+PERMUTED_ROWS, PERMUTED_COLUMNS = _permuted(SAME, 0), _permuted(SAME, 1)
 
 
 def _norm(name: str, hf_name: str) -> tuple[TensorRule, ...]:
-    return tuple(TensorRule(f"{name}.{kind}", (f"{hf_name}.{kind}",), ALONG) for kind in ("weight", "bias"))
+    return tuple(TensorRule(f"{name}.{kind}", (f"{hf_name}.{kind}",), PERMUTED_ROWS) for kind in ("weight", "bias"))
 
 
 def _stack(stack: str) -> tuple[TensorRule, ...]:
@@ -46,40 +46,41 @@ def _stack(stack: str) -> tuple[TensorRule, ...]:
     name, layer = f"{stack}.{{n}}", f"model.{stack}.layers.{{n}}"
     attention = tuple(f"{layer}.self_attn.{name}_proj.weight" for name in "qkv")
     return (
-        TensorRule(f"{name}.attention.qkv.weight", attention, _ordered(QKV, 1)),
-        TensorRule(f"{name}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), ALONG),
+        TensorRule(f"{name}.attention.qkv.weight", attention, _permuted(QKV, 1)),
+        TensorRule(f"{name}.attention.output.weight", (f"{layer}.self_attn.out_proj.weight",), PERMUTED_ROWS),
         *_norm(f"{name}.attention_norm", f"{layer}.self_attn_layer_norm"),
-        TensorRule(f"{name}.ffn.up.weight", (f"{layer}.fc1.weight",), ACROSS),
+        TensorRule(f"{name}.ffn.up.weight", (f"{layer}.fc1.weight",), PERMUTED_COLUMNS),
         TensorRule(f"{name}.ffn.up.bias", (f"{layer}.fc1.bias",)),
-        TensorRule(f"{name}.ffn.down.weight", (f"{layer}.fc2.weight",), ALONG),
-        TensorRule(f"{name}.ffn.down.bias", (f"{layer}.fc2.bias",), ALONG),
+        TensorRule(f"{name}.ffn.down.weight", (f"{layer}.fc2.weight",), PERMUTED_ROWS),
+        TensorRule(f"{name}.ffn.down.bias", (f"{layer}.fc2.bias",), PERMUTED_ROWS),
         *_norm(f"{name}.ffn_norm", f"{layer}.final_layer_norm"),
     )
 
 
 CROSS = "model.decoder.layers.{n}.encoder_attn"
-ROWS = (
-    TensorRule("embed.token.weight", ("model.shared.weight",), _ordered(VOCABULARY, 1)),
+RULES = (
+    TensorRule("embed.token.weight", ("model.shared.weight",), _permuted(VOCABULARY, 1)),
     *_stack("encoder"),
     *_stack("decoder"),
-    TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q_proj.weight",), ACROSS),
-    TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k_proj.weight", f"{CROSS}.v_proj.weight"), _ordered(KV, 1)),
-    TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",), ALONG),
+    TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q_proj.weight",), PERMUTED_COLUMNS),
+    TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k_proj.weight", f"{CROSS}.v_proj.weight"), _permuted(KV, 1)),
+    TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",), PERMUTED_ROWS),
     *_norm("decoder.{n}.cross_norm", "model.decoder.layers.{n}.encoder_attn_layer_norm"),
 )
 
 
-def _zeros(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _zero_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Return the shapes of parameters that are zero here: biases of attention, and of the logits."""
-    found: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
+    shapes: dict[str, tuple[int, ...]] = {"final_logits_bias": (1, spec.vocabulary)}
     for stack, attentions in {"encoder": ("self_attn",), "decoder": ("self_attn", "encoder_attn")}.items():
         size = spec.size_of(stack)
         for layer in range(size.layers):
             for attention in attentions:
-                for name in "qkv":
-                    found[f"model.{stack}.layers.{layer}.{attention}.{name}_proj.bias"] = (size.heads * size.key_width,)
-                found[f"model.{stack}.layers.{layer}.{attention}.out_proj.bias"] = (size.width,)
-    return found
+                for letter in "qkv":
+                    name = f"model.{stack}.layers.{layer}.{attention}.{letter}_proj.bias"
+                    shapes[name] = (size.heads * size.key_width,)
+                shapes[f"model.{stack}.layers.{layer}.{attention}.out_proj.bias"] = (size.width,)
+    return shapes
 
 
 TRANSFORMER = Counterpart(
@@ -109,15 +110,15 @@ TRANSFORMER = Counterpart(
         "is_decoder": False,
         "tie_word_embeddings": True,
     },
-    rows=ROWS,
-    zeros=_zeros,
+    rules=RULES,
+    zero_parameters=_zero_shapes,
     tied=dict.fromkeys(
         ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
         "model.shared.weight",
     ),
     prefix="model.",
-    special={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
-    unused=("model.encoder.embed_positions.", "model.decoder.embed_positions."),
+    special_ids={"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0},
+    unused_prefixes=("model.encoder.embed_positions.", "model.decoder.embed_positions."),
 )
 
 COUNTERPARTS = (TRANSFORMER,)

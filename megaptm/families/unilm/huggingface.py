@@ -16,7 +16,7 @@ UNILM = replace(
     family="unilm",
     model_type="bert",
     import_only=True,
-    rows=tuple(replace(row, form=SEGMENTS) if row.name == "embed.segment.weight" else row for row in BERT.rows),
+    rules=tuple(replace(rule, form=SEGMENTS) if rule.name == "embed.segment.weight" else rule for rule in BERT.rules),
 )
 
 COUNTERPARTS = (UNILM,)

@@ -3,26 +3,28 @@
 from dataclasses import replace
 
 from megaptm.families.roberta.huggingface import ROBERTA
-from megaptm.families.uniter.huggingface import ASK_OF_REGIONS
+from megaptm.families.uniter.huggingface import REGION_HEADS
 from megaptm.hub.tensor_rules import Form, pair
 
 # Every token of a RoBERTa adds the single row of its segment table. Regions have no segment, so this row is added to
 # positions instead.
 WITH_SEGMENT = Form(lambda w, spec: [w, w[:1].clone()], lambda ws, spec: ws[0] + ws[1])
-PLACES, SEGMENT = (f"roberta.embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
+POSITIONS, SEGMENT = (f"roberta.embeddings.{name}_embeddings.weight" for name in ("position", "token_type"))
 UNIMO = replace(
     ROBERTA,
     family="unimo",
     model_type="roberta",
     import_only=True,
-    rows=(
+    rules=(
         *(
-            replace(row, hf_names=(PLACES, SEGMENT), form=WITH_SEGMENT) if row.name == "embed.position.weight" else row
-            for row in ROBERTA.rows
-            if row.name != "embed.segment.weight"
+            replace(rule, hf_names=(POSITIONS, SEGMENT), form=WITH_SEGMENT)
+            if rule.name == "embed.position.weight"
+            else rule
+            for rule in ROBERTA.rules
+            if rule.name != "embed.segment.weight"
         ),
         *(rule for name in ("project", "box", "norm") for rule in pair(f"embed.region.{name}")),
-        *ASK_OF_REGIONS,
+        *REGION_HEADS,
     ),
 )
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder
 from megaptm.hub.tensor_rules import TensorRule, pair
 
-ASK_OF_REGIONS = (
+REGION_HEADS = (
     *pair("head.mrfr.transform"),
     *pair("head.mrfr.norm"),
     TensorRule("head.mrfr.bias", ()),
@@ -23,7 +23,7 @@ UNITER = replace(
     family="uniter",
     model_type="bert",
     import_only=True,
-    rows=(
+    rules=(
         *encoder("bert"),
         *MASKED,
         *pair("head.itm.pooler", "bert.pooler.dense"),
@@ -34,9 +34,9 @@ UNITER = replace(
             for rule in pair(f"embed.region.{name}")
         ),
         TensorRule("embed.region.mask.weight", ()),
-        *ASK_OF_REGIONS,
+        *REGION_HEADS,
     ),
-    unused=("cls.seq_relationship.",),
+    unused_prefixes=("cls.seq_relationship.",),
 )
 
 COUNTERPARTS = (UNITER,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaptm.batch import CHANNELS
-from megaptm.families.albert.huggingface import labels
+from megaptm.families.albert.huggingface import count_labels
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, Form, TensorRule, pair
 from megaptm.spec import ModelSpec
@@ -26,14 +26,14 @@ CONVOLUTION = Form(
     lambda w, spec: [w.unflatten(1, (CHANNELS, _side(spec), _side(spec))).clone()],
     lambda ws, spec: ws[0].flatten(1),
 )
-OF_ALL_ROWS = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
+BATCH_OF_ONE = Form(lambda w, spec: [w[None].clone()], lambda ws, spec: ws[0][0])
 
-ROWS = (
+RULES = (
     TensorRule("embed.patch.project.weight", ("vit.embeddings.patch_embeddings.projection.weight",), CONVOLUTION),
     TensorRule("embed.patch.project.bias", ("vit.embeddings.patch_embeddings.projection.bias",)),
-    TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), OF_ALL_ROWS),
+    TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), BATCH_OF_ONE),
     TensorRule("embed.patch.mask.weight", (), when=_masks),
-    TensorRule("embed.position.weight", ("vit.embeddings.position_embeddings",), OF_ALL_ROWS),
+    TensorRule("embed.position.weight", ("vit.embeddings.position_embeddings",), BATCH_OF_ONE),
     *pair("encoder.{n}.attention_norm", f"{LAYER}.layernorm_before"),
     *pair("encoder.{n}.attention.qkv", *ATTENTION, weight=QKV, bias=QKV),
     *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
@@ -59,7 +59,7 @@ VIT = Counterpart(
         "layer_norm_eps": "norm_eps",
         "hidden_dropout_prob": "dropout",
     },
-    derived={"num_labels": labels},
+    derived={"num_labels": count_labels},
     fixed={
         "hidden_act": "gelu",
         "num_channels": CHANNELS,
@@ -67,10 +67,10 @@ VIT = Counterpart(
         "attention_probs_dropout_prob": 0.0,
         "head_dim": lambda config: config["hidden_size"] // config["num_attention_heads"],
     },
-    may_lack=frozenset(("head_dim",)),
-    rows=ROWS,
+    optional_fields=frozenset(("head_dim",)),
+    rules=RULES,
     # As in published folders, whatever versions of transformers call them in memory.
-    renamed={
+    renames={
         r"^(vit\.)?layers\.": r"\1encoder.layer.",
         r"\.attention\.q_proj\.": ".attention.attention.query.",
         r"\.attention\.k_proj\.": ".attention.attention.key.",
@@ -80,7 +80,7 @@ VIT = Counterpart(
         r"\.mlp\.fc2\.": ".output.dense.",
     },
     prefix="vit.",
-    unused=("vit.pooler.",),
+    unused_prefixes=("vit.pooler.",),
 )
 
 COUNTERPARTS = (VIT,)

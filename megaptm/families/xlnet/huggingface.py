@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _by_head(fused: Tensor, spec: ModelSpec) -> list[Tensor]:
+def _split_qkv(fused: Tensor, spec: ModelSpec) -> list[Tensor]:
     """Split rows (head, [q, k, v], K) into three of [D, H, K]."""
-    return [_heads_apart(one, spec) for one in QKV.give(fused, spec)]
+    return [_split_heads(matrix, spec) for matrix in QKV.to_hf(fused, spec)]
 
 
-def _heads_apart(matrix: Tensor, spec: ModelSpec) -> Tensor:
+def _split_heads(matrix: Tensor, spec: ModelSpec) -> Tensor:
     """Reshape [H*K, D] to [D, H, K]."""
     return matrix.t().unflatten(1, (spec.size.heads, -1)).contiguous()
 
@@ -26,8 +26,8 @@ def _join_heads(weight: Tensor) -> Tensor:
     return weight.flatten(1).t()
 
 
-MAPS = Form(_by_head, lambda ws, spec: QKV.take([_join_heads(one) for one in ws], spec))
-MAP = Form(lambda w, spec: [_heads_apart(w, spec)], lambda ws, spec: _join_heads(ws[0]))
+PROJECTIONS = Form(_split_qkv, lambda ws, spec: QKV.from_hf([_join_heads(weight) for weight in ws], spec))
+PROJECTION = Form(lambda w, spec: [_split_heads(w, spec)], lambda ws, spec: _join_heads(ws[0]))
 OUTPUT = Form(lambda w, spec: [w.unflatten(1, (spec.size.heads, -1)).contiguous()], lambda ws, spec: ws[0].flatten(1))
 BIAS = Form(lambda w, spec: [w.t().contiguous()], lambda ws, spec: ws[0].t())
 # megaptm's is [2 * K, H].
@@ -59,11 +59,13 @@ XLNET = Counterpart(
         "same_length": False,
         "tie_word_embeddings": True,
     },
-    rows=(
+    rules=(
         TensorRule("embed.token.weight", ("transformer.word_embedding.weight",), VOCABULARY),
         TensorRule("embed.query.weight", ("transformer.mask_emb",), QUERY),
-        TensorRule("encoder.{n}.attention.qkv.weight", tuple(f"{ATTENTION}.{name}" for name in ("q", "k", "v")), MAPS),
-        TensorRule("encoder.{n}.attention.place.weight", (f"{ATTENTION}.r",), MAP),
+        TensorRule(
+            "encoder.{n}.attention.qkv.weight", tuple(f"{ATTENTION}.{name}" for name in ("q", "k", "v")), PROJECTIONS
+        ),
+        TensorRule("encoder.{n}.attention.place.weight", (f"{ATTENTION}.r",), PROJECTION),
         TensorRule("encoder.{n}.attention.output.weight", (f"{ATTENTION}.o",), OUTPUT),
         TensorRule("encoder.{n}.attention.content_bias.weight", (f"{ATTENTION}.r_w_bias",), BIAS),
         TensorRule("encoder.{n}.attention.place_bias.weight", (f"{ATTENTION}.r_r_bias",), BIAS),
@@ -77,7 +79,7 @@ XLNET = Counterpart(
     ),
     tied={"lm_loss.weight": "transformer.word_embedding.weight"},
     prefix="transformer",
-    special={"pad": 5, "begin": 1, "end": 2},
+    special_ids={"pad": 5, "begin": 1, "end": 2},
 )
 
 COUNTERPARTS = (XLNET,)
