@@ -1,4 +1,4 @@
-"""Rows of T5's span corruption."""
+"""Samples of T5's span corruption."""
 
 import numpy as np
 import pytest
@@ -7,22 +7,10 @@ from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, build_objective
 from megaptm.objectives.objective import SampleContext
-from tests.objectives.samples import SPECIAL, random_slice, split_documents
+from tests.objectives.samples import SPECIAL, fill_sentinels, random_slice, split_documents
 
 T5 = OBJECTIVES["span-corruption"]
-END, PAD = SPECIAL.end, SPECIAL.pad
-
-
-def put_back(inputs: list[int], targets: list[int]) -> list[int]:
-    """The text of one document, from what the encoder sees and what the decoder must say."""
-    assert inputs[-1] == targets[-1] == END
-    spans: dict[int, list[int]] = {}
-    for token in targets[:-1]:
-        if token in SPECIAL.sentinels:
-            spans[token] = []
-        else:
-            spans[next(reversed(spans))].append(token)
-    return [original for token in inputs[:-1] for original in spans.get(token, [token])]
+PAD = SPECIAL.pad
 
 
 def test_published_lengths():
@@ -30,7 +18,7 @@ def test_published_lengths():
 
 
 @pytest.mark.parametrize("sequence", [8, 31, 64, 128, 1000])
-def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
+def test_any_sequence_is_filled_exactly(sequence):
     raw = T5.raw_length(sequence)
     assert T5.input_length(raw) == sequence < T5.input_length(raw + 1)
     sample = T5.make([random_slice(raw)], SampleContext(SPECIAL, np.random.default_rng(0), sequence, True))
@@ -39,7 +27,7 @@ def test_any_row_is_filled_exactly_and_with_the_most_text(sequence):
     assert sample["decoder_document_ids"].all()
 
 
-def test_the_hidden_share_is_the_published_one():
+def test_noise_rate_and_span_length():
     rng = np.random.default_rng(0)
     hidden = spans = raw = 0
     while raw < 200_000:
@@ -50,64 +38,64 @@ def test_the_hidden_share_is_the_published_one():
     assert hidden / spans == pytest.approx(3, abs=0.05)
 
 
-def test_each_document_is_noised_by_itself_and_can_be_put_back():
+def test_documents_are_corrupted_one_by_one():
     piece = [random_slice(300), random_slice(1), random_slice(150, seed=1)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     inputs = split_documents(sample)
     targets = split_documents(sample, "labels", "decoder_document_ids")
-    heard = split_documents(sample, "decoder_tokens", "decoder_document_ids")
-    rebuilt = [put_back(*sides) for sides in zip(inputs, targets, strict=True)]
+    decoder_inputs = split_documents(sample, "decoder_tokens", "decoder_document_ids")
+    rebuilt = [fill_sentinels(*sides) for sides in zip(inputs, targets, strict=True)]
     assert rebuilt == [p.tokens.tolist() for p in piece]
-    # The decoder of each document starts afresh, from the start token.
-    assert heard == [[PAD, *target[:-1]] for target in targets]
+    # The decoder inputs of each document start with the start token.
+    assert decoder_inputs == [[PAD, *target[:-1]] for target in targets]
     assert (sample["labels"][sample["decoder_document_ids"] == 0] == IGNORED).all()
     assert (sample["tokens"][sample["document_ids"] == 0] == PAD).all()
 
 
-def test_a_row_that_would_overflow_shortens_its_last_document():
+def test_overflow_shortens_the_last_document():
     piece = [random_slice(200), random_slice(200, seed=1), random_slice(168)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
-    rebuilt = [put_back(*side) for side in sides]
-    whole = [p.tokens.tolist() for p in piece]
-    assert rebuilt[:2] == whole[:2]
-    assert rebuilt[2] == whole[2][: len(rebuilt[2])]
-    # A token more and one of the two rows would not hold it.
-    kept = len(rebuilt[2])
-    assert 150 < kept < 168
+    rebuilt = [fill_sentinels(*side) for side in sides]
+    originals = [p.tokens.tolist() for p in piece]
+    assert rebuilt[:2] == originals[:2]
+    assert rebuilt[2] == originals[2][: len(rebuilt[2])]
+    # One token more would overflow the inputs or the targets.
+    length = len(rebuilt[2])
+    assert 150 < length < 168
     assert (
-        T5.target_length(kept + 1) + 2 * T5.target_length(200) > 114
-        or T5.input_length(kept + 1) + 2 * T5.input_length(200) > 512
+        T5.target_length(length + 1) + 2 * T5.target_length(200) > 114
+        or T5.input_length(length + 1) + 2 * T5.input_length(200) > 512
     )
 
 
-def test_many_tiny_documents_never_overflow():
+def test_tiny_documents_never_overflow():
     piece = [random_slice(length, seed=length) for length in [1, 2, 3, 4] * 57][:568]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, True))
     sides = zip(split_documents(sample), split_documents(sample, "labels", "decoder_document_ids"), strict=True)
-    rebuilt = [put_back(*side) for side in sides]
+    rebuilt = [fill_sentinels(*side) for side in sides]
     assert rebuilt[:-1] == [p.tokens.tolist() for p in piece][: len(rebuilt) - 1]
     assert len(rebuilt) > 30
 
 
-def test_without_document_mask_the_row_is_one_text():
+def test_without_document_mask_documents_are_joined():
     piece = [random_slice(300), random_slice(268)]
     sample = T5.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 512, False))
     assert set(sample["document_ids"]) == set(sample["decoder_document_ids"]) == {1}
-    text = put_back(sample["tokens"].tolist(), sample["labels"].tolist())
+    text = fill_sentinels(sample["tokens"].tolist(), sample["labels"].tolist())
     assert text == [token for p in piece for token in p.tokens.tolist()]
 
 
 @pytest.mark.parametrize("rate", [0.8, 0.99])
-def test_where_little_is_kept_there_are_no_more_spans_than_kept_tokens(rate):
+def test_high_rates_are_invertible(rate):
     task = build_objective({"span-corruption": {"rate": rate}})
     for length in range(1, 40):
-        row = task.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
-        said = split_documents(row, "labels", "decoder_document_ids")
-        assert put_back(split_documents(row)[0], said[0]) == random_slice(length).tokens.tolist()
+        sample = task.make([random_slice(length)], SampleContext(SPECIAL, np.random.default_rng(length), 32, True))
+        targets = split_documents(sample, "labels", "decoder_document_ids")
+        assert fill_sentinels(split_documents(sample)[0], targets[0]) == random_slice(length).tokens.tolist()
 
 
-def test_too_few_sentinels_are_refused():
+def test_too_few_sentinels_are_rejected():
     with pytest.raises(
         UserError, match="objective span-corruption masks 111 spans in a sequence of 2000 tokens, but the tokenizer has"
     ):

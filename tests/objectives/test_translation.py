@@ -1,4 +1,4 @@
-"""Rows of whole pairs."""
+"""Samples of complete pairs of sentences."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,11 @@ END, PAD = SPECIAL.end, SPECIAL.pad
 
 
 def pair(source: int, target: int, seed: int = 0) -> DocumentSlice:
+    """Return a pair of random texts of `source` and `target` tokens."""
     return DocumentSlice(random_slice(source + target, seed=seed).tokens, 2, {"parts": np.array([0, source], np.int32)})
 
 
-def test_each_pair_of_a_row_is_read_and_said_by_itself():
+def test_layout_of_packed_pairs():
     piece = [pair(9, 5), pair(3, 8, seed=1)]
     sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
     TASK.batch(32, document_mask=True).check(sample, maker=TASK.name)
@@ -34,7 +35,7 @@ def test_each_pair_of_a_row_is_read_and_said_by_itself():
     assert (sample["tokens"][sample["document_ids"] == 0] == PAD).all()
 
 
-def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
+def test_pairs_that_do_not_fit_are_skipped():
     piece = [pair(9, 9), pair(4, 12, seed=1), pair(5, 5, seed=2), pair(40, 3, seed=3)]
     sample = TASK.make(piece, SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert [len(source) for source in split_documents(sample)] == [10, 6]
@@ -45,15 +46,15 @@ def test_a_pair_without_room_is_left_out_and_shorter_ones_behind_it_are_not():
 
 
 @pytest.mark.parametrize("task", ["translation", "text-to-text"])
-def test_a_document_of_which_a_text_has_no_token_is_left_out(task):
-    """A mark of direction, or what a tokenizer's normalizer removes."""
-    lone = DocumentSlice(random_slice(7).tokens, 2, {"parts": np.array([0], np.int32)})
-    whole = pair(4, 5, seed=1)
-    sample = OBJECTIVES[task].make([lone, whole], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
-    assert split_documents(sample) == [[*whole.tokens[:4], END]]
+def test_pairs_with_an_empty_text_are_skipped(task):
+    """Examples: a direction mark, or a text that the tokenizer's normalizer removes."""
+    one_sided = DocumentSlice(random_slice(7).tokens, 2, {"parts": np.array([0], np.int32)})
+    complete = pair(4, 5, seed=1)
+    sample = OBJECTIVES[task].make([one_sided, complete], SampleContext(SPECIAL, np.random.default_rng(0), 32, True))
+    assert split_documents(sample) == [[*complete.tokens[:4], END]]
 
 
-def test_a_row_that_no_pair_begins_in_asks_nothing():
+def test_empty_sample_has_no_labels():
     sample = TASK.make([], SampleContext(SPECIAL, np.random.default_rng(0), 16, True))
     assert (sample["labels"] == IGNORED).all()
     assert not sample["document_ids"].any()
@@ -61,24 +62,24 @@ def test_a_row_that_no_pair_begins_in_asks_nothing():
 
 @pytest.mark.parametrize("stride", [7, 64, 300])
 @pytest.mark.parametrize("window", [1, 2, 8])
-def test_an_epoch_has_each_document_whole_and_once(tmp_path, stride, window):
+def test_epoch_has_each_document_once(tmp_path, stride, window):
     tiny_corpus(tmp_path, lengths=(1, 90))
     corpus = Corpus.open(tmp_path)
     order = DocumentOrder(
         corpus, "train", cut=SequenceWindow(stride=stride, slots=2), annotations=("words",), window=window, seed=3
     )
-    rows = [order.piece(0, position) for position in range(order.per_epoch)]
-    found = sorted(one.tokens.tolist() for row in rows for one in row)
-    everything = sorted(tokens.tolist() for tokens in corpus.documents("train"))
-    assert all(one.slots == 2 and one.annotations["words"][0] == 0 for row in rows for one in row)
-    # The documents that begin behind the last whole row wait for another epoch.
-    assert all(one in everything for one in found)
-    missing = sum(map(len, everything)) - sum(map(len, found)) + 2 * (len(everything) - len(found))
-    assert len(found) == len({tuple(one) for one in found})
+    slices = [document for position in range(order.per_epoch) for document in order.piece(0, position)]
+    documents = sorted(document.tokens.tolist() for document in slices)
+    expected = sorted(tokens.tolist() for tokens in corpus.documents("train"))
+    assert all(document.slots == 2 and document.annotations["words"][0] == 0 for document in slices)
+    # Documents that start after the last full sample are left out.
+    assert all(document in expected for document in documents)
+    missing = sum(map(len, expected)) - sum(map(len, documents)) + 2 * (len(expected) - len(documents))
+    assert len(documents) == len({tuple(document) for document in documents})
     assert missing < stride + 90
 
 
-def test_a_corpus_without_parts_is_refused(tmp_path):
+def test_corpus_without_parts_is_rejected(tmp_path):
     tiny_corpus(tmp_path)
     with pytest.raises(
         UserError, match="was built without parts, which the objective needs: build it with sources with `parts` or"
