@@ -1,5 +1,4 @@
-"""Images, texts and captions that are like a pair's: which are retrieved, never from what is held out; and how they lie
-in rows of the contrast, and stand for other images where it is asked whether a pair matches."""
+"""Retrieved images, texts and captions: what is retrieved, that splits do not mix, and how samples use it."""
 
 from __future__ import annotations
 
@@ -37,243 +36,250 @@ from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 WORDS, REGIONS = 64, 12
 PAIR = {"regions": REGIONS, "features": DETECTOR[0], "classes": DETECTOR[1]}
 SPLITS = ("train", "validation")
-HOW: dict[str, Any] = {"block": 100, "threshold": 0.2, "detector": DETECTOR}
+OPTIONS: dict[str, Any] = {"block": 100, "threshold": 0.2, "detector": DETECTOR}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`corpus` of pairs, `texts` of sentences, and `found`, what was retrieved, in blocks of 100 documents."""
+    """Folder of `corpus` (pairs), `texts` (sentences), `neighbors` (in blocks of 100 documents) and `report`."""
     root = tmp_path_factory.mktemp("retrieved")
     corpus = region_corpus(root / "corpus", images=200, tokenizer=TOKENIZERS["unimo"], validation=0.25)
     write_sentences(root / "texts", load_tokenizer(corpus / "tokenizer"))
     report = io.StringIO()
-    how = RetrievalOptions(**HOW)
-    places = {"texts": str(root / "texts"), "console": Console(file=report, width=200)}
-    retrieved(str(corpus), str(root / "found"), how, **places)
+    console = Console(file=report, width=200)
+    options = RetrievalOptions(**OPTIONS)
+    retrieved(str(corpus), str(root / "neighbors"), options, texts=str(root / "texts"), console=console)
     (root / "report").write_text(report.getvalue())
     return root
 
 
 def write_sentences(folder: Path, tokenizer: Tokenizer) -> None:
-    """Of each color and shape, of which every fourth is held out; all say in which split they are."""
-    things = [f"{color} {shape}" for color in COLORS for shape in SHAPES]
+    """Write one sentence per color and shape in each split; the sentences of the splits differ."""
+    colored_shapes = [f"{color} {shape}" for color in COLORS for shape in SHAPES]
     splits = {}
-    for split, said in (("train", "one {} of many."), ("validation", "one {} of few.")):
+    for split, template in (("train", "one {} of many."), ("validation", "one {} of few.")):
         folder.mkdir(exist_ok=True)
         with ShardWriter(folder / f"{split}-000000.tar", "uint16", ("tokens",)) as writer:
-            for key, thing in enumerate(things):
-                writer.add(key, tokenizer.encode(said.format(thing)), {}, meta={}, text_bytes=20)
+            for key, thing in enumerate(colored_shapes):
+                writer.add(key, tokenizer.encode(template.format(thing)), {}, meta={}, text_bytes=20)
         splits[split] = [writer.close()]
-    known = {"kind": "byte-bpe", "vocabulary": tokenizer.vocabulary, "fingerprint": tokenizer.fingerprint}
-    write_manifest(folder, dtype="uint16", fields=("tokens",), splits=splits, tokenizer=known, made_from={})
+    tokenizer_entry = {"kind": "byte-bpe", "vocabulary": tokenizer.vocabulary, "fingerprint": tokenizer.fingerprint}
+    write_manifest(folder, dtype="uint16", fields=("tokens",), splits=splits, tokenizer=tokenizer_entry, made_from={})
 
 
-def opened(folder: Path, task: str, options: dict[str, Any], **more: Any) -> Any:
+def open_task(folder: Path, task: str, options: dict[str, Any], **more: Any) -> Any:
     special = load_tokenizer(folder / "corpus/tokenizer").special
-    told = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False, **more}
-    return open_mix({str(folder / "corpus"): 1.0}, objective={task: {**PAIR, **options}}, **told)
+    settings = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False, **more}
+    return open_mix({str(folder / "corpus"): 1.0}, objective={task: {**PAIR, **options}}, **settings)
 
 
-def contrast(folder: Path, options: dict[str, Any] | None = None, **more: Any) -> Any:
-    return opened(folder, "cross-modal-contrast", {"retrieved": str(folder / "found"), **(options or {})}, **more)
+def open_contrast(folder: Path, options: dict[str, Any] | None = None, **more: Any) -> Any:
+    return open_task(
+        folder, "cross-modal-contrast", {"retrieved": str(folder / "neighbors"), **(options or {})}, **more
+    )
 
 
-def pieces(mix: Any, number: int) -> list[list[DocumentSlice]]:
-    """The first, with all that lies beside a row's own."""
-    return pieces_of(mix, 0)[:number]
+def first_pieces(mix: Any, number: int) -> list[list[DocumentSlice]]:
+    """Return the first pieces: each a document and its neighbors."""
+    return epoch_pieces(mix, 0)[:number]
 
 
-def pieces_of(mix: Any, epoch: int) -> list[list[DocumentSlice]]:
+def epoch_pieces(mix: Any, epoch: int) -> list[list[DocumentSlice]]:
     [order] = mix.orders
     return [order.piece(epoch, position) for position in range(order.per_epoch)]
 
 
-def things(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> set[str]:
-    """Colored shapes that a text speaks of, which its image shows."""
+def colored_shapes(tokens: Sequence[int] | np.ndarray, tokenizer: Tokenizer) -> set[str]:
+    """Return the colored shapes that a text names, which its image shows."""
     words = tokenizer.decode(np.asarray(tokens)).replace(".", "").split()
     pairs = pairwise(words)
     return {f"{color} {shape}" for color, shape in pairs if color in COLORS and shape in SHAPES}
 
 
-def test_images_show_the_same_and_texts_speak_of_it(folder: Path) -> None:
+def test_neighbors_show_or_name_the_same_shapes(folder: Path) -> None:
     tokenizer = load_tokenizer(folder / "corpus/tokenizer")
-    captions = {one.blobs["npz"]: one.tokens for split in SPLITS for one in everything(folder, split)}
-    seen = Counter[str]()
-    for own, *others in pieces(contrast(folder), 200):
-        shown = things(own.tokens, tokenizer)
-        for one in others:
-            tokens = captions[one.blobs["npz"]] if one.retrieved == "images" else one.tokens
-            assert one.blobs.get("npz") != own.blobs["npz"]
-            assert one.retrieved != "captions" or one.tokens.tolist() != own.tokens.tolist()
-            seen[one.retrieved] += 1
-            seen[f"same {one.retrieved}"] += bool(shown & things(tokens, tokenizer))
-    assert [kind for kind in RETRIEVED if seen[kind] > 40] == [*RETRIEVED]
-    # Texts may share a color or a place alone; by chance one in nine speaks of one of the things.
-    least = {"images": 0.9, "texts": 0.6, "captions": 0.3}
-    assert {kind: seen[f"same {kind}"] / seen[kind] >= share for kind, share in least.items()} == dict.fromkeys(
-        RETRIEVED, True
-    ), seen
+    captions = {document.blobs["npz"]: document.tokens for split in SPLITS for document in all_documents(folder, split)}
+    counts, similar = Counter[str](), Counter[str]()
+    for own, *neighbors in first_pieces(open_contrast(folder), 200):
+        shown = colored_shapes(own.tokens, tokenizer)
+        for neighbor in neighbors:
+            kind = neighbor.retrieved
+            tokens = captions[neighbor.blobs["npz"]] if kind == "images" else neighbor.tokens
+            assert neighbor.blobs.get("npz") != own.blobs["npz"]
+            assert kind != "captions" or neighbor.tokens.tolist() != own.tokens.tolist()
+            counts[kind] += 1
+            similar[kind] += bool(shown & colored_shapes(tokens, tokenizer))
+    assert all(counts[kind] > 40 for kind in RETRIEVED)
+    # A text may share a color or a position only. By chance one of nine texts names one of the shapes.
+    assert similar["images"] / counts["images"] >= 0.9
+    assert similar["texts"] / counts["texts"] >= 0.45
+    assert similar["captions"] / counts["captions"] >= 0.3
 
 
-def test_columns_tell_where_in_an_image_something_is() -> None:
-    """The middle of a region counts; the last column is to the right edge."""
+def test_class_probabilities_per_column() -> None:
+    """The center of a region decides its column."""
     boxes = np.zeros((3, 7), dtype=np.float32)
     boxes[:, 0], boxes[:, 2] = (0.0, 0.2, 1.0), (0.2, 1.0, 1.0)
     probabilities = np.array([[0, 0.9, 0.1], [0.5, 0.2, 0.3], [0, 0.4, 0.6]], dtype=np.float16)
-    found = Regions(
+    regions = Regions(
         features=probabilities, boxes=boxes, probabilities=probabilities, confidence=np.ones(3, dtype=np.float32)
     )
     for columns, expected in ((1, [0.9, 0.6]), (2, [0.9, 0.1, 0.4, 0.6]), (3, [0.9, 0.1, 0.2, 0.3, 0.4, 0.6])):
-        assert max_class_probabilities(found, columns).tolist() == pytest.approx(expected, abs=1e-3)
+        assert max_class_probabilities(regions, columns).tolist() == pytest.approx(expected, abs=1e-3)
 
 
-def everything(folder: Path, split: str) -> list[DocumentSlice]:
-    [order] = contrast(folder, split=split).orders
-    return [one for shard in range(len(order.shards)) for one in order.documents(shard)]
+def all_documents(folder: Path, split: str) -> list[DocumentSlice]:
+    [order] = open_contrast(folder, split=split).orders
+    return [document for shard in range(len(order.shards)) for document in order.documents(shard)]
 
 
-def test_nothing_is_retrieved_from_another_split(folder: Path) -> None:
-    known = {split: everything(folder, split) for split in SPLITS}
+def test_neighbors_are_of_the_same_split(folder: Path) -> None:
+    documents = {split: all_documents(folder, split) for split in SPLITS}
     sentences = {
         split: {tokens.tobytes() for tokens in Corpus.open(folder / "texts").documents(split)} for split in SPLITS
     }
     for split in SPLITS:
-        images = {one.blobs["npz"] for one in known[split]}
-        captions = {one.tokens.tobytes() for one in known[split]}
-        found = [one for _, *others in pieces(contrast(folder, split=split), 200) for one in others]
-        assert {one.retrieved for one in found} == {*RETRIEVED}
-        for one in found:
-            if one.retrieved == "images":
-                assert one.blobs["npz"] in images
-            else:
-                assert one.tokens.tobytes() in (sentences[split] if one.retrieved == "texts" else captions)
+        images = {document.blobs["npz"] for document in documents[split]}
+        captions = {document.tokens.tobytes() for document in documents[split]}
+        neighbors = [part for _, *parts in first_pieces(open_contrast(folder, split=split), 200) for part in parts]
+        by_kind = {kind: [part for part in neighbors if part.retrieved == kind] for kind in RETRIEVED}
+        assert all(by_kind.values())
+        assert {part.blobs["npz"] for part in by_kind["images"]} <= images
+        assert {part.tokens.tobytes() for part in by_kind["texts"]} <= sentences[split]
+        assert {part.tokens.tobytes() for part in by_kind["captions"]} <= captions
 
 
-def test_each_lies_in_the_row_by_itself_right_ones_before_wrong_ones(folder: Path) -> None:
-    mix, special = contrast(folder), load_tokenizer(folder / "corpus/tokenizer").special
-    numbers = Counter[int]()
+def test_layout_of_texts_and_images(folder: Path) -> None:
+    """Each text and image is a document of its own. Positive texts come first."""
+    mix, special = open_contrast(folder), load_tokenizer(folder / "corpus/tokenizer").special
+    image_counts = Counter[int]()
     for number in range(60):
-        made, spot = mix.sample(number), mix.locate(number)
-        mix.batch.check(made, maker="the contrast")
-        own, *others = mix.orders[spot.source].piece(spot.epoch, spot.position)
-        kinds = {kind: [one for one in others if one.retrieved == kind] for kind in RETRIEVED}
-        texts = [own.tokens, *(one.tokens for kind in ("texts", "captions") for one in kinds[kind])]
-        begins = made["text_starts"][made["text_starts"] != IGNORED].tolist()
-        documents = [np.flatnonzero(made["document_ids"] == made["document_ids"][place]) for place in begins]
-        for tokens, places in zip(texts, documents, strict=True):
-            assert made["tokens"][places].tolist() == [special.cls, *tokens.tolist(), special.sep]
-            assert made["positions"][places].tolist() == [*range(len(places))]
-        assert made["num_positive_texts"] == 1 + len(kinds["texts"])
-        images = made["image_starts"][made["image_starts"] != IGNORED].tolist()
+        sample, location = mix.sample(number), mix.locate(number)
+        mix.batch.check(sample, maker="cross-modal-contrast")
+        own, *neighbors = mix.orders[location.source].piece(location.epoch, location.position)
+        kinds = {kind: [part for part in neighbors if part.retrieved == kind] for kind in RETRIEVED}
+        texts = [own.tokens, *(part.tokens for kind in ("texts", "captions") for part in kinds[kind])]
+        starts = sample["text_starts"][sample["text_starts"] != IGNORED].tolist()
+        documents = [np.flatnonzero(sample["document_ids"] == sample["document_ids"][start]) for start in starts]
+        for tokens, indices in zip(texts, documents, strict=True):
+            assert sample["tokens"][indices].tolist() == [special.cls, *tokens.tolist(), special.sep]
+            assert sample["positions"][indices].tolist() == [*range(len(indices))]
+        assert sample["num_positive_texts"] == 1 + len(kinds["texts"])
+        images = sample["image_starts"][sample["image_starts"] != IGNORED].tolist()
         assert images[0] == WORDS
         assert len(images) == 1 + len(kinds["images"])
-        seen: set[int] = set()
-        for place in images:
-            places = np.flatnonzero(made["document_ids"] == made["document_ids"][place])
-            assert places[0] == place >= WORDS
-            assert len(places) >= 2
-            assert not seen & {*places.tolist()}
-            seen |= {*places.tolist()}
-            features = made["region_features"][places - WORDS].astype(np.float32)
-            # First the whole, the mean of what is shown behind it.
+        used: set[int] = set()
+        for start in images:
+            indices = np.flatnonzero(sample["document_ids"] == sample["document_ids"][start])
+            assert indices[0] == start >= WORDS
+            assert len(indices) >= 2
+            assert not used & {*indices.tolist()}
+            used |= {*indices.tolist()}
+            features = sample["region_features"][indices - WORDS].astype(np.float32)
+            # The first region is the full image: the mean of the regions after it.
             assert np.allclose(features[0], features[1:].mean(0), atol=1e-2)
-            assert made["region_boxes"][place - WORDS].tolist() == [0, 0, 1, 1, 1, 1, 1]
-        numbers[len(images)] += 1
-    assert numbers[2] > 50
+            assert sample["region_boxes"][start - WORDS].tolist() == [0, 0, 1, 1, 1, 1, 1]
+        image_counts[len(images)] += 1
+    assert image_counts[2] > 50
 
 
-def test_without_a_file_rows_are_what_they_were(folder: Path) -> None:
-    mix = opened(folder, "cross-modal-contrast", {})
-    made = mix.sample(0)
-    assert (made["image_starts"] != IGNORED).sum() == (made["text_starts"] != IGNORED).sum() == 1
-    assert all(len(piece) == 1 for piece in pieces(mix, 20))
+def test_samples_without_neighbors(folder: Path) -> None:
+    mix = open_task(folder, "cross-modal-contrast", {})
+    sample = mix.sample(0)
+    assert (sample["image_starts"] != IGNORED).sum() == (sample["text_starts"] != IGNORED).sum() == 1
+    assert all(len(piece) == 1 for piece in first_pieces(mix, 20))
 
 
-def test_what_is_drawn_depends_on_the_samples_number_alone(folder: Path) -> None:
-    mix = contrast(folder)
-    copy, again = pickle.loads(pickle.dumps(mix)), contrast(folder)
+def test_sample_depends_on_its_index_only(folder: Path) -> None:
+    mix = open_contrast(folder)
+    copy, again = pickle.loads(pickle.dumps(mix)), open_contrast(folder)
     later = mix.orders[0].per_epoch + 5
     for number in (5, 100, later, 5):
-        ours, *theirs = (one.sample(number) for one in (mix, copy, again))
-        assert all(np.array_equal(ours[name], one[name]) for one in theirs for name in ours)
-    [own, *first], *_ = pieces(mix, 1)
-    epochs = [next(p for p in pieces_of(mix, epoch) if p[0].blobs == own.blobs)[1:] for epoch in range(1, 4)]
-    drawn = [[(part.retrieved, part.tokens.tolist(), part.location) for part in others] for others in (first, *epochs)]
-    assert any(one != drawn[0] for one in drawn[1:]), "another is drawn when its turn comes again"
+        sample, *copies = (open_task.sample(number) for open_task in (mix, copy, again))
+        assert all(np.array_equal(sample[name], other[name]) for other in copies for name in sample)
+    [own, *first], *_ = first_pieces(mix, 1)
+    epochs = [next(p for p in epoch_pieces(mix, epoch) if p[0].blobs == own.blobs)[1:] for epoch in range(1, 4)]
+    neighbors = [
+        [(part.retrieved, part.tokens.tolist(), part.location) for part in parts] for parts in (first, *epochs)
+    ]
+    assert any(sampled != neighbors[0] for sampled in neighbors[1:]), "each epoch samples other neighbors"
 
 
-def test_another_image_of_a_pair_that_does_not_match_is_one_like_it(folder: Path) -> None:
-    """Harder to tell apart: it shows one of the same things."""
+def test_retrieved_images_are_negatives_of_matching(folder: Path) -> None:
+    """Retrieved images are harder negatives: they show one of the same shapes."""
     tokenizer = load_tokenizer(folder / "corpus/tokenizer")
-    captions = {one.blobs["npz"]: one.tokens for one in everything(folder, "train")}
+    captions = {document.blobs["npz"]: document.tokens for document in all_documents(folder, "train")}
     shares = []
-    for options in ({"retrieved": str(folder / "found")}, {}):
-        mix = opened(folder, "image-text-matching", options)
+    for options in ({"retrieved": str(folder / "neighbors")}, {}):
+        mix = open_task(folder, "image-text-matching", options)
         same = []
         for number in range(150):
-            spot, made = mix.locate(number), mix.sample(number)
-            piece = mix.orders[0].piece(spot.epoch, spot.position)
-            if made["matched"]:
+            location, sample = mix.locate(number), mix.sample(number)
+            piece = mix.orders[0].piece(location.epoch, location.position)
+            if sample["matched"]:
                 assert sum(part.other_segment for part in piece) == 0
                 continue
             other = next((part for part in piece if part.retrieved), piece[1])
             first = np.load(io.BytesIO(other.blobs["npz"]))["features"][0]
-            assert np.array_equal(made["region_features"][0], first)
-            same.append(bool(things(piece[0].tokens, tokenizer) & things(captions[other.blobs["npz"]], tokenizer)))
+            assert np.array_equal(sample["region_features"][0], first)
+            same.append(
+                bool(
+                    colored_shapes(piece[0].tokens, tokenizer) & colored_shapes(captions[other.blobs["npz"]], tokenizer)
+                )
+            )
         shares.append(np.mean(same))
         assert len(same) == pytest.approx(75, abs=20)
     assert shares[0] > 0.9 > 0.4 > shares[1]
 
 
-def test_who_is_stopped_goes_on_and_parts_make_the_same_file(folder: Path, tmp_path: Path) -> None:
-    """Of train two blocks, of validation one."""
-    corpus, texts, how = Corpus.open(folder / "corpus"), Corpus.open(folder / "texts"), RetrievalOptions(**HOW)
+def test_retrieval_resumes_and_parts_give_the_same_file(folder: Path, tmp_path: Path) -> None:
+    """The training split has two blocks, the validation split one."""
+    corpus, texts, options = Corpus.open(folder / "corpus"), Corpus.open(folder / "texts"), RetrievalOptions(**OPTIONS)
 
-    def stop(said: str) -> None:
-        if "block 2" in said:
+    def stop(message: str) -> None:
+        if "block 2" in message:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        retrieve(corpus, tmp_path / "it", how, texts=texts, tell=stop)
-    assert not (tmp_path / "it").exists()
-    with pytest.raises(UserError, match=r"it.blocks was created with other corpora or options"):
-        retrieve(corpus, tmp_path / "it", how)
+        retrieve(corpus, tmp_path / "resumed", options, texts=texts, tell=stop)
+    assert not (tmp_path / "resumed").exists()
+    with pytest.raises(UserError, match=r"resumed.blocks was created with other corpora or options"):
+        retrieve(corpus, tmp_path / "resumed", options)
     with pytest.raises(UserError, match="set --detector FEATURES CLASSES"):
-        retrieve(corpus, tmp_path / "other", replace(how, detector=(2048, 1601)))
+        retrieve(corpus, tmp_path / "other", replace(options, detector=(2048, 1601)))
     assert not (tmp_path / "other.blocks").exists()
     assert str(RetrievalCounts(documents=3)) == "none of 3 documents has a match: lower --threshold"
-    begun: list[str] = []
-    assert isinstance(retrieve(corpus, tmp_path / "it", how, texts=texts, tell=begun.append), dict)
-    assert begun == ["train: block 2 of 2", "validation: block 1 of 1"]
-    assert retrieve(corpus, tmp_path / "parts", how, texts=texts, part=1, parts=2) == 2
-    # A block that is damaged, or of other kinds, is made again.
+    messages: list[str] = []
+    assert isinstance(retrieve(corpus, tmp_path / "resumed", options, texts=texts, tell=messages.append), dict)
+    assert messages == ["train: block 2 of 2", "validation: block 1 of 1"]
+    assert retrieve(corpus, tmp_path / "parts", options, texts=texts, part=1, parts=2) == 2
+    # A block that is damaged, or has other kinds, is computed again.
     block = tmp_path / "parts.blocks/train-000001.safetensors"
     for content in (block.read_bytes()[:-1], save({"images": np.zeros((1, 4), dtype=np.int32)})):
         block.write_bytes(content)
-        assert retrieve(corpus, tmp_path / "parts", how, texts=texts, part=1, parts=2) == 2
-    assert isinstance(retrieve(corpus, tmp_path / "parts", how, texts=texts, part=0, parts=2), dict)
-    files = [
-        (one / "found" if one == folder else one).read_bytes() for one in (folder, tmp_path / "it", tmp_path / "parts")
-    ]
-    assert files[0] == files[1] == files[2]
-    assert {one.name for one in tmp_path.iterdir()} == {"it", "parts"}
+        assert retrieve(corpus, tmp_path / "parts", options, texts=texts, part=1, parts=2) == 2
+    assert isinstance(retrieve(corpus, tmp_path / "parts", options, texts=texts, part=0, parts=2), dict)
+    paths = (folder / "neighbors", tmp_path / "resumed", tmp_path / "parts")
+    assert len({path.read_bytes() for path in paths}) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"resumed", "parts"}
 
 
-def test_the_command_says_how_much_was_found(folder: Path) -> None:
-    said = (folder / "report").read_text()
+def test_command_reports_share_of_documents_with_neighbors(folder: Path) -> None:
+    report = (folder / "report").read_text()
     for split in SPLITS:
         for kind in RETRIEVED:
-            documents = load_retrieved(str(folder / "found")).num_documents(split, kind)
-            assert re.search(rf"{split}, {kind}: \d+% of {documents} documents have matches", said)
+            documents = load_retrieved(str(folder / "neighbors")).num_documents(split, kind)
+            assert re.search(rf"{split}, {kind}: \d+% of {documents} documents have matches", report)
 
 
-def damaged(folder: Path, tmp_path: Path, change: str) -> Path:
-    path = tmp_path / "found"
+def damage(folder: Path, tmp_path: Path, change: str) -> Path:
+    """Write the file of neighbors with one mistake."""
+    path = tmp_path / "neighbors"
     if change == "cut":
-        path.write_bytes((folder / "found").read_bytes()[:-100])
+        path.write_bytes((folder / "neighbors").read_bytes()[:-100])
         return path
-    tables = load_file(folder / "found")
-    with (folder / "found").open("rb") as file:
+    tables = load_file(folder / "neighbors")
+    with (folder / "neighbors").open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(json.loads(file.read(size))["__metadata__"][METADATA])
     if change == "other":
@@ -296,7 +302,7 @@ def damaged(folder: Path, tmp_path: Path, change: str) -> Path:
     return path
 
 
-BAD = {
+MESSAGES = {
     "cut": r"is not a file of retrieved documents \(Error while deserializing header: incomplete metadata,",
     "nothing": r"is not a file of retrieved documents \(its metadata have no corpora\): make it with `megaptm",
     "kind": r"is not a file of retrieved documents \(its metadata have an unknown kind of neighbor or an",
@@ -306,34 +312,35 @@ BAD = {
     "beyond": r"is damaged \(it has document index 5,000, but there are 145 documents\): make it with `megaptm",
     "built again": "which was built again since: make it with `megaptm corpus retrieve` again, or restore the",
     "infinite": "is not a file of retrieved documents .its metadata have no corpora",
-    "moved": "found has texts of .*gone, where there is no corpus: move it back \\(a symbolic",
+    "moved": "neighbors has texts of .*gone, where there is no corpus: move it back \\(a symbolic",
 }
 
 
-@pytest.mark.parametrize("change", BAD)
-def test_a_file_that_does_not_fit_is_one_sentence(change: str, folder: Path, tmp_path: Path) -> None:
-    path = damaged(folder, tmp_path, change)
-    with pytest.raises(UserError, match=BAD[change]):
-        contrast(folder, {"retrieved": str(path)}).sample(0)
+@pytest.mark.parametrize("change", MESSAGES)
+def test_invalid_neighbors_are_rejected(change: str, folder: Path, tmp_path: Path) -> None:
+    path = damage(folder, tmp_path, change)
+    with pytest.raises(UserError, match=MESSAGES[change]):
+        open_contrast(folder, {"retrieved": str(path)}).sample(0)
 
 
-def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) -> None:
-    how = RetrievalOptions(detector=DETECTOR)
+def test_invalid_retrieval_arguments_are_rejected(folder: Path, tmp_path: Path) -> None:
+    options = RetrievalOptions(detector=DETECTOR)
     with pytest.raises(UserError, match="texts has no image regions: build it with"):
-        retrieved(str(folder / "texts"), str(tmp_path / "out"), how)
+        retrieved(str(folder / "texts"), str(tmp_path / "out"), options)
     tiny_corpus(tmp_path / "other")
     with pytest.raises(UserError, match="were made with different tokenizers"):
-        retrieved(str(folder / "corpus"), str(tmp_path / "out"), how, texts=str(tmp_path / "other"))
+        retrieved(str(folder / "corpus"), str(tmp_path / "out"), options, texts=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*set --detector"):
         retrieved(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
     assert not (tmp_path / "out").exists()
-    for place, said in ((str(folder), "is a folder: name a file"), ("s3://bucket/out", "is a URL: name a local file")):
-        with pytest.raises(UserError, match=said):
-            retrieved(str(folder / "corpus"), place, how)
+    with pytest.raises(UserError, match="is a folder: name a file"):
+        retrieved(str(folder / "corpus"), str(folder), options)
+    with pytest.raises(UserError, match="is a URL: name a local file"):
+        retrieved(str(folder / "corpus"), "s3://bucket/out", options)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"max_paraphrases": 2, "max_rewritten_negatives": 4},
@@ -343,6 +350,6 @@ def test_what_cannot_be_retrieved_is_one_sentence(folder: Path, tmp_path: Path) 
         ({"retrieved": "absent"}, r"absent is not a file of retrieved documents \(no such file\)"),
     ],
 )
-def test_options_that_cannot_be_are_one_sentence(options: dict[str, Any], said: str, folder: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        contrast(folder, options)
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str, folder: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        open_contrast(folder, options)

@@ -1,5 +1,4 @@
-"""UNIMO's rows: spans and fragments of texts, with an image or without; areas of an image; captions that say the same
-and such that do not, each by itself; a batch of one task, over corpora of text and of pairs."""
+"""UNIMO's samples: spans and fragments of texts, areas of images, contrast of captions, batches of one task."""
 
 from __future__ import annotations
 
@@ -47,12 +46,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return corpus
 
 
-def opened(folder: Path, objective: Any, **options: Any) -> Any:
-    told = {"sequence": WORDS + REGIONS, "seed": 3, "special": load_tokenizer(folder / "tokenizer").special, **options}
-    return open_mix({str(folder): 1.0}, objective=objective, document_mask=False, **told)
+def open_unified(folder: Path, objective: Any, **options: Any) -> Any:
+    special = load_tokenizer(folder / "tokenizer").special
+    settings = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False, **options}
+    return open_mix({str(folder): 1.0}, objective=objective, **settings)
 
 
-def everything(folder: Path) -> dict[str, Any]:
+def all_tasks(folder: Path) -> dict[str, Any]:
     contrast = {**PAIR, "meanings": str(folder.parent / "meanings.json")}
     return {
         "spans": {"task": "text-spans", "share": 2, "units": "tokens", **TEXT},
@@ -65,40 +65,40 @@ def everything(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_each_task_hides_and_asks_its_own(folder: Path) -> None:
-    mix = opened(folder, everything(folder))
+def test_inputs_and_labels_of_each_task(folder: Path) -> None:
+    mix = open_unified(folder, all_tasks(folder))
     special = load_tokenizer(folder / "tokenizer").special
-    seen = Counter[str]()
+    tasks = Counter[str]()
     for number in range(300):
         task = mix.sources[mix.locate(number).source].task.label
-        made = mix.sample(number)
-        words = made["document_ids"][:WORDS] > 0
-        regions = made["document_ids"][WORDS:] > 0
+        sample = mix.sample(number)
+        words = sample["document_ids"][:WORDS] > 0
+        regions = sample["document_ids"][WORDS:] > 0
         assert regions.any() == (task not in ("spans", "fragments"))
         assert words.any() == (task != "areas")
-        asked = {
+        predicted = {
             name
             for name in ("labels", "masked_region_features", "region_distributions")
-            if (made[name] != IGNORED).any()
+            if (sample[name] != IGNORED).any()
         }
-        hidden = bool((made["tokens"][WORDS:] == MASKED_REGION).any())
-        wanted = {"areas": {"masked_region_features"}, "classes": {"region_distributions"}, "contrast": set[str]()}
-        assert asked == wanted.get(task, {"labels"})
+        hidden = bool((sample["tokens"][WORDS:] == MASKED_REGION).any())
+        expected = {"areas": {"masked_region_features"}, "classes": {"region_distributions"}, "contrast": set[str]()}
+        assert predicted == expected.get(task, {"labels"})
         assert hidden == (task in ("areas", "classes"))
-        assert ((made["tokens"][:WORDS] == special.mask) & words).any() <= (task in ("spans", "pair-spans"))
-        assert made["order"].any() == (task in ("fragments", "pair-fragments"))
-        assert (made["num_positive_texts"] != IGNORED) == (task == "contrast")
-        seen[task] += 1
-    assert set(seen) == set(everything(folder))
+        assert ((sample["tokens"][:WORDS] == special.mask) & words).any() <= (task in ("spans", "pair-spans"))
+        assert sample["order"].any() == (task in ("fragments", "pair-fragments"))
+        assert (sample["num_positive_texts"] != IGNORED) == (task == "contrast")
+        tasks[task] += 1
+    assert set(tasks) == set(all_tasks(folder))
 
 
-def test_each_batch_is_of_one_task_and_a_sample_of_its_number_alone(folder: Path) -> None:
-    mix = opened(folder, everything(folder), schedule=BatchSchedule(6))
+def test_batches_have_one_task_and_samples_depend_on_their_index(folder: Path) -> None:
+    mix = open_unified(folder, all_tasks(folder), schedule=BatchSchedule(6))
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 2**20, 5):
-        ours, theirs = mix.sample(number), copy.sample(number)
-        mix.batch.with_labels(ours).check(ours, maker="unimo")
-        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+        sample, copied = mix.sample(number), copy.sample(number)
+        mix.batch.with_labels(sample).check(sample, maker="unimo")
+        assert all(np.array_equal(sample[name], copied[name]) for name in sample)
     steps = Counter[int]()
     for step in range(BATCHES):
         [source] = {mix.locate(number).source for number in range(step * 6, (step + 1) * 6)}
@@ -106,72 +106,68 @@ def test_each_batch_is_of_one_task_and_a_sample_of_its_number_alone(folder: Path
     assert [steps[source] for source in range(7)] == [72, 72, 36, 72, 36, 36, 36]
 
 
-def test_the_whole_image_comes_first_with_the_mean_of_what_is_shown(folder: Path) -> None:
-    mix = opened(folder, {"masked-areas": PAIR})
+def test_first_region_is_the_full_image(folder: Path) -> None:
+    """Its features are the mean of the visible regions."""
+    mix = open_unified(folder, {"masked-areas": PAIR})
     for number in range(40):
-        made = mix.sample(number)
-        there, hidden = made["document_ids"][WORDS:] > 0, made["tokens"][WORDS:] == MASKED_REGION
+        sample = mix.sample(number)
+        real, hidden = sample["document_ids"][WORDS:] > 0, sample["tokens"][WORDS:] == MASKED_REGION
         assert not hidden[0]
-        assert made["region_boxes"][0].tolist() == [0, 0, 1, 1, 1, 1, 1]
-        shown = made["region_features"][there & ~hidden].astype(np.float32)
+        assert sample["region_boxes"][0].tolist() == [0, 0, 1, 1, 1, 1, 1]
+        shown = sample["region_features"][real & ~hidden].astype(np.float32)
         assert np.allclose(shown[0], shown[1:].mean(0), atol=2e-3)
-        assert not made["region_features"][hidden].any()
+        assert not sample["region_features"][hidden].any()
 
 
-def test_regions_that_lie_over_each_other_are_hidden_together(folder: Path) -> None:
-    mix, counts, shares = opened(folder, {"masked-areas": {**PAIR, "rate": 0.3}}), [], []
+def test_overlapping_regions_are_hidden_together(folder: Path) -> None:
+    mix, counts, rates = open_unified(folder, {"masked-areas": {**PAIR, "rate": 0.3}}), [], []
     for number in range(120):
-        made = mix.sample(number)
-        there = made["document_ids"][WORDS:] > 0
-        boxes, hidden = made["region_boxes"][there][1:], (made["tokens"][WORDS:] == MASKED_REGION)[there][1:]
-        asked = made["masked_positions"][(made["masked_region_features"] != IGNORED).any(1)] - WORDS - 1
-        assert asked.tolist() == np.flatnonzero(hidden).tolist()
+        sample = mix.sample(number)
+        real = sample["document_ids"][WORDS:] > 0
+        boxes, hidden = sample["region_boxes"][real][1:], (sample["tokens"][WORDS:] == MASKED_REGION)[real][1:]
+        targets = sample["masked_positions"][(sample["masked_region_features"] != IGNORED).any(1)] - WORDS - 1
+        assert targets.tolist() == np.flatnonzero(hidden).tolist()
         counts.append(hidden.sum())
-        shares.append(hidden.mean())
-        # At an anchor all that meets it is hidden with it: so is some hidden one's whole neighborhood.
-        near = intersection_over_union(boxes) > 0.3
-        alone = any(hidden[near[one] | (np.arange(len(near)) == one)].all() for one in np.flatnonzero(hidden))
-        assert alone
+        rates.append(hidden.mean())
+        # Regions that overlap an anchor are hidden with it, so at least one region is hidden with all its neighbors.
+        overlaps = (intersection_over_union(boxes) > 0.3) | np.eye(len(boxes), dtype=bool)
+        assert any(hidden[overlaps[anchor]].all() for anchor in np.flatnonzero(hidden))
     assert min(counts) >= 1
-    assert np.mean(shares) == pytest.approx(0.38, abs=0.08)  # 0.3, and what meets it
+    assert np.mean(rates) == pytest.approx(0.38, abs=0.08)  # 0.3, and their overlapping regions
 
 
-def test_overlaps_are_shares_of_what_two_boxes_cover() -> None:
+def test_intersection_over_union() -> None:
     boxes = np.array([[0, 0, 0.5, 0.5], [0.25, 0, 0.75, 0.5], [0.6, 0.6, 1, 1], [0, 0, 0.5, 0.5], [0.1, 0.1, 0.1, 0.9]])
-    shares = intersection_over_union(np.concatenate([boxes, np.zeros((5, 3))], 1))
-    assert shares[0].tolist() == pytest.approx([1, 1 / 3, 0, 1, 0])
+    iou = intersection_over_union(np.concatenate([boxes, np.zeros((5, 3))], 1))
+    assert iou[0].tolist() == pytest.approx([1, 1 / 3, 0, 1, 0])
     task = MaskedAreas(rate=0.2, min_overlap=0.3)
     areas = np.concatenate([boxes[:1], boxes, boxes], 0)
-    nothing = np.zeros((len(areas), 2))
-    found = Regions(features=nothing, boxes=areas, probabilities=nothing, confidence=nothing[:, 0])
-    hidden = {tuple(task.choose_masked(found, np.random.default_rng(seed)).tolist()) for seed in range(20)}
-    assert all((3 in one) == (8 in one) for one in hidden)
-    assert all((1 in one) == (4 in one) == (9 in one) for one in hidden)
+    zeros = np.zeros((len(areas), 2))
+    all_regions = Regions(features=zeros, boxes=areas, probabilities=zeros, confidence=zeros[:, 0])
+    hidden = {tuple(task.choose_masked(all_regions, np.random.default_rng(seed)).tolist()) for seed in range(20)}
+    assert all((3 in regions) == (8 in regions) for regions in hidden)
+    assert all((1 in regions) == (4 in regions) == (9 in regions) for regions in hidden)
     assert len(hidden) > 2
 
 
-def test_spans_are_a_seventh_of_the_tokens_and_share_a_fate(folder: Path) -> None:
-    special, kinds, lengths = load_tokenizer(folder / "tokenizer").special, Counter[str](), Counter[int]()
-    for task, most in (("text-spans", 10), ("image-text-spans", 10)):
-        told = {**PAIR, "rate": 0.3} if task == "image-text-spans" else {**TEXT, "rate": 0.3, "units": "tokens"}
-        mix = opened(folder, {task: told})
+def test_masked_spans_have_configured_rate_and_one_outcome(folder: Path) -> None:
+    special, outcomes, lengths = load_tokenizer(folder / "tokenizer").special, Counter[str](), Counter[int]()
+    for task, options in (("text-spans", {**TEXT, "units": "tokens"}), ("image-text-spans", PAIR)):
+        mix = open_unified(folder, {task: {**options, "rate": 0.3}})
         for number in range(150):
-            made = mix.sample(number)
-            asked = made["masked_positions"][made["labels"] != IGNORED]
-            answers = made["labels"][made["labels"] != IGNORED]
-            text = int((made["document_ids"][:WORDS] > 0).sum())
-            ordinary = ~np.isin(made["tokens"][:text], [special.cls, special.sep])
-            assert len(asked) <= np.ceil(0.3 * text)
-            assert len(asked) >= np.floor(0.3 * (ordinary.sum() - 2))
-            for run in np.split(np.arange(len(asked)), np.flatnonzero(np.diff(asked) > 1) + 1):
-                shown = made["tokens"][asked[run]]
-                fate = (
-                    "mask" if (shown == special.mask).all() else "same" if (shown == answers[run]).all() else "random"
-                )
-                assert fate == "random" or len(set((shown == special.mask).tolist())) == 1
-                kinds[fate] += 1
-                lengths[min(len(run), most + 1)] += 1
-    shares = {kind: count / kinds.total() for kind, count in kinds.items()}
+            sample = mix.sample(number)
+            targets = sample["masked_positions"][sample["labels"] != IGNORED]
+            labels = sample["labels"][sample["labels"] != IGNORED]
+            text = int((sample["document_ids"][:WORDS] > 0).sum())
+            ordinary = ~np.isin(sample["tokens"][:text], [special.cls, special.sep])
+            assert len(targets) <= np.ceil(0.3 * text)
+            assert len(targets) >= np.floor(0.3 * (ordinary.sum() - 2))
+            for run in np.split(np.arange(len(targets)), np.flatnonzero(np.diff(targets) > 1) + 1):
+                shown = sample["tokens"][targets[run]]
+                masked, same = (shown == special.mask).all(), (shown == labels[run]).all()
+                outcomes["mask" if masked else "same" if same else "random"] += 1
+                lengths[len(run)] += 1
+    shares = {outcome: count / outcomes.total() for outcome, count in outcomes.items()}
     assert shares == pytest.approx({"mask": 0.8, "same": 0.1, "random": 0.1}, abs=0.05)
     assert max(lengths) > 4
 
@@ -179,96 +175,104 @@ def test_spans_are_a_seventh_of_the_tokens_and_share_a_fate(folder: Path) -> Non
 SPECIAL = SpecialTokens(size=100, pad=1, cls=0, sep=2, mask=99, specials=frozenset({0, 1, 2, 99}))
 
 
-def test_fragments_put_back_are_the_text_and_see_what_is_before_them() -> None:
-    rng, corrupt = np.random.default_rng(0), FragmentOptions(0.25, 4, 32)
-    taken = numbers = 0
+def test_fragments_restore_the_text() -> None:
+    rng, options = np.random.default_rng(0), FragmentOptions(0.25, 4, 32)
+    num_removed = num_tokens = 0
     for _ in range(200):
         texts = [
             np.concatenate([[0], rng.integers(3, 99, rng.integers(1, 120)), [2]]) for _ in range(rng.integers(1, 4))
         ]
-        places = sum(map(len, texts))
-        made = corrupt.remove_fragments(texts, SPECIAL, rng)
-        assert sum(map(len, made.tokens)) <= places + 2 * corrupt.max_fragments(places)
-        assert len(made.target_positions) <= corrupt.max_predictions(places)
-        row, at = np.concatenate(made.tokens), 0
-        assert (row[made.target_positions + 1] == made.labels).all()
-        for text, tokens, order in zip(texts, made.tokens, made.order, strict=True):
+        length = sum(map(len, texts))
+        result = options.remove_fragments(texts, SPECIAL, rng)
+        assert sum(map(len, result.tokens)) <= length + 2 * options.max_fragments(length)
+        assert len(result.target_positions) <= options.max_predictions(length)
+        joined, start = np.concatenate(result.tokens), 0
+        assert (joined[result.target_positions + 1] == result.labels).all()
+        for text, tokens, order in zip(texts, result.tokens, result.order, strict=True):
             source = int((order == 0).sum())
             assert order[source:].tolist() == [*range(1, len(tokens) - source + 1)]
             written = tokens[source:]
-            own = made.target_positions[(made.target_positions >= at) & (made.target_positions < at + len(tokens))] - at
-            # All of a fragment but its end is asked what comes next; nothing of what is left is.
-            assert own.tolist() == [place for place in range(source, len(tokens)) if tokens[place] != 2]
+            own = (
+                result.target_positions[
+                    (result.target_positions >= start) & (result.target_positions < start + len(tokens))
+                ]
+                - start
+            )
+            # Each token of a fragment except its end predicts the next token; the remaining text predicts nothing.
+            assert own.tolist() == [position for position in range(source, len(tokens)) if tokens[position] != 2]
             pieces = np.split(written, np.flatnonzero(written == 0)[1:]) if len(written) else []
             assert all(piece[0] == 0 and piece[-1] == 2 for piece in pieces)
-            back = Counter(tokens[:source].tolist())
+            restored = Counter(tokens[:source].tolist())
             for piece in pieces:
-                back.update(piece[1:-1].tolist())
-            assert back == Counter(text.tolist())
-            at += len(tokens)
-        taken += int((made.labels != 2).sum())
-        numbers += places - 2 * len(texts)
-    assert taken / numbers == pytest.approx(0.25, abs=0.03)
+                restored.update(piece[1:-1].tolist())
+            assert restored == Counter(text.tolist())
+            start += len(tokens)
+        num_removed += int((result.labels != 2).sum())
+        num_tokens += length - 2 * len(texts)
+    assert num_removed / num_tokens == pytest.approx(0.25, abs=0.03)
 
 
-def test_what_is_left_of_a_fragments_text_is_in_its_order(folder: Path) -> None:
-    """Of rows with an image, and without: no place sees what it is asked for."""
-    for task, told in (("text-fragments", TEXT), ("image-text-fragments", PAIR)):
-        mix = opened(folder, {task: told})
+def test_fragments_do_not_attend_to_their_labels(folder: Path) -> None:
+    """With and without an image, no position attends to its label."""
+    for task, options in (("text-fragments", TEXT), ("image-text-fragments", PAIR)):
+        mix = open_unified(folder, {task: options})
         for number in range(40):
-            made = mix.sample(number)
-            asked = made["masked_positions"][made["labels"] != IGNORED]
-            assert len(asked)
-            assert (made["order"][asked] < made["order"][asked + 1]).all()
-            assert (made["tokens"][asked + 1] == made["labels"][: len(asked)]).all()
-            assert (made["order"][WORDS:] == 0).all()
+            sample = mix.sample(number)
+            targets = sample["masked_positions"][sample["labels"] != IGNORED]
+            assert len(targets)
+            assert (sample["order"][targets] < sample["order"][targets + 1]).all()
+            assert (sample["tokens"][targets + 1] == sample["labels"][: len(targets)]).all()
+            assert (sample["order"][WORDS:] == 0).all()
 
 
-def test_captions_come_with_such_as_say_the_same_and_such_as_do_not(folder: Path) -> None:
+def test_captions_come_with_paraphrases_and_negatives(folder: Path) -> None:
     name = str(folder.parent / "meanings.json")
-    known, tokenizer = load_meanings(name), load_tokenizer(folder / "tokenizer")
-    mix, seen = opened(folder, {"cross-modal-contrast": {**PAIR, "meanings": name}}), Counter[str]()
+    meanings, tokenizer = load_meanings(name), load_tokenizer(folder / "tokenizer")
+    mix = open_unified(folder, {"cross-modal-contrast": {**PAIR, "meanings": name}})
+    num_paraphrases = num_negatives = 0
     for number in range(40):
-        made = mix.sample(number)
-        places = made["text_starts"][made["text_starts"] != IGNORED].tolist()
-        documents = made["document_ids"]
+        sample = mix.sample(number)
+        starts = sample["text_starts"][sample["text_starts"] != IGNORED].tolist()
+        documents = sample["document_ids"]
         assert {*documents[WORDS:].tolist()} <= {0, 1}
         texts = []
-        for at, place in enumerate(places):
-            here = np.flatnonzero(documents == 2 + at)
-            assert here[0] == place
-            assert made["positions"][here].tolist() == [*range(len(here))]
-            whole = made["tokens"][here]
-            assert (whole[0], whole[-1]) == (tokenizer.special.cls, tokenizer.special.sep)
-            texts.append(known.rewriter.parse(known.words(whole[1:-1])))
-        right = int(made["num_positive_texts"])
-        assert 1 <= right <= len(texts) <= MAX_COMPARED_TEXTS
-        assert all(said == texts[0] for said in texts[:right])
-        assert all(said != texts[0] for said in texts[right:])
-        seen["right"] += right - 1
-        seen["wrong"] += len(texts) - right
-    assert min(seen["right"], seen["wrong"]) > 20
-    alone = opened(folder, {"cross-modal-contrast": PAIR}).sample(0)
+        for index, start in enumerate(starts):
+            own = np.flatnonzero(documents == 2 + index)
+            assert own[0] == start
+            assert sample["positions"][own].tolist() == [*range(len(own))]
+            tokens = sample["tokens"][own]
+            assert tokens[0] == tokenizer.special.cls
+            assert tokens[-1] == tokenizer.special.sep
+            texts.append(meanings.rewriter.parse(meanings.words(tokens[1:-1])))
+        num_positive = int(sample["num_positive_texts"])
+        assert 1 <= num_positive <= len(texts) <= MAX_COMPARED_TEXTS
+        assert all(text == texts[0] for text in texts[:num_positive])
+        assert all(text != texts[0] for text in texts[num_positive:])
+        num_paraphrases += num_positive - 1
+        num_negatives += len(texts) - num_positive
+    assert num_paraphrases > 20
+    assert num_negatives > 20
+    alone = open_unified(folder, {"cross-modal-contrast": PAIR}).sample(0)
     assert (alone["text_starts"] != IGNORED).sum() == alone["num_positive_texts"] == 1
 
 
-def test_text_alone_is_read_from_a_corpus_of_text(folder: Path, tmp_path: Path) -> None:
-    """And pairs from theirs; a corpus of text that a task with images reads is one sentence."""
+def test_text_tasks_read_text_corpora(folder: Path, tmp_path: Path) -> None:
+    """Each task reads its own corpora. A text corpus for a task with images is rejected."""
     text = tmp_path / "text"
     tiny_corpus(text, vocabulary=320, fingerprint=load_tokenizer(folder / "tokenizer").fingerprint)
-    told = everything(folder)
-    for label, task_options in told.items():
+    objective = all_tasks(folder)
+    for label, task_options in objective.items():
         task_options["corpora"] = [str(text if label in ("spans", "fragments") else folder)]
     special = load_tokenizer(folder / "tokenizer").special
     options: dict[str, Any] = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False}
-    mix = open_mix({str(text): 1.0, str(folder): 1.0}, objective=told, **options)
+    mix = open_mix({str(text): 1.0, str(folder): 1.0}, objective=objective, **options)
     for number in range(30):
         mix.batch.check(mix.sample(number), maker="unimo")
     with pytest.raises(UserError, match="has no regions of images, which objective masked-areas reads"):
         open_mix({str(text): 1.0}, objective={"masked-areas": PAIR}, **options)
 
 
-BAD = {
+INVALID_FILES = {
     "nothing": ("[1]", "it has no meanings"),
     "no list": ('{"continuations": [], "meanings": {"objects": [3]}}', "a meaning in it is not a list of phrases"),
     "words": ('{"continuations": [], "meanings": {"objects": [["dog"]]}}', "not a list of token ids"),
@@ -278,29 +282,29 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_no_table_of_meanings_is_one_sentence(name: str, tmp_path: Path) -> None:
-    content, said = BAD[name]
+@pytest.mark.parametrize("name", INVALID_FILES)
+def test_invalid_file_of_meanings_is_rejected(name: str, tmp_path: Path) -> None:
+    content, message = INVALID_FILES[name]
     (tmp_path / "bad.json").write_text(content)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         load_meanings(str(tmp_path / "bad.json"))
     assert "megaptm corpus meanings" in str(error.value)
 
 
-def test_meanings_of_another_tokenizer_are_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_meanings_of_another_tokenizer_are_rejected(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "large.json").write_text(json.dumps({"continuations": [], "meanings": {"objects": [[[5000]], [[7]]]}}))
     with pytest.raises(UserError, match="has ids up to 5000, but the tokenizer has 320 ids"):
-        opened(folder, {"cross-modal-contrast": {**PAIR, "meanings": str(tmp_path / "large.json")}})
+        open_unified(folder, {"cross-modal-contrast": {**PAIR, "meanings": str(tmp_path / "large.json")}})
 
 
-def test_a_long_caption_leaves_room_for_its_fragments() -> None:
+def test_long_caption_leaves_room_for_fragments() -> None:
     task = ImageTextFragments(regions=4, features=3, classes=2, min_regions=1)
     file = io.BytesIO()
     np.savez(file, features=np.ones((2, 3)), norm_bb=np.full((2, 6), 0.5), soft_labels=np.full((2, 2), 0.5))
     long = DocumentSlice(np.arange(3, 90), slots=0, blobs={"npz": file.getvalue()})
     for seed in range(20):
-        made = task.make([long], SampleContext(SPECIAL, np.random.default_rng(seed), 34, True))
-        task.batch(34, True).check(made, maker="it")
-        asked = made["masked_positions"][made["labels"] != IGNORED]
-        assert made["tokens"][asked[-1] + 1] == SPECIAL.sep == made["labels"][len(asked) - 1]
-        assert (made["document_ids"][:30] == 1).sum() >= 28
+        sample = task.make([long], SampleContext(SPECIAL, np.random.default_rng(seed), 34, True))
+        task.batch(34, True).check(sample, maker="it")
+        targets = sample["masked_positions"][sample["labels"] != IGNORED]
+        assert sample["tokens"][targets[-1] + 1] == SPECIAL.sep == sample["labels"][len(targets) - 1]
+        assert (sample["document_ids"][:30] == 1).sum() >= 28

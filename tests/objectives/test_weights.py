@@ -1,4 +1,4 @@
-"""The weights of an objective of the user's: a number for each of its losses, or a sentence."""
+"""Loss weights of objectives, of user classes and of configs."""
 
 import numpy as np
 import pytest
@@ -8,35 +8,35 @@ from megaptm.objectives import build_objective, weights_at
 from megaptm.objectives.causal import CausalLM
 
 
-class Weighed(CausalLM):
-    name = "weighed"
+class FixedWeights(CausalLM):
+    name = "fixed-weights"
 
-    def __init__(self, said):
-        self.said = said
+    def __init__(self, result):
+        self.result = result
 
     def weights(self, step):
-        return self.said["lm at all"] if self.said == {} else self.said
+        return self.result["missing"] if self.result == {} else self.result
 
 
 @pytest.mark.parametrize("weight", [0, 2, 0.5, np.float32(0.5)])
-def test_any_number_is_a_weight(weight):
-    assert weights_at(Weighed({"lm": weight}), 3) == {"lm": weight}
+def test_numbers_are_valid_weights(weight):
+    assert weights_at(FixedWeights({"lm": weight}), 3) == {"lm": weight}
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("result", "message"),
     [
         ({"mlm": 1.0}, r"weights\(3\) has no lm: it must have a weight for each loss \(lm\)\."),
         ({"lm": "0.5"}, r"weights\(3\): the weight of lm is '0\.5'; it must be a finite number\."),
         ({"lm": float("nan")}, r"the weight of lm is nan"),
         ({"lm": 1.0, "mlm": 1.0}, r"weights\(3\) has mlm, which is not one of its losses \(lm\)\."),
         (None, r"weights\(3\) is None: it must be a mapping"),
-        ({}, r"weights\(3\) failed \(KeyError: 'lm at all', \S+test_weights\.py:\d+\): fix it\."),
+        ({}, r"weights\(3\) failed \(KeyError: 'missing', \S+test_weights\.py:\d+\): fix it\."),
     ],
 )
-def test_what_is_no_weight_is_told_with_its_step(said, told):
-    with pytest.raises(UserError, match=rf"^objective weighed: .*{told}"):
-        weights_at(Weighed(said), 3)
+def test_invalid_weights_are_rejected(result, message):
+    with pytest.raises(UserError, match=rf"^objective fixed-weights: .*{message}"):
+        weights_at(FixedWeights(result), 3)
 
 
 class Fading(CausalLM):
@@ -50,31 +50,31 @@ def fading(**options):
     return {"task": f"{__name__}:Fading", **options}
 
 
-def test_among_other_tasks_it_weighs_its_losses_as_alone():
+def test_task_of_a_mixture_keeps_its_own_weights():
     composed = build_objective({"mine": fading(share=0.5), "masked-lm": {"share": 0.5, "weight": {0: 2, 3: 1}}})
     assert weights_at(composed, 0) == dict(composed.losses) == {"lm": 1, "mlm": 2}
     assert weights_at(composed, 3) == {"lm": 0.25, "mlm": 1}
 
 
-def test_a_weight_that_a_config_says_stands_above_its_own():
+def test_configured_weight_overrides_own_weights():
     assert weights_at(build_objective({"mine": fading(weight={0: 3})}), 1) == {"lm": 3}
 
 
-def test_who_weighs_a_loss_itself_shares_it_with_nobody():
+def test_shared_loss_needs_one_weight():
     with pytest.raises(UserError, match=r"objective: mine and causal-lm share the loss lm: set the same weight\."):
         build_objective({"mine": fading(share=0.5), "causal-lm": {"share": 0.5}})
     both = {"mine": fading(share=0.5, weight=2), "causal-lm": {"share": 0.5, "weight": 2}}
     assert weights_at(build_objective(both), 7) == {"lm": 2}
 
 
-def test_a_number_multiplies_what_all_losses_of_a_task_count():
+def test_number_scales_all_losses_of_a_task():
     rtd = "replaced-token-detection"
     assert weights_at(build_objective({rtd: {}}), 0) == {"mlm": 1, "replaced-token": 50}
     assert weights_at(build_objective({rtd: {"weight": 1}}), 0) == {"mlm": 1, "replaced-token": 50}
     assert weights_at(build_objective({rtd: {"weight": {0: 2, 5: 1}}}), 0) == {"mlm": 2, "replaced-token": 100}
 
 
-def test_a_mapping_says_what_losses_count_and_leaves_the_others():
+def test_mapping_sets_weights_of_single_losses():
     task = build_objective({"replaced-token-detection": {"weight": {"replaced-token": {0: 20, 7: 0}}}})
     assert [weights_at(task, step) for step in (6, 7)] == [
         {"mlm": 1, "replaced-token": 20},
@@ -86,14 +86,14 @@ def test_a_mapping_says_what_losses_count_and_leaves_the_others():
     assert weights_at(pairs, 0) == {"mlm": 0.5, "sentence-order": 2}
 
 
-def test_a_loss_that_a_task_has_not_is_told():
+def test_unknown_loss_is_rejected():
     with pytest.raises(
         UserError, match=r"objective\.masked-lm\.weight: lm is not one of its losses; did you mean mlm\?"
     ):
         build_objective({"masked-lm": {"weight": {"lm": 2}}})
 
 
-def test_a_named_objective_is_a_task_whose_options_it_says():
+def test_named_objective_is_a_task_with_its_options():
     assert build_objective({"mass": {}}) == build_objective("mass")
     assert build_objective({"mass": {"rate": 0.4}}).rate == 0.4
     both = build_objective({"mass": {"share": 1}, "bert-style": {"share": 1}})

@@ -1,4 +1,4 @@
-"""A mixture that has a name says the same when its tasks are written out."""
+"""Named mixtures equal the config that writes out their tasks."""
 
 import pytest
 
@@ -9,22 +9,19 @@ from megaptm.objectives.written import mixture_config
 
 
 @pytest.mark.parametrize("mixture", [UNITER, UNIMO], ids=lambda mixture: mixture.name)
-def test_the_tasks_of_a_mixture_are_written_as_a_config_says_them(mixture: NamedMixture) -> None:
-    read = build_objective(mixture_config(mixture))
-    assert isinstance(read, Composed)
-    assert [(task.label, task.objective) for task in read.tasks] == [
+def test_mixture_config_builds_the_mixture(mixture: NamedMixture) -> None:
+    built = build_objective(mixture_config(mixture))
+    assert isinstance(built, Composed)
+    assert [(task.label, task.objective) for task in built.tasks] == [
         (task.label, task.objective) for task in mixture.tasks
     ]
-    assert [task.share.at(0) for task in read.tasks] == pytest.approx(_in_whole_numbers(mixture))
-    assert read.weights_by_step == mixture.weights_by_step
+    smallest_share = {"uniter": 1 / 6, "unimo": 1 / 70}[mixture.name]
+    expected = [task.share.at(0) / smallest_share for task in mixture.tasks]
+    assert [task.share.at(0) for task in built.tasks] == pytest.approx(expected)
+    assert built.weights_by_step == mixture.weights_by_step
 
 
-def _in_whole_numbers(mixture: NamedMixture) -> list[float]:
-    least = {"uniter": 1 / 6, "unimo": 1 / 70}[mixture.name]
-    return [task.share.at(0) / least for task in mixture.tasks]
-
-
-def test_other_options_are_written_where_a_task_knows_of_them() -> None:
+def test_mixture_config_sets_options_of_each_task() -> None:
     tasks = mixture_config(UNIMO, features=24, classes=17)
     assert tasks["spans"] == {"task": "text-spans", "share": 25, "units": "tokens", "features": 24}
     assert tasks["areas"] == {"task": "masked-areas", "share": 5, "image_only": True, "features": 24, "classes": 17}
