@@ -18,8 +18,8 @@ TEMPERATURE = 0.1
 
 
 class CrossModalHead(ContrastHead):
-    """CMCL. The vector of an image is the hidden state at its position in `image_places`; that of a text, the hidden
-    state at its first position (`text_places`). Images and texts of a sample are separate documents: they do not attend
+    """CMCL. The vector of an image is the hidden state at its position in `image_starts`; that of a text, the hidden
+    state at its first position (`text_starts`). Images and texts of a sample are separate documents: they do not attend
     to each other.
 
     Features of a sample are the normalized vectors of its images and texts, and flags for which exist.

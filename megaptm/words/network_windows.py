@@ -46,7 +46,7 @@ def ranked_windows(
     known = torch.isin(batch["tokens"], dictionary)
     tokens_BS = torch.where(known, batch["tokens"], unknown)
     windows_BSW = _windows(tokens_BS, _documents(batch), spec.size.before, spec.size.after, outside)
-    sampled = (batch["others"][known].double() * len(dictionary)).long()
+    sampled = (batch["replacement_uniforms"][known].double() * len(dictionary)).long()
     return windows_BSW[known], dictionary[sampled]
 
 

@@ -170,7 +170,9 @@ def test_tags_follow_their_words():
     assert made["tags"].tolist() == [0, 1, 1, 0, 0, 2, *[0] * 6]
     assert made.keys() == task.batch(12, True).fields.keys()
     assert (task.annotations, dict(task.losses)) == (("tags",), {"ranking": 1.0, "tags": 1.0})
-    with pytest.raises(UserError, match=r"tags \(1\) of window-ranking are fewer than the labels of the corpus"):
+    with pytest.raises(
+        UserError, match=r"num_tags \(1\) of window-ranking is too small: the corpus has a tag with index 1\."
+    ):
         WindowRanking(num_tags=1).make([part], SampleContext(tiny_special(), RNG, 6, True))
 
 
