@@ -22,9 +22,9 @@ class BatchMix(Mix):
     A sample has no labels of other tasks, so all ranks skip the same heads in a step.
     """
 
-    def __init__(self, sources: Sequence[MixSource], *, rows: int, **options: Any):
-        """`rows`: samples of a batch, the same in every step."""
-        self.rows, self.block = rows, rows * BATCHES
+    def __init__(self, sources: Sequence[MixSource], *, batch: int, **options: Any):
+        """`batch`: samples of a batch, the same in every step."""
+        self.batch_size, self.block = batch, batch * BATCHES
         labels = np.array([source.task.label for source in sources])
         self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
         """Source indexes of each task."""
@@ -43,15 +43,15 @@ class BatchMix(Mix):
                 raise UserError(
                     f"objective.{label}.share is less than one batch in {BATCHES}: raise it, or remove the task."
                 )
-            quotas[own] = divide_by_shares(shares_of_corpora[own], number * self.rows)
+            quotas[own] = divide_by_shares(shares_of_corpora[own], number * self.batch_size)
         return quotas.tolist()
 
     def _assign_block(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         index, block = key
         quotas = np.array(self.phases[index].quotas)
-        batches = [int(quotas[own].sum()) // self.rows for own in self._sources_of_task]
+        batches = [int(quotas[own].sum()) // self.batch_size for own in self._sources_of_task]
         task = generator(self.seed, "batches", index, block).permutation(np.repeat(np.arange(len(batches)), batches))
-        task = task.repeat(self.rows)
+        task = task.repeat(self.batch_size)
         source = np.empty(self.block, dtype=np.int64)
         for task_index, own in enumerate(self._sources_of_task):
             unshuffled = np.repeat(own, quotas[own])

@@ -32,14 +32,14 @@ class LaneMix(Mix):
         """Number of sequences per source."""
 
     def locate(self, sample: int) -> SamplePosition:
-        step, row = divmod(sample, self.lanes)
-        source, lane = int(self._source[row]), int(self._lane[row])
+        step, index = divmod(sample, self.lanes)
+        source, lane = int(self._source[index]), int(self._lane[index])
         epoch, position = divmod(step * self._lanes[source] + lane, self.orders[source].per_epoch)
         return SamplePosition(source, epoch, position)
 
     def cursors(self, sample: int) -> dict[str, int]:
-        step, row = divmod(sample, self.lanes)
-        started = np.bincount(self._source[:row], minlength=len(self.names)).tolist()
+        step, index = divmod(sample, self.lanes)
+        started = np.bincount(self._source[:index], minlength=len(self.names)).tolist()
         counted = zip(self.names, self._lanes, started, strict=True)
         return {name: step * lanes + here for name, lanes, here in counted}
 

@@ -39,19 +39,14 @@ class LaneOrder(StreamOrder):
         **options: Any,
     ):
         super().__init__(corpus, split, cut=cut, **{**options, "window": SHUFFLED})
-        self.lanes, self.rows, self.alternating, self.random_segment_prob = (
-            lanes,
-            self.per_epoch,
-            alternating,
-            random_segment_prob,
-        )
-        self.per_lane = self.rows // lanes
+        self.lanes, self.alternating, self.random_segment_prob = lanes, alternating, random_segment_prob
+        self.num_sequences = self.per_epoch
+        self.per_lane = self.num_sequences // lanes
         if not self.per_lane:
             raise UserError(
-                f"{corpus.name} has {self.rows} sequences in its split `{split}`, but each of the {lanes} "
-                "sequences of a "
-                "batch continues through its own part: lower train.batch or data.sequence, or build the corpus from "
-                "more text."
+                f"{corpus.name} has {self.num_sequences} sequences in its split `{split}`, but each of the {lanes} "
+                "sequences of a batch continues through its own part: lower train.batch or data.sequence, or build the "
+                "corpus from more text."
             )
         self.per_epoch = self.per_lane * lanes
         # Each lane is within one window or between two.
@@ -71,17 +66,18 @@ class LaneOrder(StreamOrder):
         """
         if not self.random_segment_prob:
             return
-        window, row = self._find(epoch, position)
-        rng = self._generator("elsewhere", epoch, row)
+        window, index = self._find(epoch, position)
+        rng = self._generator("elsewhere", epoch, index)
         if rng.random() >= self.random_segment_prob:
             return
         samples, reach = self._epoch(epoch).samples, -(-self.cut.lookahead // self.cut.stride)
         for near in (window, (window + 1) % (len(samples) - 1)):
             candidates = np.arange(samples[near], samples[near + 1])
-            candidates = candidates[abs(candidates - row) > reach]
+            candidates = candidates[abs(candidates - index) > reach]
             if len(candidates):
                 yield from (
-                    replace(part, other_segment=True) for part in self._row(epoch, near, int(rng.choice(candidates)))
+                    replace(part, other_segment=True)
+                    for part in self._sequence(epoch, near, int(rng.choice(candidates)))
                 )
                 return
 
@@ -92,11 +88,11 @@ class LaneOrder(StreamOrder):
         step, lane = divmod(position, self.lanes)
         if self._backward(position):
             step = self.per_lane - 1 - step
-        row = lane * self.per_lane + step
-        return int(np.searchsorted(self._epoch(epoch).samples, row, side="right")) - 1, row
+        index = lane * self.per_lane + step
+        return int(np.searchsorted(self._epoch(epoch).samples, index, side="right")) - 1, index
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
-        return np.minimum(-(-measures // self.cut.stride), self.rows)
+        return np.minimum(-(-measures // self.cut.stride), self.num_sequences)
 
 
 class BothEndsOrder(LaneOrder):

@@ -199,13 +199,13 @@ class BatchMemory:
     split the data and copy it four times.
     """
 
-    def __init__(self, batch: BatchSpec, *, rows: int, capacity: int):
-        """`rows`: samples per micro-batch. `capacity`: number of micro-batches."""
+    def __init__(self, batch: BatchSpec, *, microbatch: int, capacity: int):
+        """`microbatch`: samples per micro-batch. `capacity`: number of micro-batches."""
         self.capacity = capacity
         self._layout: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
         self._size = 0
         for name, field in batch.fields.items():
-            shape, dtype = (rows, *field.shape), np.dtype(field.dtype)
+            shape, dtype = (microbatch, *field.shape), np.dtype(field.dtype)
             self._layout[name] = (self._size, shape, dtype)
             self._size += -(-int(np.prod(shape)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
         try:
@@ -217,7 +217,7 @@ class BatchMemory:
             ) from None
 
     def arrays(self, micro_batch: int) -> Sample:
-        """Return field -> [rows, ...] of a micro-batch. Its memory is that of the one `capacity` micro-batches
+        """Return field -> [samples, ...] of a micro-batch. Its memory is that of the one `capacity` micro-batches
         earlier."""
         first = micro_batch % self.capacity * self._size
         return {
@@ -239,9 +239,9 @@ class _SharedBatches(Dataset):
         arrays = self.memory.arrays(number)
         try:
             with storage_errors_as_user_errors("a corpus"):
-                for row, sample in enumerate(map(self.mix.sample, samples)):
+                for index, sample in enumerate(map(self.mix.sample, samples)):
                     for field, array in sample.items():
-                        arrays[field][row] = array
+                        arrays[field][index] = array
         except UserError as error:
             return error
         return [*sample]
@@ -255,7 +255,9 @@ class _Processes:
         self._next = 0
         """Index of the next micro-batch, counted from the first that was read."""
         # One more, because workers start the next micro-batch when one has arrived and before it is copied.
-        self._memory = BatchMemory(loader.mix.batch, rows=loader.slice.microbatch, capacity=workers * prefetch + 1)
+        self._memory = BatchMemory(
+            loader.mix.batch, microbatch=loader.slice.microbatch, capacity=workers * prefetch + 1
+        )
         handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
         self._batches = self._start(loader, workers, prefetch)
         # torch's handler would raise the loss of a worker at any point of the code, even in the middle of a step.

@@ -156,9 +156,8 @@ class Mix:
             split = self.orders[0].split
             option = " (validation=0.1 overwrite=true)" if split == "validation" else ""
             raise UserError(
-                f"the {split} split has {self.fresh_samples} sequences of {self.sequence} tokens, less than "
-                "one batch of "
-                f"{batch}: build the corpus with a larger {split} split{option}, or lower train.batch."
+                f"the {split} split has {self.fresh_samples} sequences of {self.sequence} tokens, less than one batch "
+                f"of {batch}: build the corpus with a larger {split} split{option}, or lower train.batch."
             )
         return self.fresh_samples // batch
 

@@ -123,7 +123,7 @@ def open_mix(
                 f"train.ramp: each batch belongs to one task of objective {built.name}, so all have the same "
                 "size: remove it."
             )
-        kind = partial(BatchMix, rows=schedule.final_size)
+        kind = partial(BatchMix, batch=schedule.final_size)
     return kind(
         sources,
         objective=built,
@@ -143,9 +143,8 @@ def _refuse_mixed_lanes(tasks: tuple[Task, ...]) -> None:
         for task in tasks:
             if task.objective.unit == "lane":
                 raise UserError(
-                    f"objective: the sequences of {task.label} continue from batch to batch, so it cannot "
-                    "share a batch "
-                    "with other tasks: remove them."
+                    f"objective: the sequences of {task.label} continue from batch to batch, so it cannot share a "
+                    "batch with other tasks: remove them."
                 )
 
 
@@ -157,9 +156,8 @@ def _refuse_longer(
     for prefix, length in lengths.items():
         if length > limits[prefix]:
             raise UserError(
-                f"objective {configured.name} uses {own.name} for {corpus}, whose {prefix}sequences have "
-                f"{length} positions, "
-                f"more than its own {limits[prefix]}: raise `max_target_length`, or remove the corpus."
+                f"objective {configured.name} uses {own.name} for {corpus}, whose {prefix}sequences have {length} "
+                f"positions, more than its own {limits[prefix]}: raise `max_target_length`, or remove the corpus."
             )
 
 
@@ -191,9 +189,8 @@ def _check_images(corpus: Corpus, objectives: Iterable[BaseObjective]) -> None:
                 )
         if not objective.blobs and corpus.manifest.dtype == LABELS:
             raise UserError(
-                f"{corpus.name} has images with labels, but objective {objective.name} reads text: build a "
-                "corpus of text "
-                "with `megaptm corpus build`, or train a family that reads images."
+                f"{corpus.name} has images with labels, but objective {objective.name} reads text: build a corpus of "
+                "text with `megaptm corpus build`, or train a family that reads images."
             )
 
 

@@ -125,9 +125,8 @@ class RetrievedDocuments:
         header = self.table.header
         if header.corpus != corpus.manifest.id:
             raise UserError(
-                f"retrieved: {self.file} was made for another corpus than {corpus.name}, or the corpus was "
-                "built again: "
-                f"make it with `megaptm corpus retrieve {corpus.name} --out FILE`, or set the task's `corpora`."
+                f"retrieved: {self.file} was made for another corpus than {corpus.name}, or the corpus was built "
+                f"again: make it with `megaptm corpus retrieve {corpus.name} --out FILE`, or set the task's `corpora`."
             )
         self.numbers = {
             kind: number for kind, number in neighbors.max_numbers.items() if number and kind in header.sources
@@ -178,9 +177,8 @@ def _open_corpus(source: RetrievedCorpus, file: str, kind: str, cache: Cache | N
         corpus = Corpus.open(source.location, cache)
     except NoCorpusError:
         raise UserError(
-            f"retrieved: {file} has {kind} of {source.location}, where there is no corpus: move it back (a "
-            "symbolic link "
-            f"is enough), or {REMEDY} again."
+            f"retrieved: {file} has {kind} of {source.location}, where there is no corpus: move it back (a symbolic "
+            f"link is enough), or {REMEDY} again."
         ) from None
     if corpus.manifest.id != source.id:
         raise UserError(

@@ -30,11 +30,11 @@ class StreamOrder(Order):
             )
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
-        return self._row(epoch, *self._find(epoch, position))
+        return self._sequence(epoch, *self._find(epoch, position))
 
-    def _row(self, epoch: int, window: int, row: int) -> list[DocumentSlice]:
-        """Return the sequence with this index before shuffling, which starts in this window."""
-        start = row * self.cut.stride
+    def _sequence(self, epoch: int, window: int, index: int) -> list[DocumentSlice]:
+        """Return the sequence with an index before shuffling, which starts in a window."""
+        start = index * self.cut.stride
         stop = start + self.cut.stride + self.cut.lookahead
         edges = self._epoch(epoch).measures
         parts: list[DocumentSlice] = []
@@ -90,8 +90,8 @@ class DocumentOrder(StreamOrder):
         """int64 [shards + 1]: number of documents before each shard."""
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
-        window, row = self._find(epoch, position)
-        start, stop = row * self.cut.stride, (row + 1) * self.cut.stride
+        window, index = self._find(epoch, position)
+        start, stop = index * self.cut.stride, (index + 1) * self.cut.stride
         edges = self._epoch(epoch).measures
         documents: list[DocumentSlice] = []
         other: DocumentSlice | None = None

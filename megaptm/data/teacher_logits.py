@@ -191,9 +191,8 @@ class SplitLogits:
         manifest = self.source.manifest
         if index >= self.samples:
             raise UserError(
-                f"distill.cached_logits ({self.source.folder}) has logits of {self.samples:,} {self.split} "
-                "samples, but sample "
-                f"{index:,} is needed: extend it with `megaptm cache-logits` and this config."
+                f"distill.cached_logits ({self.source.folder}) has logits of {self.samples:,} {self.split} samples, "
+                f"but sample {index:,} is needed: extend it with `megaptm cache-logits` and this config."
             )
         file, row = divmod(index, manifest.per_file)
         tensors = self._files(file)
@@ -201,9 +200,9 @@ class SplitLogits:
             raise UserError(f"{self.source.folder / file_name(self.split, file)} lacks some of its samples: {COMMAND}.")
         if not np.array_equal(tensors["samples"][row], sample_digest(sample)):
             raise UserError(
-                f"distill.cached_logits ({self.source.folder}) was written for other samples: {self.split} "
-                f"sample {index:,} "
-                "differs. data.mix, data.sequence, objective and train.seed must be those it was written with."
+                f"distill.cached_logits ({self.source.folder}) was written for other samples: {self.split} sample "
+                f"{index:,} differs. data.mix, data.sequence, objective and train.seed must be those it was written "
+                "with."
             )
         own = slice(*tensors["offsets"][row : row + 2].tolist())
         positions = tensors["positions"][own]

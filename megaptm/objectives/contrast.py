@@ -98,8 +98,8 @@ class CrossModalContrast(UnifiedObjective):
             "num_positive_texts": Field(()),
         }
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
-        return row
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        return sample
 
     def num_own_regions(self, piece: Sequence[DocumentSlice]) -> int:
         return self._split_regions(len(_of_kind(piece, "images")))
@@ -117,17 +117,17 @@ class CrossModalContrast(UnifiedObjective):
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row, words = super().make(piece, context), self.text_length(context.sequence)
-        caption = row["tokens"][: int((row["document_ids"][:words] > 0).sum())].copy()
+        sample, words = super().make(piece, context), self.text_length(context.sequence)
+        caption = sample["tokens"][: int((sample["document_ids"][:words] > 0).sum())].copy()
         positives, negatives = self._rewrite(caption[1:-1], context.rng)
         positives += [part.tokens for part in _of_kind(piece, "texts")]
         negatives += [part.tokens for part in _of_kind(piece, "captions")]
-        texts = self._add_texts(row, caption, positives, negatives, context)
-        return {**row, **texts, **self._add_images(row, piece, words)}
+        texts = self._add_texts(sample, caption, positives, negatives, context)
+        return {**sample, **texts, **self._add_images(sample, piece, words)}
 
     def _add_texts(
         self,
-        row: Sample,
+        sample: Sample,
         caption: np.ndarray,
         positives: Sequence[np.ndarray],
         negatives: Sequence[np.ndarray],
@@ -147,25 +147,25 @@ class CrossModalContrast(UnifiedObjective):
                     num_positives += is_positive
         lengths = [*map(len, texts)]
         assert special.pad is not None
-        row["tokens"][:words] = pad_pieces(texts, words, special.pad)
-        row["positions"][:words] = pad_pieces([np.arange(length) for length in lengths], words, 0)
+        sample["tokens"][:words] = pad_pieces(texts, words, special.pad)
+        sample["positions"][:words] = pad_pieces([np.arange(length) for length in lengths], words, 0)
         # The image is document 1; documents do not attend to each other.
-        row["document_ids"][:words] = pad_pieces([np.full(n, 2 + at) for at, n in enumerate(lengths)], words, 0)
+        sample["document_ids"][:words] = pad_pieces([np.full(n, 2 + at) for at, n in enumerate(lengths)], words, 0)
         starts = np.cumsum([0, *lengths[:-1]])
         return {
             "text_starts": pad_pieces([starts], MAX_COMPARED_TEXTS, IGNORED),
             "num_positive_texts": np.array(num_positives, dtype=np.int64),
         }
 
-    def _add_images(self, row: Sample, piece: Sequence[DocumentSlice], words: int) -> Sample:
+    def _add_images(self, sample: Sample, piece: Sequence[DocumentSlice], words: int) -> Sample:
         """Append images after the pair's own, each a document. Return their positions."""
         images, own = _of_kind(piece, "images"), self.num_own_regions(piece)
         share, starts = self.regions // (1 + len(images)), [words]
         for index, image in enumerate(images):
             regions, at = self._read_regions(image, share), own + index * share
-            row["document_ids"][words + at : words + at + len(regions)] = 2 + MAX_COMPARED_TEXTS + index
-            row["region_features"][at : at + len(regions)] = regions.features
-            row["region_boxes"][at : at + len(regions)] = regions.boxes
+            sample["document_ids"][words + at : words + at + len(regions)] = 2 + MAX_COMPARED_TEXTS + index
+            sample["region_features"][at : at + len(regions)] = regions.features
+            sample["region_boxes"][at : at + len(regions)] = regions.boxes
             starts.append(words + at)
         return {"image_starts": pad_pieces([np.array(starts)], MAX_COMPARED_IMAGES, IGNORED)}
 

@@ -105,10 +105,10 @@ class Denoising(Objective):
             [self.corrupt(part, special, context.rng) for part in piece], piece, begin, end, context.document_mask
         )
         decoder_inputs = [np.concatenate((end, text[:-1])) for text in labels]
-        rows = encoder_decoder_sample(
+        sample = encoder_decoder_sample(
             encoder_inputs, decoder_inputs, labels, sequence=context.sequence, targets=context.sequence, pad=special.pad
         )
-        return rows | mark_global_tokens(self.global_tokens, rows["positions"], rows["document_ids"])
+        return sample | mark_global_tokens(self.global_tokens, sample["positions"], sample["document_ids"])
 
     def corrupt(self, part: DocumentSlice, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         """Return the corrupted tokens of a document, without `begin` and `end`, int64 [at most as many tokens]."""
@@ -141,10 +141,10 @@ class Denoising(Objective):
         first = np.cumsum(lengths) - lengths
         shown = np.zeros(units, dtype=bool)
         shown[first[kinds == 2]] = True
-        is_kept = np.repeat(shown, np.diff(starts, append=len(tokens)))
-        before = np.concatenate(([0], np.cumsum(is_kept)))
+        is_visible = np.repeat(shown, np.diff(starts, append=len(tokens)))
+        before = np.concatenate(([0], np.cumsum(is_visible)))
         positions = before[np.append(starts, len(tokens))[first[kinds == 0]]]
-        return np.insert(tokens[is_kept], positions, self._mask_tokens(len(positions), special, rng))
+        return np.insert(tokens[is_visible], positions, self._mask_tokens(len(positions), special, rng))
 
     def _mask_tokens(self, count: int, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         masks = np.full(count, special.mask, dtype=np.int64)

@@ -72,8 +72,8 @@ class FragmentOptions:
     ) -> FragmentedText:
         """Remove fragments from texts enclosed by special tokens, which fragments never contain. Fragments are sampled
         until the share is reached; the last one is truncated."""
-        row = np.concatenate(texts)
-        fragments = self._sample(~special.is_special[row], rng)
+        joined = np.concatenate(texts)
+        fragments = self._sample(~special.is_special[joined], rng)
         token_pieces, order_pieces = [], []
         at, first = 0, 0
         empty = np.zeros(0, np.int64)

@@ -66,7 +66,7 @@ class DeepInfoMax(SampleObjective):
         max_length = min(self.max_length, len(text) - 1)
         if max_length < 1:
             documents = [np.concatenate((cls, text, sep))]
-            row = TextSequence(documents, [0], [len(documents[0])])
+            text_sequence = TextSequence(documents, [0], [len(documents[0])])
             start = IGNORED
         else:
             length = int(rng.integers(min(self.min_length, max_length), max_length, endpoint=True))
@@ -74,6 +74,8 @@ class DeepInfoMax(SampleObjective):
             shown = text.copy()
             shown[first : first + length] = special.mask
             documents = [np.concatenate((cls, tokens, sep)) for tokens in (shown, text[first : first + length])]
-            row = TextSequence(documents, [0, 0], [*map(len, documents)])
+            text_sequence = TextSequence(documents, [0, 0], [*map(len, documents)])
             start = len(documents[0])
-        return row.fields(row.text, special, context.sequence) | {"ngram_start": np.array(start, dtype=np.int64)}
+        return text_sequence.fields(text_sequence.text, special, context.sequence) | {
+            "ngram_start": np.array(start, dtype=np.int64)
+        }

@@ -90,14 +90,14 @@ class TextSequence:
     def of_texts(cls, documents: list[LabeledTexts], special: SpecialTokens) -> TextSequence:
         """Build from documents of texts: `cls` A `sep` B `sep`."""
         cls_token, sep = np.array([special.cls]), np.array([special.sep])
-        row = cls([], [], [])
+        result = cls([], [], [])
         for document in documents:
             pieces = [np.concatenate((without_marks(text), sep)) for text in document.texts]
             pieces[0] = np.concatenate((cls_token, pieces[0]))
-            row.text.extend(pieces)
-            row.segments.extend(document.segments)
-            row.documents.append(sum(map(len, pieces)))
-        return row
+            result.text.extend(pieces)
+            result.segments.extend(document.segments)
+            result.documents.append(sum(map(len, pieces)))
+        return result
 
     @classmethod
     def of_documents(cls, piece: list[DocumentSlice], special: SpecialTokens, document_mask: bool) -> TextSequence:
@@ -189,9 +189,8 @@ class MaskedLM(Objective):
         similar = load_similar_words(self.similar)
         if isinstance(similar, SimilarWords) and similar.max_id >= special.size:
             raise UserError(
-                f"similar: {self.similar} has ids up to {similar.max_id}, but the tokenizer has {special.size} "
-                "ids: the "
-                f"file was made with another tokenizer; {REMEDY}."
+                f"similar: {self.similar} has ids up to {similar.max_id}, but the tokenizer has {special.size} ids: "
+                f"the file was made with another tokenizer; {REMEDY}."
             )
 
     def why_no_question(self, num_texts: int) -> str | None:
@@ -217,32 +216,34 @@ class MaskedLM(Objective):
 
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
-        row = (*TEXT_FIELDS, "global_tokens") if self.global_tokens else TEXT_FIELDS
-        return BatchSpec({"": sequence}, fields((sequence,), *row) | targets)
+        names = (*TEXT_FIELDS, "global_tokens") if self.global_tokens else TEXT_FIELDS
+        return BatchSpec({"": sequence}, fields((sequence,), *names) | targets)
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = TextSequence.of_documents(piece, context.special, context.document_mask)
+        text_sequence = TextSequence.of_documents(piece, context.special, context.document_mask)
         starts = None
         if self.annotations:
             parts = [unit_starts(mark_tokens(part.tokens, part.annotations)) for part in piece]
             starts = np.concatenate(
                 enclose_documents(parts, piece, SPECIAL_START, SPECIAL_START, context.document_mask)
             )
-        return self.mask_sequence(row, context, starts)
+        return self.mask_sequence(text_sequence, context, starts)
 
-    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
+    def mask_sequence(
+        self, text_sequence: TextSequence, context: SampleContext, starts: np.ndarray | None = None
+    ) -> Sample:
         """Mask over the whole sequence, so that the masked share does not depend on the number of documents.
 
         `starts`: 1 at the first token of each unit. None: each token is a unit.
         """
-        text = pad_pieces(row.text, sum(row.documents), 0)
+        text = pad_pieces(text_sequence.text, sum(text_sequence.documents), 0)
         max_masked = self.max_predictions(context.sequence)
         if starts is None:
             starts = np.ones(len(text), dtype=np.int64)
         masking = Denoise(hide=self._hide(max_masked, starts), show=self._show(starts), ask=masked_tokens_in_order)
         hidden, shown, labels = masking(text, context.special, context.rng)
-        inputs = row.fields([shown], context.special, context.sequence)
+        inputs = text_sequence.fields([shown], context.special, context.sequence)
         return {
             **inputs,
             **mark_global_tokens(self.global_tokens, inputs["positions"], inputs["document_ids"]),
@@ -364,9 +365,9 @@ class MaskedLMWithQuestion(QuestionObjective):
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
-        row, starts = TextSequence.of_texts([texts], context.special), None
+        text_sequence, starts = TextSequence.of_texts([texts], context.special), None
         if self.masked.annotations:
             parts = (part for text in texts.texts for part in (unit_starts(text), SPECIAL_START))
             starts = np.concatenate([SPECIAL_START, *parts])
-        sample = self.masked.mask_sequence(row, context, starts)
+        sample = self.masked.mask_sequence(text_sequence, context, starts)
         return sample | {question_field(self.question): np.array(texts.label, dtype=np.int64)}

@@ -390,9 +390,9 @@ def documents_and_positions(lengths: list[int], size: int) -> tuple[np.ndarray, 
 
 def pad_pieces(pieces: list[np.ndarray], size: int, fill: int) -> np.ndarray:
     """Return the pieces concatenated and padded with `fill`, int64 [size]."""
-    row = np.full(size, fill, dtype=np.int64)
+    padded = np.full(size, fill, dtype=np.int64)
     at = 0
     for piece in pieces:
-        row[at : at + len(piece)] = piece
+        padded[at : at + len(piece)] = piece
         at += len(piece)
-    return row
+    return padded

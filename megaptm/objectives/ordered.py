@@ -72,12 +72,17 @@ class OrderedMaskedLM(MaskedLM):
         ]
         return self.mask_sequence(TextSequence.of_texts(texts, context.special), context, None)
 
-    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
-        labeled = replace(row, segments=[SEGMENTS[self.context][index] for index in row.segments])
+    def mask_sequence(
+        self, text_sequence: TextSequence, context: SampleContext, starts: np.ndarray | None = None
+    ) -> Sample:
+        labeled = replace(text_sequence, segments=[SEGMENTS[self.context][index] for index in text_sequence.segments])
         sample = super().mask_sequence(labeled, context, starts)
-        order = [self._order(len(text), index) for text, index in zip(row.text, row.segments, strict=True)]
+        order = [
+            self._order(len(text), index)
+            for text, index in zip(text_sequence.text, text_sequence.segments, strict=True)
+        ]
         if self.context in ("left-to-right", "right-to-left"):  # of the document, whose texts are consecutive
-            order = [self._order(length, 1) for length in row.documents]
+            order = [self._order(length, 1) for length in text_sequence.documents]
         return sample | {"order": pad_pieces(order, context.sequence, 0)}
 
     def _order(self, length: int, index: int) -> np.ndarray:

@@ -85,8 +85,8 @@ class PermutationLM(Objective):
     def batch(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
         targets = fields((self._num_slots(sequence),), "masked_positions", "labels")
-        row = fields((sequence,), "tokens", "segments", "order")
-        return BatchSpec({"": sequence}, {**row, **targets, "reset_state": Field(()), "backward": Field(())})
+        inputs = fields((sequence,), "tokens", "segments", "order")
+        return BatchSpec({"": sequence}, {**inputs, **targets, "reset_state": Field(()), "backward": Field(())})
 
     def _num_slots(self, sequence: int) -> int:
         """Return the number of target slots, rounded so that sequence plus queries is a multiple of

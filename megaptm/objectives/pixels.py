@@ -40,10 +40,10 @@ ASPECT_RANGE = (3 / 4, 4 / 3)
 class CropBox(NamedTuple):
     """Rectangle of an image, in pixels."""
 
-    left: float
-    upper: float
-    right: float
-    lower: float
+    x0: float
+    y0: float
+    x1: float
+    y1: float
 
 
 def open_image(content: bytes) -> Image:
@@ -97,8 +97,8 @@ def random_crop(width: int, height: int, area: tuple[float, float], rng: np.rand
 def shrink_box(box: CropBox, share: float) -> CropBox:
     """Return the center of a rectangle with this share of each side."""
     edge = (1 - share) / 2
-    across, down = edge * (box.right - box.left), edge * (box.lower - box.upper)
-    return CropBox(box.left + across, box.upper + down, box.right - across, box.lower - down)
+    across, down = edge * (box.x1 - box.x0), edge * (box.y1 - box.y0)
+    return CropBox(box.x0 + across, box.y0 + down, box.x1 - across, box.y1 - down)
 
 
 def crop_and_scale(image: Image, box: CropBox, size: int, resample: str = "bilinear") -> np.ndarray:
@@ -109,11 +109,11 @@ def crop_and_scale(image: Image, box: CropBox, size: int, resample: str = "bilin
     """
     width, height = image.size
     if image.format in ("JPEG", "MPO"):
-        shrink = min((box.right - box.left) / size, (box.lower - box.upper) / size)
+        shrink = min((box.x1 - box.x0) / size, (box.y1 - box.y0) / size)
         if shrink >= 2:
             image.draft("RGB" if image.mode == "YCbCr" else image.mode, (int(width / shrink), int(height / shrink)))
     across, down = image.size[0] / width, image.size[1] / height
-    part = (box.left * across, box.upper * down, box.right * across, box.lower * down)
+    part = (box.x0 * across, box.y0 * down, box.x1 * across, box.y1 * down)
     filter_ = _pillow().Resampling[resample.upper()]
     return np.asarray(to_rgb(image).resize((size, size), filter_, box=part))
 

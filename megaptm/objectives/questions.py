@@ -51,9 +51,9 @@ class TextQuestion(QuestionObjective):
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         texts = self.definition.make_texts(piece, context.rng, self.raw_length(context.sequence))
-        row = TextSequence.of_texts([texts], context.special)
+        text_sequence = TextSequence.of_texts([texts], context.special)
         label = {question_field(self.question): np.array(texts.label, dtype=np.int64)}
-        return row.fields(row.text, context.special, context.sequence) | label
+        return text_sequence.fields(text_sequence.text, context.special, context.sequence) | label
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class Capitalization(Objective):
 
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
-        row = TextSequence.of_documents(piece, context.special, context.document_mask)
+        text_sequence = TextSequence.of_documents(piece, context.special, context.document_mask)
         capitals = [mark_tokens(part.tokens, part.annotations)[:, 1] for part in piece]
         labels = enclose_documents(capitals, piece, NO_LABEL, NO_LABEL, context.document_mask)
-        inputs = row.fields(row.text, context.special, context.sequence)
+        inputs = text_sequence.fields(text_sequence.text, context.special, context.sequence)
         return inputs | {"capitalization": pad_pieces(labels, context.sequence, IGNORED)}
 
 
@@ -106,17 +106,17 @@ class TokenDocument(SampleObjective):
     def make(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)
         special, sequence = context.special, context.sequence
-        text, rest = np.concatenate(piece.sentences), piece.rest_of_document()
-        if not sum(map(len, rest)) and len(text) > 1:
-            # The document is no longer than the stretch: split it.
+        text, remaining = np.concatenate(piece.sentences), piece.rest_of_document()
+        if not sum(map(len, remaining)) and len(text) > 1:
+            # The document fits into the sample: split it.
             borders = np.cumsum([*map(len, piece.sentences)])[:-1]
             cut = int(context.rng.choice(borders)) if len(borders) else len(text) // 2
-            text, rest = text[:cut], [text[cut:]]
+            text, remaining = text[:cut], [text[cut:]]
         length = self.raw_length(sequence)
-        text, rest = text[:length], [*rest, text[length:]]
+        text, remaining = text[:length], [*remaining, text[length:]]
         occurs = np.zeros(special.size, dtype=np.int64)
-        for part in rest:
+        for part in remaining:
             occurs[part] = 1
-        row = TextSequence.of_texts([LabeledTexts([text], [0])], special)
+        text_sequence = TextSequence.of_texts([LabeledTexts([text], [0])], special)
         labels = pad_pieces([NO_LABEL, occurs[text]], sequence, IGNORED)
-        return row.fields(row.text, special, sequence) | {"token_document": labels}
+        return text_sequence.fields(text_sequence.text, special, sequence) | {"token_document": labels}

@@ -110,7 +110,7 @@ class RegionObjective(Objective):
         text = np.concatenate([[special.cls], own.tokens[: words - 2].astype(np.int64), [special.sep]])
         regions = self._read_regions(other, self.num_own_regions(piece))
         assert special.pad is not None
-        row: Sample = {
+        sample: Sample = {
             "tokens": pad_pieces([text], context.sequence, special.pad),
             "segments": (np.arange(context.sequence) >= words).astype(np.int64),
             "positions": np.arange(context.sequence),
@@ -118,11 +118,11 @@ class RegionObjective(Objective):
             "region_features": np.zeros((self.regions, self.features), dtype=np.float16),
             "region_boxes": np.zeros((self.regions, NUM_BOX_VALUES), dtype=np.float32),
         }
-        row["tokens"][words:] = REGION
-        row["document_ids"][words : words + len(regions)] = 1
-        row["region_features"][: len(regions)] = regions.features
-        row["region_boxes"][: len(regions)] = regions.boxes
-        return self.add_labels(row, text, regions, context)
+        sample["tokens"][words:] = REGION
+        sample["document_ids"][words : words + len(regions)] = 1
+        sample["region_features"][: len(regions)] = regions.features
+        sample["region_boxes"][: len(regions)] = regions.boxes
+        return self.add_labels(sample, text, regions, context)
 
     def num_own_regions(self, piece: Sequence[DocumentSlice]) -> int:
         """Return the number of region positions for the document's own image."""
@@ -133,7 +133,7 @@ class RegionObjective(Objective):
         """Return the label fields."""
 
     @abstractmethod
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         """Return inputs, possibly changed, and labels."""
 
     def _read_regions(self, document: DocumentSlice, max_regions: int) -> Regions:
@@ -191,12 +191,12 @@ class RegionMaskedLM(RegionObjective):
         )
         return Denoise(hide=hide, show=show, ask=masked_tokens_in_order)
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         max_masked = self.max_predictions(context.sequence)
         hidden, shown, labels = self.noise(text, max_masked)(text, context.special, context.rng)
-        row["tokens"][: len(text)] = shown
+        sample["tokens"][: len(text)] = shown
         return {
-            **row,
+            **sample,
             "masked_positions": pad_pieces([np.flatnonzero(hidden)], max_masked, 0),
             "labels": pad_pieces([labels], max_masked, IGNORED),
         }
@@ -246,15 +246,15 @@ class MaskedRegions(RegionObjective):
         """Return sorted indices of masked regions."""
         return np.sort(rng.choice(len(regions), max(1, round(self.rate * len(regions))), replace=False))
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         words, masked = self.text_length(context.sequence), self.choose_masked(regions, context.rng)
-        row["tokens"][words + masked] = MASKED_REGION
-        row["region_features"][masked] = 0
+        sample["tokens"][words + masked] = MASKED_REGION
+        sample["region_features"][masked] = 0
         name = self.LABELS_OF_TARGET[self.target]
         field = self.label_fields(context.sequence)[name]
         labels = np.full(field.shape, IGNORED, dtype=field.dtype)
         labels[: len(masked)] = self._labels(regions)[masked]
-        return {**row, "masked_positions": pad_pieces([words + masked], self.max_predictions, 0), name: labels}
+        return {**sample, "masked_positions": pad_pieces([words + masked], self.max_predictions, 0), name: labels}
 
     def _labels(self, regions: Regions) -> np.ndarray:
         """Return the labels of all regions, [R, ...]."""
@@ -303,5 +303,5 @@ class ImageTextMatching(RegionObjective):
         matched = shown[-1].blobs == shown[0].blobs
         return super().make(shown, context) | {"matched": np.array(matched, dtype=np.int64)}
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
-        return row
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        return sample

@@ -40,8 +40,10 @@ class ReplacedTokens(MaskedLM):
         uniforms = {"uniforms": Field((self.max_predictions(sequence),), "float32")}
         return BatchSpec(spec.streams, {**spec.fields, **uniforms, **fields((sequence,), "replaced")})
 
-    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
-        sample = super().mask_sequence(row, context, starts)
+    def mask_sequence(
+        self, text_sequence: TextSequence, context: SampleContext, starts: np.ndarray | None = None
+    ) -> Sample:
+        sample = super().mask_sequence(text_sequence, context, starts)
         sample["uniforms"] = context.rng.random(len(sample["labels"]), dtype=np.float32)
         sample["replaced"] = np.where(sample["document_ids"] > 0, 0, IGNORED)
         return sample

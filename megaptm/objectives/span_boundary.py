@@ -35,22 +35,24 @@ class SpanBoundary(MaskedLM):
         span_fields = fields((self.max_predictions(sequence),), "span_left", "span_right", "span_offset", "span_labels")
         return BatchSpec(masked.streams, {**masked.fields, **span_fields})
 
-    def mask_sequence(self, row: TextSequence, context: SampleContext, starts: np.ndarray | None = None) -> Sample:
+    def mask_sequence(
+        self, text_sequence: TextSequence, context: SampleContext, starts: np.ndarray | None = None
+    ) -> Sample:
         special = context.special
-        sample = super().mask_sequence(row, context, starts)
+        sample = super().mask_sequence(text_sequence, context, starts)
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
-        left, right, offset = span_boundaries(sample["masked_positions"][:count])
+        left_positions, right_positions, offsets = span_boundaries(sample["masked_positions"][:count])
         # An unknown piece belongs to the text; only these tokens do not.
         outside = np.isin(sample["tokens"], [id_ for id_ in (special.cls, special.sep, special.pad) if id_ is not None])
-        has_boundaries = ~outside[left] & ~outside[right] & (offset < MAX_OFFSET)
-        of_spans = {"span_left": left, "span_right": right, "span_offset": offset}
-        fields_of_spans = {name: np.zeros(len(labels), dtype=np.int64) for name in of_spans}
-        for name, values in of_spans.items():
-            fields_of_spans[name][:count][has_boundaries] = values[has_boundaries]
-        fields_of_spans["span_labels"] = np.full(len(labels), IGNORED, dtype=np.int64)
-        fields_of_spans["span_labels"][:count][has_boundaries] = labels[:count][has_boundaries]
-        return sample | fields_of_spans
+        has_boundaries = ~outside[left_positions] & ~outside[right_positions] & (offsets < MAX_OFFSET)
+        values_by_field = {"span_left": left_positions, "span_right": right_positions, "span_offset": offsets}
+        span_fields = {name: np.zeros(len(labels), dtype=np.int64) for name in values_by_field}
+        for name, values in values_by_field.items():
+            span_fields[name][:count][has_boundaries] = values[has_boundaries]
+        span_fields["span_labels"] = np.full(len(labels), IGNORED, dtype=np.int64)
+        span_fields["span_labels"][:count][has_boundaries] = labels[:count][has_boundaries]
+        return sample | span_fields
 
 
 def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -112,7 +112,7 @@ class Translation(Objective):
             encoder_inputs.append(np.concatenate((begin, source, end)))
             decoder_inputs.append(np.concatenate((start, begin, target)))
             labels.append(np.concatenate((begin, target, end)))
-        rows = encoder_decoder_sample(
+        sample = encoder_decoder_sample(
             encoder_inputs, decoder_inputs, labels, sequence=sequence, targets=targets, pad=special.pad
         )
-        return rows | mark_global_tokens(self.global_tokens, rows["positions"], rows["document_ids"])
+        return sample | mark_global_tokens(self.global_tokens, sample["positions"], sample["document_ids"])

@@ -87,10 +87,10 @@ class TranslationLM(MaskedLM):
             room = left
             pairs.append(LabeledTexts([text[:, 0] for text in texts], [*self.languages]))
             starts += [SPECIAL_START, *(part for text in texts for part in (_starts(text), SPECIAL_START))]
-        row = TextSequence.of_texts(pairs, context.special)
-        sample = self.mask_sequence(row, context, pad_pieces(starts, sum(row.documents), 1))
+        text_sequence = TextSequence.of_texts(pairs, context.special)
+        sample = self.mask_sequence(text_sequence, context, pad_pieces(starts, sum(text_sequence.documents), 1))
         if self.resets_positions:
-            sample["positions"] = pad_pieces([np.arange(len(text)) for text in row.text], sequence, 0)
+            sample["positions"] = pad_pieces([np.arange(len(text)) for text in text_sequence.text], sequence, 0)
         return sample
 
     def _fitted_texts(self, document: DocumentSlice, sequence: int) -> list[np.ndarray]:

@@ -90,10 +90,10 @@ class TextBeforeRegions(Objective):
         words, special = self.text_length(context.sequence), context.special
         text_context = SampleContext(special, context.rng, words, context.document_mask)
         sample = self.text_objective.make(piece, text_context)
-        row = self.batch(context.sequence, context.document_mask).pad_sample(sample, pad=special.pad)
+        padded = self.batch(context.sequence, context.document_mask).pad_sample(sample, pad=special.pad)
         # Region positions are empty, whatever id pads a text.
-        row["tokens"][words:] = 0
-        return row
+        padded["tokens"][words:] = 0
+        return padded
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
     def label_fields(self, sequence: int) -> dict[str, Field]:
         return fields((self.max_predictions(self.text_length(sequence)),), "masked_positions", "labels")
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         words, special = self.text_length(context.sequence), context.special
         # Leaves room for the fragments after the text.
         room = words - 2 * self.max_fragments(words)
@@ -211,11 +211,11 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
         fragmented = self.remove_fragments([truncated], special, context.rng)
         [tokens], [order] = fragmented.tokens, fragmented.order
         assert special.pad is not None
-        row["tokens"][:words] = pad_pieces([tokens], words, special.pad)
-        row["document_ids"][: len(tokens)] = 1
+        sample["tokens"][:words] = pad_pieces([tokens], words, special.pad)
+        sample["document_ids"][: len(tokens)] = 1
         max_predictions = self.max_predictions(words)
         return {
-            **row,
+            **sample,
             "order": pad_pieces([order], context.sequence, 0),
             "masked_positions": pad_pieces([fragmented.target_positions], max_predictions, 0),
             "labels": pad_pieces([fragmented.labels], max_predictions, IGNORED),
@@ -241,8 +241,8 @@ class MaskedAreas(UnifiedObjective, MaskedRegions):
         """Return A, the largest number of target regions: overlapping regions may exceed the share."""
         return min(self.regions - 1, max(1, round(2 * self.rate * self.regions)))
 
-    def add_labels(self, row: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
-        sample, words = super().add_labels(row, text, regions, context), self.text_length(context.sequence)
+    def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
+        sample, words = super().add_labels(sample, text, regions, context), self.text_length(context.sequence)
         if self.image_only:
             sample["document_ids"][:words] = 0
         # The mean of all regions would reveal masked ones.

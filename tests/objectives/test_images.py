@@ -87,14 +87,14 @@ def test_half_of_images_are_mirrored():
 def test_random_crops_have_requested_area_and_ratio():
     rng = np.random.default_rng(0)
     boxes = [random_crop(320, 200, (0.1, 0.6), rng) for _ in range(400)]
-    area_shares = [(box.right - box.left) * (box.lower - box.upper) / (320 * 200) for box in boxes]
-    ratios = [(box.right - box.left) / (box.lower - box.upper) for box in boxes]
+    area_shares = [(box.x1 - box.x0) * (box.y1 - box.y0) / (320 * 200) for box in boxes]
+    ratios = [(box.x1 - box.x0) / (box.y1 - box.y0) for box in boxes]
     assert min(area_shares) > 0.095
     assert max(area_shares) < 0.61
     assert np.mean(area_shares) == pytest.approx(0.35, abs=0.03)
     assert min(ratios) > 0.72
     assert max(ratios) < 1.39
-    assert all(0 <= box.left < box.right <= 320 and 0 <= box.upper < box.lower <= 200 for box in boxes)
+    assert all(0 <= box.x0 < box.x1 <= 320 and 0 <= box.y0 < box.y1 <= 200 for box in boxes)
     assert random_crop(1000, 10, (0.9, 1.0), rng) == center_square(1000, 10) == CropBox(495, 0, 505, 10)
 
 
