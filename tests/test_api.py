@@ -196,7 +196,7 @@ def test_pretrain_reports_config_errors(tmp_path):
         (lambda models: megaptm.open_dataset("/nowhere", objective="causal-lm", sequence=32), "not a finished corpus"),
         (
             lambda models: megaptm.open_dataset(models["gpt2"][0], objective="casual", sequence=32),
-            r"objective \(casual\) is not known; did you mean causal-lm",
+            r"objective \(casual\) is unknown; did you mean causal-lm",
         ),
         (
             lambda models: megaptm.open_dataset([models["gpt2"][0]], objective="causal-lm", sequence=32),

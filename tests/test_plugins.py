@@ -261,9 +261,9 @@ def test_families_command():
         ("objective=wren_of_mine:NOTHING", "`wren_of_mine:NOTHING` is not a `megaptm.objectives.Objective`"),
         (
             "objective=wren_of_mine:Abstract",
-            r"`wren_of_mine:Abstract` cannot be made \(TypeError: .*'rate'.*\): fix it",
+            r"`wren_of_mine:Abstract` cannot be created \(TypeError: .*'rate'.*\): fix it",
         ),
-        ("objective=..:NOTHING", r"objective \(\.\.:NOTHING\) is not known"),
+        ("objective=..:NOTHING", r"objective \(\.\.:NOTHING\) is unknown"),
         ("model.family=.wren_of_mine:WREN", r"model\.family \(\.wren_of_mine:WREN\) is not in the catalogue"),
         (
             "objective=raises:IT",

@@ -85,14 +85,12 @@ def test_no_corpus(train, tmp_path):
 
 def test_text_to_text_needs_a_corpus_of_documents_with_two_parts(train, corpus):
     told = train(corpus, family="t5", more=("objective=text-to-text",))
-    assert "without the places of parts, which the objective needs: build it with sources with `parts` or" in told
+    assert "was built without parts, which the objective needs: build it with sources with `parts` or" in told
 
 
 def test_all_that_a_corpus_was_built_without_is_said_at_once(train, real_corpus):
     told = train(real_corpus("wordpiece"), family="ernie-2")
-    assert (
-        "was built without the places of words and capitals, which the objective needs: build it with annotate." in told
-    )
+    assert "was built without words and capitals, which the objective needs: build it with annotate." in told
     assert "with annotate.words=true annotate.capitals=true, or use another objective." in told
 
 
@@ -212,13 +210,13 @@ def test_a_corpus_without_documents(train, corpus, kept, missing, share):
     keep_splits(corpus, kept)
     assert train(corpus) == (
         f"{corpus} has no documents in its split `{missing}` (it has {kept}): "
-        f"build the corpus with a {share} validation=SHARE, or from more."
+        f"build the corpus with a {share} validation=SHARE, or from more text."
     )
 
 
 def test_less_held_out_text_than_a_batch(train, corpus):
     said = train(corpus, more=["train.batch=1048576"])
-    assert said.startswith("the validation split gives ")
+    assert said.startswith("the validation split has ")
     assert said.endswith(
         "build the corpus with a larger validation split (validation=0.1 overwrite=true), or lower train.batch."
     )

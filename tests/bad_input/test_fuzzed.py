@@ -111,7 +111,7 @@ def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
     mix = open_mix(
         {str(tmp_path / "corpus"): 1.0}, objective="span-corruption", sequence=32, seed=0, special=tiny_special()
     )
-    with pytest.raises(UserError, match="beyond the 1,000 of its tokenizer"):
+    with pytest.raises(UserError, match="but its tokenizer has 1,000 ids"):
         assert [mix.sample(number) for number in range(mix.orders[0].per_epoch)]
 
 

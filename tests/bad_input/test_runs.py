@@ -98,6 +98,6 @@ def test_a_flipped_byte_in_a_shard(run, tmp_path):
     damaged[len(damaged) // 2] ^= 1
     shard.write_bytes(damaged)
     assert refused(["train", *arguments("gpt2", folder, corpus)]) == (
-        f"{shard} is damaged (its sha256 is not the manifest's): copy the shard again or rebuild the corpus."
+        f"{shard} is damaged (its sha256 differs from the manifest): copy the shard again or rebuild the corpus."
     )
     assert not folder.exists()

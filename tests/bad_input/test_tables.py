@@ -41,7 +41,7 @@ def test_meanings_with_numbers_that_no_array_holds_are_refused(tmp_path: Path) -
     (path := tmp_path / "table.json").write_text(
         json.dumps({"continuations": [], "meanings": {"objects": [[[2**70]]]}})
     )
-    with pytest.raises(UserError, match="is no table of meanings"):
+    with pytest.raises(UserError, match="is not a table of meanings"):
         load_meanings(str(path))
 
 
@@ -50,6 +50,6 @@ def test_a_phrase_without_end_is_not_told_whole(tmp_path: Path) -> None:
     (path := tmp_path / "table.json").write_text(
         json.dumps({"continuations": [], "meanings": {"objects": [[phrase, phrase]]}})
     )
-    with pytest.raises(UserError, match="is there twice, among the objects and the objects") as refused:
+    with pytest.raises(UserError, match="occurs twice, among the objects and the objects") as refused:
         load_meanings(str(path))
     assert len(str(refused.value)) < 400 + len(str(path))

@@ -42,4 +42,4 @@ def test_changed_byte_of_a_remote_shard_is_found(bench, url, check_remote_corpus
     code, findings = check_remote_corpus()
     assert code == 2
     [fault] = messages(findings, "fault")
-    assert fault.startswith(f"data: {url}/train-000000.tar is damaged (its sha256 is not the manifest's): copy")
+    assert fault.startswith(f"data: {url}/train-000000.tar is damaged (its sha256 differs from the manifest): copy")

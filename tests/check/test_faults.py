@@ -63,7 +63,10 @@ def check_planted(bench):
 
 
 FAULTS = [
-    (flipped_byte, r"data: .*/train-000000.tar is damaged \(its sha256 is not the manifest's\): copy the shard again"),
+    (
+        flipped_byte,
+        r"data: .*/train-000000.tar is damaged \(its sha256 differs from the manifest\): copy the shard again",
+    ),
     (missing_shard, r"data: .*/train-000000.tar is missing but the manifest names it: copy"),
     (
         truncated_shard,
@@ -88,9 +91,9 @@ FAULTS = [
     (small_vocabulary, r"data: model.vocabulary \(300\) is less than the 512 ids of the tokenizer of .*: set"),
     (
         few_tokens,
-        r"data: train.steps \(4,000\) is more than the [\d,]+ steps that data.mix has text for .* raise data.ep",
+        r"data: train.steps \(4,000\) is more than [\d,]+, the steps for which data.mix has text .* raise data.ep",
     ),
-    (small_validation_split, r"data: the validation split gives \d+ rows .* lower train.batch"),
+    (small_validation_split, r"data: the validation split has \d+ sequences .* lower train.batch"),
     (file_in_the_way, r"folder: run \(.*/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
     (file_above, r"folder: run \(.*/file/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
     (full_disk, r"folder: no space left on the disk of run \(.*/disk/run\): free some space"),

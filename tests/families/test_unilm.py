@@ -133,8 +133,10 @@ def test_the_mixture_is_the_papers() -> None:
     assert [*shares.values()] == pytest.approx([1 / 3, 1 / 3, 1 / 6, 1 / 6])
     # Section 2.3 as well: one token in 80 of 100 picks, two or three that follow each other in the others.
     masked = [objective.tasks[0].objective.masked, *(task.objective for task in objective.tasks[1:])]
-    assert {(task.hide, task.lengths, task.rate) for task in masked} == {("token-ngrams", (0.8, 0.1, 0.1), 0.15)}
-    assert {(task.show, task.mask, task.random, task.annotations) for task in masked} == {("tokens", 0.8, 0.1, ())}
+    assert {(task.hide, task.length_weights, task.rate) for task in masked} == {("token-ngrams", (0.8, 0.1, 0.1), 0.15)}
+    assert {(task.show, task.mask_token_prob, task.random_token_prob, task.annotations) for task in masked} == {
+        ("tokens", 0.8, 0.1, ())
+    }
     assert tuple(task.context for task in masked) == ("bidirectional", "sequence-to-sequence", *CONTEXTS[1:3])
     assert {name for task in objective.tasks[1:] for name in task.objective.losses} == {"mlm"}
     assert set(objective.tasks[0].objective.losses) == {"mlm", "next-sentence"}

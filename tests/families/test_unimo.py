@@ -202,7 +202,7 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
     assert config.built_objective.losses == {"mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0, "cmcl": 1.0}
     # As many tokens as it has learned positions, which regions do not need.
     spans = config.built_objective.tasks[0].objective
-    assert spans.words(config.data.sequence) == resolve_model(config).context == 512
+    assert spans.text_length(config.data.sequence) == resolve_model(config).context == 512
 
 
 @pytest.mark.parametrize(
@@ -213,10 +213,19 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
         ("model.detector=[20,17]", r"spans.* reads regions of 24 features, and model.detector has 20"),
         ("objective=masked-lm", "does not fit unimo: it provides no image regions"),
         ("objective=uniter", "does not fit unimo: it .*attention order"),
-        ("objective={cross-modal-contrast: {kept: 5, broken: 4}}", "kept .5. and broken .4. are with the caption more"),
-        ("objective={text-fragments: {shortest: 9, longest: 4}}", "shortest .9. is more than longest .4."),
-        ("objective={masked-areas: {regions: 1}}", "regions .1. leaves no place to a region behind the whole image"),
-        ("objective={image-text-spans: {mask: 0.9, random: 0.2}}", "mask .0.9. and random .0.2. are more than all"),
+        (
+            "objective={cross-modal-contrast: {max_paraphrases: 5, max_rewritten_negatives: 4}}",
+            r"max_paraphrases \(5\), max_rewritten_negatives \(4\) and the caption are more than",
+        ),
+        (
+            "objective={text-fragments: {min_length: 9, max_length: 4}}",
+            r"min_length \(9\) is more than max_length \(4\)",
+        ),
+        ("objective={masked-areas: {regions: 1}}", r"regions \(1\) must be at least 2: the full image takes"),
+        (
+            "objective={image-text-spans: {mask_token_prob: 0.9, random_token_prob: 0.2}}",
+            r"mask_token_prob \(0.9\) and random_token_prob \(0.2\) sum to more than 1",
+        ),
         ("model.family=roberta", "it provides image regions after a text"),
     ],
 )

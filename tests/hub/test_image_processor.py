@@ -77,7 +77,7 @@ def read_here(model: Model, objective: dict[str, Any]) -> torch.Tensor:
     """[1, ...]: what a model says of the photo."""
     content = encoded(PHOTO, "PNG")
     task: Any = build_objective(objective).for_validation()
-    patches = task.patches(content, GRID, np.random.default_rng(0), whose="photo", remedy="")
+    patches = task.patches(content, GRID, np.random.default_rng(0), source="photo", remedy="")
     tokens = torch.full((1, GRID**2 + 1), PATCH)
     tokens[:, 0] = IMAGE
     batch = {"tokens": tokens, "patches": torch.from_numpy(patches)[None]}

@@ -17,7 +17,7 @@ from megaptm.batch_schedule import BatchSchedule
 )
 def test_batch_ramp_equals_megatron(batches):
     reference = RampupBatchsizeNumMicroBatchesCalculator(
-        global_batch_size=batches.whole,
+        global_batch_size=batches.final_size,
         micro_batch_size=1,
         data_parallel_size=1,
         decrease_batch_size_if_needed=False,

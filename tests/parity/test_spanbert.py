@@ -98,7 +98,7 @@ class Given(SpanBoundary):
 
     places: np.ndarray
 
-    def _hide(self, most, begins):
+    def _hide(self, max_masked, starts):
         def hide(tokens, special, rng):
             hidden = np.zeros(len(tokens), dtype=bool)
             hidden[self.places] = True
@@ -109,7 +109,7 @@ class Given(SpanBoundary):
 
 @pytest.mark.parametrize("case", SPANS["cases"], ids=lambda case: str(case["spans"]))
 def test_spans_have_the_borders_and_targets_of_the_released_code(case, monkeypatch):
-    monkeypatch.setattr(span_boundary, "LONGEST", SPANS["max_targets"])
+    monkeypatch.setattr(span_boundary, "MAX_OFFSET", SPANS["max_targets"])
     task = Given(rate=0.5)
     object.__setattr__(task, "places", np.flatnonzero(case["target"]) + 1)  # cls stands before the text
     text = np.array([SPECIAL.cls, *(200 + np.array(SPANS["sentence"])), SPECIAL.sep])

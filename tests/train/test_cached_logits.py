@@ -117,7 +117,7 @@ def test_cache_has_the_largest_logits_of_each_position(
             assert np.abs(found[TEACHER_LOGITS][real] - lacks).max() < 2e-3
             assert not found[TEACHER_LOGITS][~real].any()
     assert real.any()
-    with pytest.raises(UserError, match="is of other samples, as train sample 1 tells"):
+    with pytest.raises(UserError, match="was written for other samples: train sample 1 differs"):
         kept.split("train").fields(1, corpora.mix("train").sample(2))
 
 
@@ -128,7 +128,7 @@ def test_cache_of_other_samples_is_refused(
     corpus, run = real_corpus("wordpiece"), tmp_path / "run"
     cached = f", cached_logits: {tmp_path / 'logits'}"
     words = student("bert", teachers["bert"], corpus, run, "train.validate_batches=1", options=cached)
-    assert "has no logits of a teacher, or not all: write it with" in megaptm("train", *words, code=2)
+    assert "has no teacher logits, or is unfinished: write it with" in megaptm("train", *words, code=2)
     assert f"computed those of {12 * STEPS + 12} samples." in megaptm("cache-logits", *words, "--top", "4")
     longer = f"train.steps={STEPS + 1}"
     assert f"has logits of {12 * STEPS} samples, and {12 * STEPS + 12} are read" in megaptm(
@@ -138,7 +138,10 @@ def test_cache_of_other_samples_is_refused(
     assert "computed those of 0 samples." in megaptm("cache-logits", *words, "--top", "4")
     assert f"{12 * STEPS + 12} samples" in megaptm("cache-logits", *words, longer, "--top", "4")
     output = megaptm("train", *words, "train.seed=5", code=2)
-    assert "is of other samples, as train sample 0 tells: data.mix, data.sequence, objective and train.seed" in output
+    assert (
+        "was written for other samples: train sample 0 differs. data.mix, data.sequence, objective and train.seed"
+        in output
+    )
     megaptm("train", *words)
     assert min(logit_losses(run)) > 0
     # A file that was damaged afterwards.

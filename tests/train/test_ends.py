@@ -93,7 +93,7 @@ def test_truncated_shard_loses_no_step(runs):
     finally:
         shard.write_bytes(content)
     assert job.returncode == 2, errors
-    assert re.search(rf"error: {shard} was cut short while it was read: it had [\d,]+ bytes and has 1,000; ", errors)
+    assert re.search(rf"error: {shard} was truncated while it was read: it had [\d,]+ bytes and has 1,000; ", errors)
     assert_nothing_is_lost(runs, errors)
     assert kill_survivors([*ranks, *loaders]) == []
 
@@ -103,10 +103,10 @@ def test_killed_loader_worker_is_reported(runs):
     next(loader for loader in loaders if loader.parent().pid == ranks[1].pid).kill()
     _, errors = job.communicate(timeout=240)
     assert job.returncode == 1, errors
-    assert re.search(r"error: process \d+, which reads data, was lost \(signal 9, Killed\): .*out of memory", errors)
+    assert re.search(r"error: data loader worker \d+ died \(signal 9, Killed\): .*out of memory", errors)
     assert_nothing_is_lost(runs, errors)
     assert "Traceback" not in errors
-    assert "which reads data, was lost" in runs.last("worker-lost")["problem"]
+    assert re.match(r"data loader worker \d+ died", runs.last("worker-lost")["problem"])
     assert kill_survivors([*ranks, *loaders]) == []
 
 

@@ -103,7 +103,7 @@ def test_step_without_labels_ends_a_saved_run(run, corpus):
 def test_invalid_loss_weights_end_a_saved_run(run, corpus):
     output = megaptm("train", *arguments("gpt2", run, corpus, "objective=of_mine:WEIGHED", "train.steps=6"), code=2)
     assert output.splitlines()[-1] == (
-        "error: objective weighed: weights(2) has no lm: it must give each loss a number (lm); the run is saved at "
+        "error: objective weighed: weights(2) has no lm: it must have a weight for each loss (lm); the run is saved at "
         "step 2."
     )
     assert checkpoints(run) == [2]

@@ -67,4 +67,4 @@ def test_corpus_without_mask_token_is_refused(corpus, tmp_path):
     assert done.returncode == 2
     output = " ".join(done.stderr.split())
     assert "objective masked-lm needs a tokenizer with a `pad` token: build the corpus with" in output
-    assert "build the corpus with tokenizer.kind=wordpiece, as bert has it, or take another objective." in output
+    assert "build the corpus with tokenizer.kind=wordpiece, as bert has it, or use another objective." in output

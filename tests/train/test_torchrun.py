@@ -164,6 +164,6 @@ def test_killed_loader_worker_is_reported_under_torchrun(tmp_path, real_corpus):
     loader.kill()
     _, output = job.communicate(timeout=240)
     assert job.returncode == 1, output[-2000:]
-    assert f"error: process {loader.pid}, which reads data, was lost (signal 9, Killed)" in output
+    assert f"error: data loader worker {loader.pid} died (signal 9, Killed)" in output
     assert "; the run is saved at step " in output
     assert "the machine ran out of memory" in output

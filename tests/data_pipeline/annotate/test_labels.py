@@ -63,7 +63,7 @@ def test_labels_are_shared_by_questions(corpus):
     special = load(folder / "tokenizer").special
     mix = open_mix({str(folder): 1.0}, objective={"masked-lm": {}, "discourse": {}}, special=special, **OPTIONS)
     assert {int(mix.sample(number)["discourse"]) for number in range(40)} >= {0, 1, 2}
-    with pytest.raises(UserError, match=r"without the places of words"):
+    with pytest.raises(UserError, match=r"was built without words, which the objective needs"):
         open_mix(
             {str(folder): 1.0},
             objective={"masked-lm": {"hide": "whole-words"}, "discourse": {}},
@@ -74,8 +74,8 @@ def test_labels_are_shared_by_questions(corpus):
 
 def test_question_with_fewer_classes_is_rejected(corpus, monkeypatch):
     folder, _ = corpus
-    monkeypatch.setattr("megaptm.objectives.questions.TextQuestion.answers", 2)
-    with pytest.raises(UserError, match=r"has 3 labels, and the question relevance has 2 answers"):
+    monkeypatch.setattr("megaptm.objectives.questions.TextQuestion.num_labels", 2)
+    with pytest.raises(UserError, match=r"has 3 labels, more than the 2 classes of question relevance"):
         open_mix(
             {str(folder): 1.0},
             objective={"titles": {"task": "relevance"}},

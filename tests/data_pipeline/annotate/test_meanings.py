@@ -30,14 +30,14 @@ def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path
         made = getattr(known.rewriter, how)(known.words(tokenizer.encode(text)), rng, number=20)
         return {tokenizer.decode(join_words(caption)).replace(" ,", ",") for caption in made}
 
-    assert rewritten("a red cart and a cartoon", "kept") == {
+    assert rewritten("a red cart and a cartoon", "paraphrases") == {
         f"a {color} {thing} and a cartoon" for color in ("red", "crimson") for thing in ("cart", "wagon")
     } - {"a red cart and a cartoon"}
-    invalid = rewritten("a red cart", "broken")
+    invalid = rewritten("a red cart", "negatives")
     assert {"a blue cart", "a red box"} <= invalid
     assert not any("crimson" in caption or "wagon" in caption for caption in invalid)
     # Words that are only the start of a phrase match nothing.
-    assert rewritten("the redder cartoon", "broken") == set()
+    assert rewritten("the redder cartoon", "negatives") == set()
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
         assert Corpus.open(there, cache).mirror == first.mirror
     manifest = json.loads((there / MANIFEST).read_text()) | {"addresses": {"test": "0" * 64}}
     (there / MANIFEST).write_text(json.dumps(manifest | {"id": content_id(manifest)}))
-    with pytest.raises(UserError, match=r"there/manifest\.json has addresses of a split `test` that it has not"):
+    with pytest.raises(UserError, match=r"there/manifest\.json has shard URLs for a split `test` that it lacks"):
         Corpus.open(there, cache)
 
 

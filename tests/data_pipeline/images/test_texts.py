@@ -274,7 +274,7 @@ def test_truncated_caption_keeps_end_token(existing_shards):
     [
         (
             {"image-labels": {"size": 8}},
-            "has images with a text, but objective image-labels reads others.*text_length=false",
+            "has images with a text, but objective image-labels reads images with a label: .*texts=false",
         ),
         ("masked-lm", "needs a tokenizer with a `cls` token"),
     ],
