@@ -31,7 +31,7 @@ from megaptm.data.manifest import MANIFEST, read_manifest
 from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 from megaptm.python_path import module_command
 from megaptm.report.summary import PICTURE
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.shell import command_line
 from megaptm.track import how_to_look
 
@@ -217,7 +217,7 @@ class Demo:
 
     def saved(self) -> int:
         """Return the number of steps already saved."""
-        return last_saved(self.run)
+        return last_saved_step(self.run)
 
     def heading(self, title: str, explanation: str = "") -> None:
         self.console.print()

@@ -233,7 +233,7 @@ def describe_full_disk(error: OSError, path: object) -> str:
             return f"{where} needs more than the {limit:,} bytes that a file may have here: raise the limit (ulimit -f)"
         return f"{where} is larger than its file system allows: choose a path on another file system"
     if error.errno == errno.EDQUOT:
-        return f"your quota on the disk of {where} is used up: remove files there, or get a larger quota,"
+        return f"your quota on the disk of {where} is used up: remove files there"
     if named is None and not is_full(path):
         import tempfile  # its imports take 10 ms; `megaptm --help` takes 90 without them
 

@@ -141,7 +141,7 @@ def test_missing_head_is_initialized_and_reported(tmp_path):
     again = tmp_path / "again"
     assert f"out={again}/corpus tokenizer={again}/tokenizer" in output
     [event] = [event for event in read_events(tmp_path / "again") if event["kind"] == "import"]
-    assert event["fresh"] == absent.split(", ")
+    assert event["new_heads"] == absent.split(", ")
     model, before = (dict(load_model(folder).model.named_parameters()) for folder in (tmp_path / "again", run))
     for name, value in model.items():
         fresh = name.startswith("head.next-sentence")

@@ -27,7 +27,7 @@ from megaptm.data.shards import (
 )
 from megaptm.data.stream_order import DocumentOrder
 from megaptm.errors import UserError
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.corpora import (
     RunCorpora,
     cache_of,
@@ -71,7 +71,7 @@ def check_data(case: Case) -> Iterator[Finding]:
 
 def _check_vectors(config: Config) -> Iterator[Finding]:
     """Check that the file of initial word vectors can be opened; its content is read when the run starts."""
-    if (path := config.model.word_vectors) is None or last_saved(Path(config.run)):
+    if (path := config.model.word_vectors) is None or last_saved_step(Path(config.run)):
         return
     try:
         with regular_file(path).open("rb"):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.check.finding import Case, Finding
-from megaptm.checkpoint.files import HashedWriter, human_bytes, sha256_of
+from megaptm.checkpoint.files import HashedWriter, hash_file, human_bytes
 from megaptm.config import Config, resolve
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk
 from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
-from megaptm.resilience.lock import RunLock, in_use
+from megaptm.resilience.lock import RunLock, find_live_holder
 from megaptm.run.folder import no_folder
 from megaptm.storage import sync, write_atomically
 
@@ -39,7 +39,7 @@ def check_run_folder(case: Case) -> Iterator[Finding]:
         case.tell(f"writing to {probe.parent}")
         with _disk_errors_as_user_errors(run):
             _commit_test_checkpoint(probe)
-        owner = in_use(run, now=probe.stat().st_mtime)
+        owner = find_live_holder(run, now=probe.stat().st_mtime)
         disk = Disk.of(probe)
         message = f"files in {run} can be written, synced, renamed and locked ({disk.kind})."
         yield Finding(TOPIC, "ok", message, {"run": str(run)})
@@ -72,12 +72,8 @@ def _disk_errors_as_user_errors(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EFBIG, errno.EDQUOT):
-            raise UserError(f"{describe_full_disk(error, run)}; or choose another run=FOLDER.") from None
         if error.errno in FULL_DISK:
-            raise UserError(
-                f"no space left on the disk of run ({run}): free some space, or choose another run=FOLDER."
-            ) from None
+            raise UserError(f"{describe_full_disk(error, run)}, or choose another run=FOLDER.") from None
         if error.errno == errno.EROFS:
             raise UserError(f"run ({run}) is on a read-only disk: choose another run=FOLDER.") from None
         raise UserError(no_folder(run, error)) from None
@@ -94,7 +90,7 @@ def _commit_test_checkpoint(run: Path) -> None:
         write_atomically(writing / "manifest.json", b"{}")
         writing.rename(final)
         sync(final.parent)
-        if sha256_of(final / "rank-0") != digest:
+        if hash_file(final / "rank-0") != digest:
             raise UserError(
                 f"run ({run.parent}) is on a disk that returns other bytes than were written: choose another "
                 "run=FOLDER."

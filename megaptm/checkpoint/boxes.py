@@ -18,11 +18,11 @@ class Box:
     def volume(self) -> int:
         return math.prod(self.shape)
 
-    def moved(self, by: tuple[int, ...]) -> Box:
-        """Return the box with `by` added to its offset."""
-        return Box(tuple(start + step for start, step in zip(self.offset, by, strict=True)), self.shape)
+    def shifted(self, distance: tuple[int, ...]) -> Box:
+        """Return the box with `distance` added to its offset."""
+        return Box(tuple(start + step for start, step in zip(self.offset, distance, strict=True)), self.shape)
 
-    def within(self, outer: Box) -> tuple[slice, ...]:
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
         """Return the slices that select this box in a tensor that holds `outer`."""
         return tuple(
             slice(start - base, start - base + size)
@@ -43,15 +43,15 @@ class Box:
             shape.append(high - low)
         return Box(tuple(offset), tuple(shape))
 
-    def minus(self, hole: Box) -> Iterator[Box]:
-        """Yield the rest of this box without `hole`, which must be inside it, as at most two boxes per dimension."""
+    def subtract(self, hole: Box) -> Iterator[Box]:
+        """Yield this box without `hole`, which must be inside it, as at most two boxes per dimension."""
         offset, shape = list(self.offset), list(self.shape)
         for dim, (start, size) in enumerate(zip(self.offset, self.shape, strict=True)):
             low, high = hole.offset[dim], hole.offset[dim] + hole.shape[dim]
-            for left, right in ((start, low), (high, start + size)):
-                if left < right:
+            for first, stop in ((start, low), (high, start + size)):
+                if first < stop:
                     yield Box(
-                        (*offset[:dim], left, *offset[dim + 1 :]), (*shape[:dim], right - left, *shape[dim + 1 :])
+                        (*offset[:dim], first, *offset[dim + 1 :]), (*shape[:dim], stop - first, *shape[dim + 1 :])
                     )
             offset[dim], shape[dim] = low, high - low
 
@@ -69,16 +69,16 @@ def span_boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     row = math.prod(shape[1:])
     first, last = -(-start // row), stop // row  # complete rows: first <= i < last
     if first > last:
-        yield from _part_of_row(shape, last, start - last * row, stop - last * row)
+        yield from _row_part_boxes(shape, last, start - last * row, stop - last * row)
         return
     if start < first * row:
-        yield from _part_of_row(shape, first - 1, start - (first - 1) * row, row)
+        yield from _row_part_boxes(shape, first - 1, start - (first - 1) * row, row)
     if first < last:
         yield Box((first, *[0] * (len(shape) - 1)), (last - first, *shape[1:]))
     if last * row < stop:
-        yield from _part_of_row(shape, last, 0, stop - last * row)
+        yield from _row_part_boxes(shape, last, 0, stop - last * row)
 
 
-def _part_of_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
+def _row_part_boxes(shape: tuple[int, ...], row: int, start: int, stop: int) -> Iterator[Box]:
     for box in span_boxes(shape[1:], start, stop):
         yield Box((row, *box.offset), (1, *box.shape))

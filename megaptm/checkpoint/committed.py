@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from megaptm.checkpoint.files import is_there, names_in, read_whole
+from megaptm.checkpoint.files import list_names, path_exists, read_small_file
 from megaptm.errors import UserError
 from megaptm.storage.untrusted import parse_json
 
@@ -17,45 +17,45 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"step-(\d+)(\.replaced)?")
 
 
-def committed(run: Path) -> dict[int, Path]:
+def find_committed(run: Path) -> dict[int, Path]:
     """Return step -> folder of each committed checkpoint. They may be damaged.
 
     Empty without a folder of checkpoints. Raises `UnreadableError` if it cannot be read: a restart at step 0 would look
     like success.
     """
     # A replaced checkpoint is overridden by its replacement.
-    return {step: folder for step, folder in _named(run) if is_there(folder / MANIFEST)}
+    return {step: folder for step, folder in _list_folders(run) if path_exists(folder / MANIFEST)}
 
 
-def without_manifest(run: Path) -> list[tuple[int, Path]]:
+def find_without_manifest(run: Path) -> list[tuple[int, Path]]:
     """Return step and folder of each folder that has the name of a committed checkpoint but no manifest, by step.
 
     No job leaves such a folder: a checkpoint gets its name with its manifest, and is renamed before it is removed.
     """
-    return sorted((step, folder) for step, folder in _named(run) if not is_there(folder / MANIFEST))
+    return sorted((step, folder) for step, folder in _list_folders(run) if not path_exists(folder / MANIFEST))
 
 
-def _named(run: Path) -> list[tuple[int, Path]]:
+def _list_folders(run: Path) -> list[tuple[int, Path]]:
     """Return step and folder of everything with a checkpoint's name, replaced ones first."""
-    matches = [match for name in sorted(names_in(run / FOLDER)) if (match := NAME.fullmatch(name))]
+    matches = [match for name in sorted(list_names(run / FOLDER)) if (match := NAME.fullmatch(name))]
     matches.sort(key=lambda match: match[2] is None)
     return [(int(match[1]), run / FOLDER / match[0]) for match in matches]
 
 
 def newest_step(run: Path) -> int | None:
     """Return the step of the newest committed checkpoint; None without one."""
-    return max(committed(run), default=None)
+    return max(find_committed(run), default=None)
 
 
-def newest_state(run: Path) -> dict[str, Any]:
+def read_newest_state(run: Path) -> dict[str, Any]:
     """Return the trainer's state in the newest checkpoint whose manifest is readable; empty if there is none.
 
     Hashes are not checked: `checkpoint.store.Store.load` does that, and needs torch.
     """
-    for _, folder in sorted(committed(run).items(), reverse=True):
+    for _, folder in sorted(find_committed(run).items(), reverse=True):
         path = folder / MANIFEST
         with suppress(UserError, FileNotFoundError):
-            manifest = parse_json(read_whole(path), path, remedy="take another checkpoint")
+            manifest = parse_json(read_small_file(path), path, remedy="take another checkpoint")
             state = manifest.get("state") if isinstance(manifest, dict) else None
             if isinstance(state, dict):
                 return state

@@ -75,11 +75,11 @@ class HashedWriter:
             self._hashed.append(self._hashing.submit(self._digest.update, chunk))
             self._file.write(chunk)
             self.size += len(chunk)
-            self._flush_from_time_to_time()
+            self._flush_if_due()
             if len(self._hashed) > CHUNKS_AHEAD:
                 self._hashed.popleft().result()
 
-    def _flush_from_time_to_time(self) -> None:
+    def _flush_if_due(self) -> None:
         if self.size < self._flush_at or (self._flushed is not None and not self._flushed.done()):
             return
         if self._flushed is not None:
@@ -176,7 +176,7 @@ def read_with_retries(path: Path, call: Callable[[], T]) -> T:
         if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | NotADirectoryError):
             raise error
         if isinstance(error, PermissionError) or error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise UnreadableError(f"{path} cannot be read ({error.strerror}): {NOTHING_LOST}") from error
+            raise UnreadableError(f"{path} cannot be read ({error.strerror}); {NOTHING_LOST}") from error
 
     try:
         return retry_call(call, target=str(path), retry=RETRY, refuse=refuse, remedy=NOTHING_LOST)
@@ -185,25 +185,25 @@ def read_with_retries(path: Path, call: Callable[[], T]) -> T:
 
 
 NOTHING_LOST = (
-    "nothing is lost by that, and nothing was changed; make it readable (its disk, mount or server, and your right to "
-    "read it), and start again."
+    "no data was lost or changed. Make it readable (check its disk, mount or server, and your permissions), and start "
+    "again."
 )
 
 
-def names_in(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the names in a folder; empty if it does not exist."""
     try:
         return read_with_retries(folder, lambda: os.listdir(folder))
     except FileNotFoundError:
         if folder.is_symlink():
-            where = os.readlink(folder)
-            raise UnreadableError(f"{folder} is a link to {where}, which is not there: {NOTHING_LOST}") from None
+            target = os.readlink(folder)
+            raise UnreadableError(f"{folder} is a link to {target}, which does not exist; {NOTHING_LOST}") from None
         return []
     except NotADirectoryError:
         return []  # a file has this name; creating the folder will report it
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Whether a path exists. Unlike `Path.exists`, raises for errors."""
     try:
         read_with_retries(path, lambda: os.stat(path))
@@ -212,12 +212,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
-def read_whole(path: Path) -> bytes:
+def read_small_file(path: Path) -> bytes:
     """Read a small file."""
     return read_with_retries(path, lambda: regular_file(path).read_bytes())
 
 
-def sha256_of(path: Path) -> str:
+def hash_file(path: Path) -> str:
     with RetriedFile(path) as file:
         return file.sha256()
 
@@ -236,48 +236,35 @@ def remove_tree(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(what: str, folder: Path) -> Iterator[None]:
-    """Convert an `OSError` that occurs while doing `what` in `folder` to a `StorageError` with a remedy."""
+def storage_errors(action: str, folder: Path) -> Iterator[None]:
+    """Convert an `OSError` of `action` ("write a file") in `folder` to a `StorageError` with a remedy."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.EFBIG, errno.EDQUOT):
-            raise StorageError(
-                f"cannot {what}: {describe_full_disk(error, folder)}; checkpoints saved before are intact"
-            ) from error
         if error.errno in FULL_DISK:
-            raise StorageError(
-                f"no space left to {what}: {_free_sentence(folder)}; free some space there, or move the run folder to "
-                "a larger disk; checkpoints saved before are intact"
-            ) from error
-        where = error.filename or folder
-        raise StorageError(f"cannot {what}: {where}: {error.strerror or error}") from error
+            problem = f"{describe_full_disk(error, folder)}, or move the run folder to another disk"
+            raise StorageError(f"cannot {action}: {problem}; earlier checkpoints are intact.") from error
+        path = error.filename or folder
+        raise StorageError(f"cannot {action}: {path}: {error.strerror or error}") from error
 
 
-def write_with_retries(what: str, folder: Path, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which is retried while the storage fails, so it must be repeatable. `what` describes
-    it.
+def write_with_retries(action: str, folder: Path, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which is retried while the storage fails, so it must be repeatable. `action`
+    describes it.
 
-    Raises `NotSavedError` if the storage keeps failing, and `StorageError` like `explained` for permanent errors.
+    Raises `NotSavedError` if the storage keeps failing, and `StorageError` like `storage_errors` for permanent errors.
     """
 
     def refuse(error: Exception) -> None:
         if not isinstance(error, OSError) or error.errno in NO_RETRY:
             raise error
 
-    with explained(what, folder):
+    with storage_errors(action, folder):
         try:
-            return retry_call(work, target=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=SEE_DISK)
+            remedy = "check its disk or server."
+            return retry_call(work, target=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=remedy)
         except OutageError as error:
-            raise NotSavedError(f"cannot {what}: {error}") from error
-
-
-SEE_DISK = "see that its disk or server answers."
-
-
-def _free_sentence(folder: Path) -> str:
-    place = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("/"))
-    return f"{human_bytes(free_bytes(place))} free in {place}"
+            raise NotSavedError(f"cannot {action}: {error}") from error
 
 
 def human_bytes(count: float) -> str:

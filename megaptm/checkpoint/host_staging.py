@@ -24,30 +24,30 @@ class HostStaging:
 
     def take(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
         """Return copies of the pieces, so that their tensors may change afterwards."""
-        spaces = {pinned: _Spaces(buffers, pinned) for pinned, buffers in self._buffers.items()}
+        allocators = {pinned: _BufferAllocator(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []
         for piece in pieces:
-            copy = spaces[piece.data.is_cuda].like(piece.data)
+            copy = allocators[piece.data.is_cuda].allocate_like(piece.data)
             copies.append(replace(piece, data=copy.copy_(piece.data.detach(), non_blocking=True)))
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return copies
 
 
-class _Spaces:
+class _BufferAllocator:
     """Allocator of consecutive parts of buffers. It adds a buffer when none has space left."""
 
     def __init__(self, buffers: list[Tensor], pinned: bool) -> None:
         self._buffers, self._pinned = buffers, pinned
-        self._number, self._used = 0, 0
+        self._index, self._used = 0, 0
 
-    def like(self, tensor: Tensor) -> Tensor:
+    def allocate_like(self, tensor: Tensor) -> Tensor:
         """Return space for a contiguous tensor with this shape and dtype."""
-        while self._number < len(self._buffers) and self._used + tensor.nbytes > len(self._buffers[self._number]):
-            self._number, self._used = self._number + 1, 0
-        if self._number == len(self._buffers):
+        while self._index < len(self._buffers) and self._used + tensor.nbytes > len(self._buffers[self._index]):
+            self._index, self._used = self._index + 1, 0
+        if self._index == len(self._buffers):
             size = max(tensor.nbytes, BUFFER_BYTES)
             self._buffers.append(torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned))
-        space = self._buffers[self._number][self._used : self._used + tensor.nbytes]
+        space = self._buffers[self._index][self._used : self._used + tensor.nbytes]
         self._used += -(-tensor.nbytes // ALIGNED_BYTES) * ALIGNED_BYTES
         return space.view(tensor.dtype).view(tensor.shape)

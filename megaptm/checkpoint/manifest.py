@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from megaptm.checkpoint.tensors import DTYPES, FileRecord, Stored
+from megaptm.checkpoint.tensors import DTYPES, FileRecord, StoredPiece
 from megaptm.errors import UserError
 from megaptm.storage import FileName, Record, validate
 
 REMEDY = "restore it, or continue from another checkpoint"
-MOST_DIMENSIONS = 8
+MAX_DIMENSIONS = 8
 
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
-Numbers = Annotated[list[Number], Field(max_length=MOST_DIMENSIONS)]
+Numbers = Annotated[list[Number], Field(max_length=MAX_DIMENSIONS)]
 
 
 class ManifestPiece(Record):
-    """Location of a piece, see `Stored`."""
+    """Location of a piece, see `StoredPiece`."""
 
     name: str
     dtype: str
@@ -50,30 +50,32 @@ class CheckpointManifest(Record):
     files: list[ManifestFile]
 
 
-def check_manifest(content: Any, place: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
+def check_manifest(content: Any, path: str | os.PathLike[str], *, step: int) -> tuple[FileRecord, ...]:
     """Return the files of a manifest; raise `UserError` unless its step matches and every piece is inside its file."""
-    written = validate(CheckpointManifest, content, place, remedy=REMEDY)
-    if written.step != step:
-        raise UserError(f"{place} is of step {written.step:,}, its folder of step {step:,}: {REMEDY}.")
-    if len({file.name for file in written.files}) < len(written.files):
-        raise UserError(f"{place} names a file twice: {REMEDY}.")
-    for file in written.files:
+    manifest = validate(CheckpointManifest, content, path, remedy=REMEDY)
+    if manifest.step != step:
+        raise UserError(f"{path} is the manifest of step {manifest.step:,}, not of step {step:,}: {REMEDY}.")
+    if len({file.name for file in manifest.files}) < len(manifest.files):
+        raise UserError(f"{path} lists a file twice: {REMEDY}.")
+    for file in manifest.files:
         for piece in file.tensors:
-            if not _fits(piece, file.size):
-                raise UserError(f"{place}: {piece.name} cannot lie in {file.name} as it says: {REMEDY}.")
+            if not _is_inside_file(piece, file.size):
+                raise UserError(
+                    f"{path}: the location of {piece.name} in {file.name} is outside the tensor or the file: {REMEDY}."
+                )
     return tuple(
-        FileRecord(file.name, file.size, file.sha256, tuple(_stored(piece) for piece in file.tensors))
-        for file in written.files
+        FileRecord(file.name, file.size, file.sha256, tuple(_to_stored_piece(piece) for piece in file.tensors))
+        for file in manifest.files
     )
 
 
 def content_id(manifest: dict[str, Any]) -> str:
     """Return the sha256 over a manifest without its id."""
-    rest = {name: value for name, value in manifest.items() if name != "id"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    without_id = {name: value for name, value in manifest.items() if name != "id"}
+    return hashlib.sha256(json.dumps(without_id, sort_keys=True).encode()).hexdigest()
 
 
-def _fits(piece: ManifestPiece, size: int) -> bool:
+def _is_inside_file(piece: ManifestPiece, size: int) -> bool:
     """Whether the block is inside the tensor, the span inside the block, and the bytes inside the file."""
     if piece.dtype not in DTYPES or not len(piece.shape) == len(piece.offset) == len(piece.block):
         return False
@@ -81,14 +83,14 @@ def _fits(piece: ManifestPiece, size: int) -> bool:
     volume = math.prod(piece.block)
     first, last = piece.span or (0, volume)
     return (
-        all(at + of <= whole for at, of, whole in edges)
+        all(start + width <= length for start, width, length in edges)
         and first <= last <= volume
         and piece.start + (last - first) * DTYPES[piece.dtype].itemsize <= size
     )
 
 
-def _stored(piece: ManifestPiece) -> Stored:
-    return Stored(
+def _to_stored_piece(piece: ManifestPiece) -> StoredPiece:
+    return StoredPiece(
         name=piece.name,
         dtype=piece.dtype,
         shape=tuple(piece.shape),

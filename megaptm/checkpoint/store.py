@@ -33,30 +33,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from megaptm.checkpoint.committed import FOLDER, MANIFEST, committed, without_manifest
+from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed, find_without_manifest
 from megaptm.checkpoint.files import (
     DamagedError,
     RetriedFile,
     StorageError,
-    explained,
     free_bytes,
     human_bytes,
-    is_there,
-    names_in,
-    read_whole,
+    list_names,
+    path_exists,
+    read_small_file,
     remove_tree,
+    storage_errors,
     write_with_retries,
 )
 from megaptm.checkpoint.manifest import REMEDY, check_manifest, content_id
-from megaptm.checkpoint.tensors import FileRecord, NotFiniteError, TensorPiece, TensorReader, write_pieces
+from megaptm.checkpoint.tensors import FileRecord, NonFiniteError, TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
 from megaptm.storage import parse_json, shown, sync, write_atomically
 
 FORMAT = "megaptm-checkpoint-1"
 VERIFYING_THREADS = 4
-TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced)?((\.removed(-[0-9a-f]+)?)*)")
-"""Names that this module may delete if anything follows the step: step, reason why the folder is temporary, and whether
-it was renamed for removal."""
+TEMPORARY = re.compile(r"(step-\d+)(\.writing-[\w-]+|\.replaced|\.removed-[0-9a-f]+)?")
+"""Step, and suffix of a temporary folder, which this module may delete."""
 
 NO_MANIFEST = f"its {MANIFEST} is missing"
 
@@ -97,11 +96,11 @@ class Checkpoint:
         """
         path = self.folder / file.name
         try:
-            with RetriedFile(path) as found:
-                if (size := found.size()) != file.size:
-                    raise DamagedError(f"{path} has {size} bytes where {file.size} were written")
-                if hashed and found.sha256() != file.sha256:
-                    raise DamagedError(f"{path} does not hold what was written: its sha256 differs from the manifest's")
+            with RetriedFile(path) as stored:
+                if (size := stored.size()) != file.size:
+                    raise DamagedError(f"{path} has {size:,} bytes, expected {file.size:,}")
+                if hashed and stored.sha256() != file.sha256:
+                    raise DamagedError(f"{path} is damaged: its sha256 differs from the manifest's")
         except FileNotFoundError:
             raise DamagedError(f"{path} is missing") from None
 
@@ -121,21 +120,21 @@ class Store:
         *,
         fence: Callable[[], bool] | None = None,
         token: str = "job",
-        damaged: Callable[[int, str, Path], object] | None = None,
+        on_damaged: Callable[[int, str, Path], object] | None = None,
     ) -> None:
         if keep < 1:
-            raise UserError(f"checkpoint.keep is {keep}: keep at least 1 checkpoint")
+            raise UserError(f"checkpoint.keep is {keep}: it must be 1 or more.")
         self.run = Path(run)
         self.folder = self.run / FOLDER
         self.keep = keep
         self._fence = fence
         self._token = token
-        self._damaged = damaged or (lambda step, problem, kept: None)
+        self._on_damaged = on_damaged or (lambda step, problem, path: None)
 
     def take_over(self) -> None:
         """Take over the run, before `newest`: other jobs can no longer commit what they are writing."""
-        self._must_own("take over")
-        write_with_retries("remove what earlier jobs left", self.folder, self._clean_up)
+        self._require_ownership("take over")
+        write_with_retries("remove files of earlier jobs", self.folder, self._clean_up)
 
     def prepare(self, step: int, expected_bytes: int | None = None) -> None:
         """Prepare a checkpoint, on one rank before all ranks write: clean up, make room, create the folder.
@@ -143,35 +142,37 @@ class Store:
         Makes room for `expected_bytes`, by default the size of the newest checkpoint. If there is too little,
         checkpoints that exceed `keep` after this one are removed early; the newest always stays.
         """
-        self._must_own("prepare a checkpoint")
+        self._require_ownership("prepare a checkpoint")
 
         def make_folder() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clean_up()
-            self._make_room(step, self._newest_bytes() if expected_bytes is None else expected_bytes)
-            self._writing(step).mkdir()
+            needed = sum(map(self._folder_bytes, self.steps()[:1])) if expected_bytes is None else expected_bytes
+            self._make_room(step, needed)
+            self._writing_path(step).mkdir()
 
         write_with_retries(f"prepare the checkpoint of step {step}", self.folder, make_folder)
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
         """Write this rank's pieces after `prepare`, and the record that `commit` needs."""
-        folder, held = self._writing(step), list(pieces)
+        folder, all_pieces = self._writing_path(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
 
         def write_file() -> FileRecord:
             # After an error the complete file is written again: after a failed fsync, the content of the disk is
             # unknown.
-            record = write_pieces(path, held)
+            record = write_pieces(path, all_pieces)
             # The record is written after the file is synced, so a rank with a record has written everything.
-            write_atomically(self._record(path), json.dumps(record.to_json()).encode())
+            write_atomically(self._record_path(path), json.dumps(record.to_json()).encode())
             return record
 
         try:
             return write_with_retries(f"write {path.name} of step {step}", folder, write_file)
-        except (StorageError, NotFiniteError) as error:
+        except (StorageError, NonFiniteError) as error:
             if not folder.is_dir():
                 raise GoneError(
-                    f"{folder} is gone: another rank could not write, or another job took over the run {self.run}"
+                    f"{folder} was removed, because another rank failed to write, or another job took over the run "
+                    f"{self.run}"
                 ) from error
             # A checkpoint that lacks a rank is useless, and its space may be needed for the next one.
             remove_tree(folder)
@@ -179,19 +180,19 @@ class Store:
 
     def commit(self, step: int, state: dict[str, Any], ranks: int) -> Checkpoint:
         """Commit the checkpoint atomically, on one rank after all have written; then remove the oldest."""
-        self._must_own("commit a checkpoint")
-        writing, final = self._writing(step), self._committed_name(step)
-        what = f"commit the checkpoint of step {step}"
+        self._require_ownership("commit a checkpoint")
+        writing, final = self._writing_path(step), self._committed_path(step)
+        action = f"commit the checkpoint of step {step}"
 
         def records() -> list[dict[str, Any]]:
-            return [self._written(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)]
+            return [self._read_record(writing / f"rank-{rank:05d}.safetensors") for rank in range(ranks)]
 
         manifest = {
             "format": FORMAT,
             "step": step,
             "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "state": state,
-            "files": write_with_retries(what, writing, records),
+            "files": write_with_retries(action, writing, records),
         }
         manifest = json.loads(json.dumps(manifest))
         manifest["id"] = content_id(manifest)
@@ -204,37 +205,41 @@ class Store:
 
         def rename() -> None:
             # An earlier attempt may have renamed although the system reported an error.
-            done = not is_there(writing) and is_there(final / MANIFEST) and read_whole(final / MANIFEST) == content
+            done = (
+                not path_exists(writing)
+                and path_exists(final / MANIFEST)
+                and read_small_file(final / MANIFEST) == content
+            )
             if not done:
-                if final in committed(self.run).values():
+                if final in find_committed(self.run).values():
                     final.rename(final.with_suffix(".replaced"))
                 writing.rename(final)
             sync(self.folder)
 
-        write_with_retries(what, writing, complete)
-        self._must_own("commit a checkpoint")
-        write_with_retries(what, writing, rename)
+        write_with_retries(action, writing, complete)
+        self._require_ownership("commit a checkpoint")
+        write_with_retries(action, writing, rename)
         self._remove_oldest(step)
         return self.load(step)
 
     def steps(self) -> list[int]:
         """Return committed steps, newest first. They may be damaged."""
-        return sorted(committed(self.run), reverse=True)
+        return sorted(find_committed(self.run), reverse=True)
 
     def load(self, step: int) -> Checkpoint:
         """Return the checkpoint of a step. Its manifest is checked, its files are not."""
-        folder = committed(self.run).get(step)
+        folder = find_committed(self.run).get(step)
         if folder is None:
-            raise GoneError(f"{self.folder} has no checkpoint of step {step}: it has {self.steps() or 'none'}")
+            raise GoneError(f"{self.folder} has no checkpoint of step {step}; its steps are {self.steps() or 'none'}")
         path = folder / MANIFEST
         try:
-            content = read_whole(path)
+            content = read_small_file(path)
         except FileNotFoundError:
             raise GoneError(f"{path} is missing") from None
         try:
             manifest = parse_json(content, path, remedy=REMEDY)
             if not isinstance(manifest, dict) or manifest.get("id") != content_id(manifest):
-                raise DamagedError(f"{path} does not hold what was written: its own sha256 differs")
+                raise DamagedError(f"{path} is damaged: its sha256 differs from its id")
             if manifest.get("format") == FORMAT:
                 files = check_manifest(manifest, path, step=step)
                 return Checkpoint(step=step, folder=folder, state=manifest["state"], files=files)
@@ -252,20 +257,20 @@ class Store:
         moved.
         """
 
-        def look(step: int) -> Checkpoint | str | None:
+        def inspect(step: int) -> Checkpoint | str | None:
             try:
-                return self.look(step, verify=verify)
+                return self.inspect(step, verify=verify)
             except GoneError:
                 return None  # its owner has just removed it as the oldest
 
-        for step, folder in without_manifest(self.run):
+        for step, folder in find_without_manifest(self.run):
             if step >= max(self.steps(), default=0):
                 self.set_aside(step, NO_MANIFEST, folder)
-        if (found := self.first_good(self.steps(), look)) is None:
-            self.refuse_to_begin_again()
-        return found
+        if (checkpoint := self.first_undamaged(self.steps(), inspect)) is None:
+            self.refuse_fresh_start()
+        return checkpoint
 
-    def look(self, step: int, *, verify: bool = True, part: int = 0, parts: int = 1) -> Checkpoint | str:
+    def inspect(self, step: int, *, verify: bool = True, part: int = 0, parts: int = 1) -> Checkpoint | str:
         """Return the checkpoint of a step, or a description of the damage in its manifest or, with `verify`, in a part
         of its files."""
         try:
@@ -276,52 +281,54 @@ class Store:
             return str(damage)
         return checkpoint
 
-    def first_good(self, steps: Iterable[int], look: Callable[[int], Checkpoint | str | None]) -> Checkpoint | None:
-        """Return the first checkpoint that `look` finds undamaged. One with a description of damage is moved aside;
+    def first_undamaged(
+        self, steps: Iterable[int], inspect: Callable[[int], Checkpoint | str | None]
+    ) -> Checkpoint | None:
+        """Return the first checkpoint that `inspect` finds undamaged. One with a description of damage is moved aside;
         None skips it."""
         for step in steps:
-            found = look(step)
-            if isinstance(found, Checkpoint):
-                return found
-            if found is not None and (folder := committed(self.run).get(step)):
-                self.set_aside(step, found, folder)
+            result = inspect(step)
+            if isinstance(result, Checkpoint):
+                return result
+            if result is not None and (folder := find_committed(self.run).get(step)):
+                self.set_aside(step, result, folder)
         return None
 
-    def refuse_to_begin_again(self) -> None:
+    def refuse_fresh_start(self) -> None:
         """Raise `UserError` if checkpoints were saved but none is usable."""
-        if self.steps() or any(".damaged" in name for name in names_in(self.folder)):
+        if self.steps() or any(".damaged" in name for name in list_names(self.folder)):
             raise UserError(
-                f"all checkpoints in {self.folder} are damaged: put a good copy there, or choose another run=FOLDER to "
-                "begin again at step 0"
+                f"all checkpoints in {self.folder} are damaged: put an undamaged copy there, or choose another "
+                "run=FOLDER to start at step 0."
             )
 
-    def set_aside(self, step: int, problem: str, kept: Path) -> None:
-        """Report a damaged checkpoint in folder `kept`. If this job owns the run, rename the folder."""
+    def set_aside(self, step: int, problem: str, folder: Path) -> None:
+        """Report a damaged checkpoint. If this job owns the run, rename its folder."""
         if self._fence is not None and self._fence():
-            kept = self._moved(kept, "damaged")
-        log.warning("checkpoint of step %d is damaged: %s; it is not used, and kept in %s", step, problem, kept)
-        self._damaged(step, problem, kept)
+            folder = self._rename_aside(folder, "damaged")
+        log.warning("the checkpoint of step %d is not used (%s); its files are in %s", step, problem, folder)
+        self._on_damaged(step, problem, folder)
 
     def abandon(self, step: int) -> Path:
-        """Move a checkpoint aside that the run goes back from; return its new path."""
-        self._must_own("abandon a checkpoint")
-        return self._moved(committed(self.run)[step], "abandoned")
+        """Move a checkpoint aside, so that the run continues from an earlier one; return its new path."""
+        self._require_ownership("abandon a checkpoint")
+        return self._rename_aside(find_committed(self.run)[step], "abandoned")
 
-    def _moved(self, folder: Path, why: str) -> Path:
-        aside, number = folder.with_name(f"{folder.name}.{why}"), 1
-        with explained(f"set aside {folder.name}", self.folder):
-            while aside.exists():
-                aside, number = folder.with_name(f"{folder.name}.{why}-{number}"), number + 1
-            return folder.rename(aside)
+    def _rename_aside(self, folder: Path, reason: str) -> Path:
+        target, index = folder.with_name(f"{folder.name}.{reason}"), 1
+        with storage_errors(f"rename {folder.name}", self.folder):
+            while target.exists():
+                target, index = folder.with_name(f"{folder.name}.{reason}-{index}"), index + 1
+            return folder.rename(target)
 
     def _make_room(self, step: int, needed: int) -> None:
         for oldest in reversed(self.steps()[max(self.keep - 1, 1) :]):
             if needed <= free_bytes(self.folder):
                 return
-            self._remove(oldest)
+            self._discard(find_committed(self.run)[oldest])
             log.warning(
-                "%s is nearly full: the checkpoint of step %d was removed before that of step %d is written "
-                "(checkpoint.keep is %d)",
+                "%s is nearly full: the checkpoint of step %d was removed to make room for that of step %d, although "
+                "checkpoint.keep is %d",
                 self.folder,
                 oldest,
                 step,
@@ -329,50 +336,45 @@ class Store:
             )
         if needed > (free := free_bytes(self.folder)):
             raise StorageError(
-                f"the checkpoint of step {step} needs {human_bytes(needed)} but {self.folder} has {human_bytes(free)} "
-                f"free: make room for {human_bytes(needed - free)} more there, or move {self.run} to a larger disk; "
-                f"{self._what_less_would_free(needed - free)}"
+                f"the checkpoint of step {step} needs {human_bytes(needed)}, but {self.folder} has {human_bytes(free)} "
+                f"free: free {human_bytes(needed - free)} more there, or move {self.run} to a larger disk; "
+                f"{self._describe_lower_keep(needed - free)}."
             )
 
-    def _what_less_would_free(self, wanted: int) -> str:
-        """Return a message about the bytes that a lower `keep` would free."""
+    def _describe_lower_keep(self, missing: int) -> str:
+        """Describe how many bytes a lower `keep` would free."""
         steps = self.steps()
         if len(steps) < 2:
-            return f"checkpoint.keep ({self.keep}) frees nothing more, since the last one stays until the next is whole"
-        freed = sum(self._bytes(step) for step in steps[1:])
-        enough = "which is enough" if freed >= wanted else "which is not enough"
-        return f"checkpoint.keep=2 in place of {self.keep} frees {human_bytes(freed)}, {enough}"
+            return (
+                "a lower checkpoint.keep frees nothing, because the newest checkpoint stays until the next is complete"
+            )
+        freed = sum(self._folder_bytes(step) for step in steps[1:])
+        enough = "which is enough" if freed >= missing else "which is not enough"
+        return f"checkpoint.keep=2 instead of {self.keep} frees {human_bytes(freed)}, {enough}"
 
-    def _newest_bytes(self) -> int:
-        return self._bytes(steps[0]) if (steps := self.steps()) else 0
-
-    def _bytes(self, step: int) -> int:
-        return sum(path.stat().st_size for path in committed(self.run)[step].iterdir())
-
-    def _remove(self, step: int) -> None:
-        self._discard(committed(self.run)[step])
+    def _folder_bytes(self, step: int) -> int:
+        return sum(path.stat().st_size for path in find_committed(self.run)[step].iterdir())
 
     def _discard(self, folder: Path) -> None:
         """Remove a temporary folder. It is renamed first, so that it stops being a checkpoint at once and is no longer
         written to."""
         match = TEMPORARY.fullmatch(folder.name)
         assert match is not None, folder
-        if not match[3]:
-            going = folder.with_name(f"{match[1]}.removed-{secrets.token_hex(4)}")
+        if not (match[2] or "").startswith(".removed"):
+            renamed = folder.with_name(f"{match[1]}.removed-{secrets.token_hex(4)}")
             with contextlib.suppress(FileNotFoundError):
-                folder.rename(going)
-            folder = going
+                folder.rename(renamed)
+            folder = renamed
         remove_tree(folder)
 
     def _clean_up(self) -> None:
         """Remove the temporary folders of earlier jobs, and move checkpoints without manifest aside."""
-        kept = set(committed(self.run).values())
-        broken = without_manifest(self.run)
-        for step, folder in broken:
+        valid = set(find_committed(self.run).values())
+        for step, folder in find_without_manifest(self.run):
             self.set_aside(step, NO_MANIFEST, folder)
-        for name in names_in(self.folder):
+        for name in list_names(self.folder):
             match = TEMPORARY.fullmatch(name)
-            if match is not None and (match[2] or match[3]) and self.folder / name not in kept:
+            if match is not None and match[2] and self.folder / name not in valid:
                 self._discard(self.folder / name)
 
     def _remove_oldest(self, just_committed: int) -> None:
@@ -380,38 +382,40 @@ class Store:
             return  # another job owns the run and decides what to remove
         try:
             self._clean_up()
-            others = [step for step in self.steps() if step != just_committed]
-            for step in others[self.keep - 1 :]:
-                self._remove(step)
+            earlier = [step for step in self.steps() if step != just_committed]
+            for step in earlier[self.keep - 1 :]:
+                self._discard(find_committed(self.run)[step])
         except OSError as error:  # the next checkpoint tries again
             log.warning(
                 "checkpoints before step %d could not be removed from %s: %s", just_committed, self.folder, error
             )
 
-    def _written(self, path: Path) -> dict[str, Any]:
-        record_path = self._record(path)
+    def _read_record(self, path: Path) -> dict[str, Any]:
+        record_path = self._record_path(path)
         if not record_path.exists():
             raise StorageError(
-                f"{path} was not written: its rank failed, or does not see this folder; all machines of a run must "
-                "share the run folder"
+                f"{path} was not written: its rank failed, or its node does not share the run folder; put the run "
+                "folder on a disk that all nodes share."
             )
         record = json.loads(record_path.read_bytes())
         if path.stat().st_size != record["size"]:
-            raise StorageError(f"{path} has not the {record['size']} bytes that its rank wrote")
+            raise StorageError(
+                f"{path} does not have the {record['size']:,} bytes that its rank wrote: check its disk."
+            )
         return record
 
-    def _must_own(self, what: str) -> None:
+    def _require_ownership(self, action: str) -> None:
         if self._fence is None:
-            raise AssertionError(f"to {what}, the store must be given a fence: RunLock.still_mine")
+            raise AssertionError(f"cannot {action}: the store has no fence (RunLock.is_held)")
         if not self._fence():
-            raise UserError(f"cannot {what}: another job took over the run {self.run}; this one must end")
+            raise UserError(f"cannot {action}: another job took over the run {self.run}, so this job ends.")
 
-    def _committed_name(self, step: int) -> Path:
+    def _committed_path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}"
 
-    def _writing(self, step: int) -> Path:
+    def _writing_path(self, step: int) -> Path:
         return self.folder / f"step-{step:08d}.writing-{self._token}"
 
     @staticmethod
-    def _record(path: Path) -> Path:
+    def _record_path(path: Path) -> Path:
         return path.with_suffix(".record.json")

@@ -40,7 +40,7 @@ GROUP_BYTES = 32 << 20
 MAX_OPEN_FILES = 64
 
 
-class NotFiniteError(UserError):
+class NonFiniteError(UserError):
     """Raised if a tensor to be saved or read contains NaN or infinity."""
 
 
@@ -74,7 +74,7 @@ class TensorPiece:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPiece:
     """Location of a piece: fields of `TensorPiece`, with the offset in the file instead of the data."""
 
     name: str
@@ -95,7 +95,7 @@ class Stored:
         """Yield the boxes of the full tensor in this piece, each contiguous in the file, with their byte offsets."""
         start, itemsize = self.start, DTYPES[self.dtype].itemsize
         for box in span_boxes(self.block, *(self.span or (0, math.prod(self.block)))):
-            yield box.moved(self.offset), start
+            yield box.shifted(self.offset), start
             start += box.volume * itemsize
 
 
@@ -106,7 +106,7 @@ class FileRecord:
     name: str
     size: int
     sha256: str
-    tensors: tuple[Stored, ...]
+    tensors: tuple[StoredPiece, ...]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -119,27 +119,23 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
     Raises `NotFiniteError` for NaN or infinity, because training could not continue from such a checkpoint.
     """
     # Wide types first, as safetensors requires, so that each tensor is aligned.
-    held = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
-    header, stored = _header(held)
+    ordered = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)
+    header, stored = _header(ordered)
     with HashedWriter(path) as file:
         file.write(header)
-        for piece in held:
+        for piece in ordered:
             data = piece.data.detach().cpu().contiguous()
-            _refuse_not_finite(piece.name, data)
+            if num_nonfinite := _count_nonfinite(data):
+                raise NonFiniteError(
+                    f"{piece.name} has NaN or infinity in {num_nonfinite} of {data.numel()} elements, so no checkpoint "
+                    "was saved: lower optimizer.lr, and continue from an earlier checkpoint."
+                )
             file.write(_bytes(data))
         digest = file.finish()
     return FileRecord(name=path.name, size=file.size, sha256=digest, tensors=tuple(stored))
 
 
-def _refuse_not_finite(name: str, data: Tensor) -> None:
-    if bad := _not_finite(data):
-        raise NotFiniteError(
-            f"{name} is not finite ({bad} of {data.numel()} numbers), so no checkpoint was made of it: lower "
-            "optimizer.lr, and continue from the checkpoint before."
-        )
-
-
-def _not_finite(data: Tensor) -> int:
+def _count_nonfinite(data: Tensor) -> int:
     """Return the number of NaN or infinite elements."""
     # A sum needs one pass and no memory. If it is finite, all terms are; otherwise the elements are counted.
     if not data.is_floating_point() or math.isfinite(data.sum().item()):
@@ -147,10 +143,10 @@ def _not_finite(data: Tensor) -> int:
     return data.numel() - int(data.isfinite().sum())
 
 
-def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
+def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[StoredPiece]]:
     """Return the header of the file, and the location of each piece."""
     entries: dict[str, Any] = {}
-    placed: dict[str, Any] = {}
+    locations: dict[str, Any] = {}
     end = 0
     starts = []
     for piece in pieces:
@@ -161,15 +157,15 @@ def _header(pieces: Sequence[TensorPiece]) -> tuple[bytes, list[Stored]]:
         end += piece.data.numel() * piece.data.dtype.itemsize
         dtype = DTYPE_NAMES[piece.data.dtype]
         entries[key] = {"dtype": dtype, "shape": list(piece.data.shape), "data_offsets": [starts[-1], end]}
-        placed[key] = {"name": piece.name, "shape": piece.shape, "offset": piece.offset, "block": piece.block}
-        placed[key]["span"] = piece.span
-    metadata = {"format": "pt", "megaptm": json.dumps(placed)}
+        location = {"name": piece.name, "shape": piece.shape, "offset": piece.offset, "block": piece.block}
+        locations[key] = location | {"span": piece.span}
+    metadata = {"format": "pt", "megaptm": json.dumps(locations)}
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % 8)
     base = 8 + len(text)
     stored = [
-        Stored(piece.name, DTYPE_NAMES[piece.data.dtype], piece.shape, piece.offset, piece.block, piece.span, base + at)
-        for piece, at in zip(pieces, starts, strict=True)
+        StoredPiece(dtype=DTYPE_NAMES[piece.data.dtype], start=base + start, **location)
+        for piece, start, location in zip(pieces, starts, locations.values(), strict=True)
     ]
     return len(text).to_bytes(8, "little") + text, stored
 
@@ -184,66 +180,73 @@ class TensorReader:
 
     def __init__(self, folder: Path, files: Iterable[FileRecord]) -> None:
         self.folder = folder
-        self._pieces: dict[str, list[tuple[str, Stored]]] = {}
+        self._pieces: dict[str, list[tuple[str, StoredPiece]]] = {}
         self._open: dict[str, RetriedFile] = {}
         for file in files:
             for stored in file.tensors:
                 same = self._pieces.setdefault(stored.name, [])
                 if same and (same[0][1].shape, same[0][1].dtype) != (stored.shape, stored.dtype):
-                    raise UserError(f"{folder}: {same[0][0]} and {file.name} disagree on the shape of {stored.name}")
+                    raise UserError(
+                        f"{folder}: {stored.name} has another shape or dtype in {file.name} than in {same[0][0]}: take "
+                        "another checkpoint."
+                    )
                 same.append((file.name, stored))
 
     def names(self) -> list[str]:
         return list(self._pieces)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name)[0][1].shape
+        return self._find_pieces(name)[0][1].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._stored(name)[0][1].dtype]
+        return DTYPES[self._find_pieces(name)[0][1].dtype]
 
     def read(self, name: str, offset: tuple[int, ...] | None = None, block: tuple[int, ...] | None = None) -> Tensor:
         """Read the block with this shape at this offset, by default the full tensor. Returns a new CPU tensor in the
         dtype of the file."""
-        pieces, shape, dtype = self._stored(name), self.shape(name), self.dtype(name)
+        pieces, shape, dtype = self._find_pieces(name), self.shape(name), self.dtype(name)
         start = offset if offset is not None else (0,) * len(shape)
-        size = block if block is not None else tuple(whole - at for whole, at in zip(shape, start, strict=True))
-        wanted = Box(tuple(start), tuple(size))
+        size = block if block is not None else tuple(length - at for length, at in zip(shape, start, strict=True))
+        requested = Box(tuple(start), tuple(size))
         if len(size) != len(shape) or any(
-            at < 0 or at + of > whole for at, of, whole in zip(start, size, shape, strict=True)
+            at < 0 or at + width > length for at, width, length in zip(start, size, shape, strict=True)
         ):
-            raise UserError(f"{self.folder}: {name} has shape {shape}: it holds no block {size} at {start}")
-        held = sum(stored.count for _, stored in pieces)
-        if wanted.volume > held:  # checked before memory is allocated
-            raise UserError(f"{self.folder}: its files hold {held:,} elements of {name}, whose shape is {shape}")
+            raise UserError(f"{self.folder}: {name} has shape {shape}, so it has no block of {size} at {start}.")
+        num_stored = sum(stored.count for _, stored in pieces)
+        if requested.volume > num_stored:  # checked before memory is allocated
+            raise UserError(
+                f"{self.folder}: its files contain only {num_stored:,} elements of {name}, whose shape is {shape}: "
+                "take another checkpoint."
+            )
         out = torch.empty(size, dtype=dtype)
-        missing = [wanted] if wanted.volume else []
+        missing = [requested] if requested.volume else []
         for file, stored in pieces:
             for box, position in stored.boxes():
-                missing = list(self._fill(out, wanted, missing, file, box, position))
+                missing = list(self._fill(out, requested, missing, file, box, position))
             if not missing:
                 break
         if missing:
             first = missing[0]
             raise UserError(
-                f"{self.folder}: no file of this checkpoint holds the elements of {name} (shape {shape}) from "
-                f"{first.offset} on (a block of {first.shape})"
+                f"{self.folder}: no file contains the block of {first.shape} at {first.offset} of {name}, whose shape "
+                f"is {shape}: take another checkpoint."
             )
-        if bad := _not_finite(out):
-            raise NotFiniteError(
-                f"{self.folder}: {name} is not finite ({bad} of {out.numel()} numbers): take another checkpoint."
+        if num_nonfinite := _count_nonfinite(out):
+            raise NonFiniteError(
+                f"{self.folder}: {name} has NaN or infinity in {num_nonfinite} of {out.numel()} elements: take another "
+                "checkpoint."
             )
         return out
 
-    def _fill(self, out: Tensor, wanted: Box, missing: list[Box], file: str, box: Box, position: int) -> Iterator[Box]:
-        """Copy the part of `missing` in `box` to `out`, which holds `wanted`; yield what is still missing."""
+    def _fill(self, out: Tensor, out_box: Box, missing: list[Box], file: str, box: Box, position: int) -> Iterator[Box]:
+        """Copy the part of `missing` in `box` to `out`, which holds `out_box`; yield the boxes still missing."""
         for gap in missing:
             common = gap.intersect(box)
             if common is None:
                 yield gap
                 continue
-            self._copy(out[common.within(wanted)], file, common.within(box), box.shape, position)
-            yield from gap.minus(common)
+            self._copy(out[common.slices_in(out_box)], file, common.slices_in(box), box.shape, position)
+            yield from gap.subtract(common)
 
     def _copy(self, out: Tensor, file: str, part: tuple[slice, ...], shape: tuple[int, ...], position: int) -> None:
         """Copy `part` of the row-major array of `shape` at this byte offset to `out`."""
@@ -252,7 +255,7 @@ class TensorReader:
             return
         rows, inner = part[0], shape[1:]
         row_bytes = math.prod(inner) * out.dtype.itemsize
-        if all(cut == slice(0, size) for cut, size in zip(part[1:], inner, strict=True)):
+        if all(selected == slice(0, size) for selected, size in zip(part[1:], inner, strict=True)):
             if out.is_contiguous():
                 self._read(file, position + rows.start * row_bytes, out)
             else:
@@ -277,7 +280,7 @@ class TensorReader:
         except FileNotFoundError:
             raise DamagedError(f"{self.folder / file} is missing") from None
         if count < len(target):
-            raise DamagedError(f"{self.folder / file} is cut short: nothing after byte {position + count}")
+            raise DamagedError(f"{self.folder / file} is truncated at byte {position + count}")
         return out
 
     def _file(self, name: str) -> RetriedFile:
@@ -287,9 +290,9 @@ class TensorReader:
             self._open[name] = RetriedFile(self.folder / name)
         return self._open[name]
 
-    def _stored(self, name: str) -> list[tuple[str, Stored]]:
+    def _find_pieces(self, name: str) -> list[tuple[str, StoredPiece]]:
         if name not in self._pieces:
-            raise UserError(f"{self.folder}: this checkpoint holds no tensor {name}: was it written by another model?")
+            raise UserError(f"{self.folder} has no tensor {name}: take a checkpoint of the same model.")
         return self._pieces[name]
 
 

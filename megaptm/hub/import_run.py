@@ -184,7 +184,7 @@ def write_run(
             save_file(dict(model.unused), unfinished / UNUSED)
         _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
-            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), fresh=model.fresh))
+            events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.fresh))
     return config
 
 
@@ -337,7 +337,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
     """Write the checkpoint of step 0: weights without moments, because there was no update."""
     begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
-        store = Store(run, fence=lock.still_mine, token=lock.token)
+        store = Store(run, fence=lock.is_held, token=lock.token)
         store.prepare(0)
         pieces = (
             TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)

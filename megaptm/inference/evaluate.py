@@ -188,7 +188,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
     if (bits := evaluation.bits_per_byte("model")) is not None:
         metrics["evaluation/bits_per_byte"] = bits
     with Events(run) as events:
-        events.write(EvaluationEvent(step=evaluation.step, rows=evaluation.rows, loss=evaluation.total("model")))
+        events.write(EvaluationEvent(step=evaluation.step, samples=evaluation.rows, loss=evaluation.total("model")))
     tracker = Tracker(run, uri=config.track.uri, experiment=config.track.experiment, enabled=config.track.enabled)
     tracker.log_metrics(evaluation.step, metrics)
     tracker.close()

@@ -17,7 +17,7 @@ from megaptm.errors import EXIT_USER_ERROR, UserError, resource_errors_as_user_e
 from megaptm.launch.worker_group import LocalWorkerGroup, Rendezvous, forwarding, listen, rank_environments
 from megaptm.python_path import module_command
 from megaptm.report.terminal import title
-from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt, failures
+from megaptm.resilience.failures import failed_exits, report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.corpora_checks import check_corpora
@@ -70,7 +70,7 @@ def _launch_here(config: Config) -> int:
                     environment=environment_of(config),
                     threads=config.train.threads,
                     hang_seconds=config.train.hang_seconds,
-                    patience=config.data.timeout_seconds,
+                    data_timeout=config.data.timeout_seconds,
                 )
         except UserError:
             if is_new:
@@ -99,7 +99,7 @@ def launch(
     threads: int | None = None,
     grace_seconds: float = 5.0,
     hang_seconds: float | None = None,
-    patience: float = 0.0,
+    data_timeout: float = 0.0,
 ) -> int:
     """Run `command` once per rank and return the exit code of the run.
 
@@ -117,21 +117,23 @@ def launch(
     out = None if sys.stdout.isatty() else _binary(sys.stdout, sys.__stdout__)
     workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
-    watchdog = Watchdog(beats, range(processes), limits=Limits(hang_seconds=hang_seconds, patience=patience)).clear()
+    watchdog = Watchdog(
+        beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
+    ).clear()
     variables = {**(environment or {}), VARIABLE: str(watchdog.folder)}
     with forwarding(workers.forward):
         try:
             workers.start(rank_environments(range(processes), rendezvous, variables, threads=threads), listener)
             if hang := workers.wait(watchdog):
-                return exit_code_of_hang(hang, run=run)
+                return report_hang(hang, run=run)
             workers.end_all(grace_seconds)
         except KeyboardInterrupt:
-            return exit_code_of_interrupt(run=run)
+            return report_interrupt(run=run)
         finally:
             workers.kill_all()
-    if not failures(workers.ends):
+    if not failed_exits(workers.ends):
         workers.release()
-    return exit_code(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
+    return report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
 
 
 def _binary(stream: Any, original: Any) -> IO[bytes]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megaptm.resilience.events import hung_again
+from megaptm.resilience.events import hung_twice_without_saving
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed"]
 """Reason of an end: a node was lost; the scheduler ended the run or it saved itself to continue; a rank hung; a rank
@@ -30,7 +30,7 @@ class RestartPolicy:
             return True
         if ending == "interrupted":
             return progress
-        if self.retries == 0 or (hung_again(self.run) if ending == "hung" else not progress):
+        if self.retries == 0 or (hung_twice_without_saving(self.run) if ending == "hung" else not progress):
             return False
         if self.retries is not None:
             self.retries -= 1

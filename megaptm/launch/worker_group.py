@@ -17,8 +17,8 @@ from typing import IO
 
 from megaptm.launch.log_tee import LogTee
 from megaptm.processes import end_with_parent
-from megaptm.resilience.failures import ProcessExit, failures
-from megaptm.resilience.signals import heeded
+from megaptm.resilience.failures import ProcessExit, failed_exits
+from megaptm.resilience.signals import handled_signals
 from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.run.rank import LISTENER
 from megaptm.storage import safe_open
@@ -102,11 +102,11 @@ class LocalWorkerGroup:
     def wait(self, watchdog: Watchdog | None = None) -> Hang | None:
         """Wait until all have exited, one has failed, or one hangs; return the hang."""
         if watchdog is not None:
-            watchdog.know({rank: process.pid for rank, process in self._processes.items()})
-        while self.poll() and not failures(self.ends):
+            watchdog.set_pids({rank: process.pid for rank, process in self._processes.items()})
+        while self.poll() and not failed_exits(self.ends):
             time.sleep(POLL_SECONDS)
             ended = {end.rank for end in self.ends}
-            if watchdog is not None and (hang := watchdog.look(ended, stopping=bool(self.forwarded))):
+            if watchdog is not None and (hang := watchdog.check_progress(ended, stopping=bool(self.forwarded))):
                 return hang
         return None
 
@@ -147,7 +147,9 @@ class LocalWorkerGroup:
         for rank, process in self._processes.items():
             code = process.poll()
             if rank not in known and code is not None:
-                self.ends.append(ProcessExit(rank=rank, code=code, log=self._log(rank), begin=self._log_starts[rank]))
+                self.ends.append(
+                    ProcessExit(rank=rank, code=code, log=self._log(rank), log_start=self._log_starts[rank])
+                )
         return len(self.ends) < len(self._processes)
 
     def _send(self, number: int) -> None:
@@ -209,7 +211,7 @@ def forwarding(send: Callable[[int], None]) -> Iterator[None]:
                 os.write(2, f"\n{name}: {SAVES}{again}.\n".encode())
         send(number)
 
-    before = {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
+    before = {number: signal.signal(number, forward) for number in handled_signals(FORWARDED)}
     try:
         yield
     finally:

@@ -110,6 +110,6 @@ def _read(reader: TensorReader, part: TensorPart, kind: str, tensor: StateTensor
         return reader.read(name, box.offset, box.shape)
     if part.span is None:
         return reader.read(name, part.placement.offset, shape)
-    boxes = [box.moved(part.placement.offset) for box in span_boxes(shape, *part.span)]
+    boxes = [box.shifted(part.placement.offset) for box in span_boxes(shape, *part.span)]
     parts = [reader.read(name, box.offset, box.shape).reshape(-1) for box in boxes]
     return torch.cat(parts) if len(parts) != 1 else parts[0]

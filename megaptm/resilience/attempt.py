@@ -31,13 +31,13 @@ class Attempt:
     @classmethod
     def here(cls, environ: Mapping[str, str] = os.environ) -> Attempt | None:
         """Return the attempt of this process, from its launcher or Slurm; None without either."""
-        if told := environ.get(VARIABLE):
+        if value := environ.get(VARIABLE):
             try:
-                attempt = cls.from_json(json.loads(told))
+                attempt = cls.from_json(json.loads(value))
             except (ValueError, RecursionError):
                 attempt = None
             if attempt is None:
-                raise UserError(f"{VARIABLE} ({shown(told)}) is not what a launcher sets: unset it.")
+                raise UserError(f"{VARIABLE} ({shown(value)}) is invalid, because no launcher set it: unset it.")
             return attempt
         job = environ.get("SLURM_JOB_ID")
         if job is None:
@@ -49,10 +49,10 @@ class Attempt:
         )
 
     @classmethod
-    def from_json(cls, found: Any) -> Attempt | None:
+    def from_json(cls, content: Any) -> Attempt | None:
         """Parse an attempt from untrusted JSON; None if it is invalid."""
         try:
-            return _adapter().validate_json(json.dumps(found), strict=True)
+            return _adapter().validate_json(json.dumps(content), strict=True)
         except (ValueError, RecursionError):
             return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from megaptm.checkpoint.committed import committed
+from megaptm.checkpoint.committed import find_committed
 from megaptm.storage import JournalFile, is_finite_number, now, parse_journal, regular_file
 
 logger = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ class Event:
     kind: ClassVar[str]
 
     def __init_subclass__(cls, *, kind: str) -> None:
-        taken = {other.kind for other in Event.__subclasses__() if other is not cls}
-        assert kind not in taken, f"two kinds of event are called {kind}"
+        kinds = {other.kind for other in Event.__subclasses__() if other is not cls}
+        assert kind not in kinds, f"two kinds of event are called {kind}"
         cls.kind = kind
 
 
@@ -47,8 +47,8 @@ class ImportEvent(Event, kind="import"):
 
     source: str
     parameters: int
-    fresh: Sequence[str] = ()
-    """Heads that the model lacked."""
+    new_heads: Sequence[str] = ()
+    """Heads that the model lacked, so they have initial values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class ScheduleEvent(Event, kind="schedule"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MovedEvent(Event, kind="moved"):
+class DataMovedEvent(Event, kind="data-moved"):
     """A corpus, or a file of a task, with the same content is read from another path."""
 
     step: int
@@ -118,7 +118,7 @@ class MovedEvent(Event, kind="moved"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeighingEvent(Event, kind="weighing"):
+class WeightsEvent(Event, kind="weights"):
     """First step with other shares of tasks or weights of losses; records those that changed."""
 
     step: int
@@ -145,20 +145,20 @@ class NotSavedEvent(Event, kind="not-saved"):
 
 @dataclass(frozen=True, kw_only=True)
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
-    """A checkpoint does not match its hashes and is skipped. It was moved to `kept`."""
+    """A checkpoint does not match its hashes and is skipped. It was moved to `path`."""
 
     step: int
     problem: str
-    kept: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedCheckpointEvent(Event, kind="abandoned-checkpoint"):
-    """A checkpoint was trained on text that `train.skip_batches` now skips. It was moved to `kept`, and the run goes
-    back."""
+    """A checkpoint was trained on text that `train.skip_batches` now skips. It was moved to `path`, and the run
+    continues from an earlier one."""
 
     step: int
-    kept: str
+    path: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +219,7 @@ class EvaluationEvent(Event, kind="evaluation"):
     """The model was evaluated on held-out text."""
 
     step: int
-    rows: int
+    samples: int
     loss: float
 
 
@@ -239,7 +239,7 @@ NUMBERS = {
     for event in Event.__subclasses__()
 }
 """Kind -> fields that readers add or compare, so they must be finite. Losses are excluded: they may be infinite."""
-BEGINNINGS = (LaunchEvent.kind, RestartEvent.kind)
+START_KINDS = (LaunchEvent.kind, RestartEvent.kind)
 """Kinds that start a job. The time from there to the first step is its start-up."""
 
 
@@ -255,14 +255,14 @@ class Events:
         self._file = JournalFile(self._path)
 
     def write(self, event: Event) -> None:
-        """Append an event. If it cannot be written now, it is kept and written before the next one or by `close`."""
+        """Append an event. If it cannot be written now, it is written before the next one or by `close`."""
         if self._fence is not None:
             self._fence()
         try:
             self._file.append({"kind": event.kind, **vars(event)})
         except OSError as error:
             if not self._warned:
-                logger.warning("%s cannot be written (%s): events are kept in memory until it can", self._path, error)
+                logger.warning("%s cannot be written (%s): events stay in memory until it can be", self._path, error)
             self._warned = True
 
     def close(self) -> None:
@@ -281,32 +281,32 @@ def read_events(run: Path) -> list[dict[str, Any]]:
     path = Path(run) / FILE
     if not path.exists():
         return []
-    return [event for event in parse_journal(regular_file(path).read_bytes()) if _is_sound(event)]
+    return [event for event in parse_journal(regular_file(path).read_bytes()) if _is_valid(event)]
 
 
-def _is_sound(event: Mapping[str, Any]) -> bool:
+def _is_valid(event: Mapping[str, Any]) -> bool:
     """Whether a line has a known kind and valid numbers."""
     kind = event.get("kind")
     numbers = NUMBERS.get(kind, ()) if isinstance(kind, str) else None
     return numbers is not None and all(is_finite_number(event[name]) for name in numbers if name in event)
 
 
-def last_saved(run: Path) -> int:
+def last_saved_step(run: Path) -> int:
     """Return the newest step of any checkpoint; 0 before the first.
 
     Counts committed checkpoints in the folder, too, because a job may be killed before it records a commit.
     """
-    written = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
-    return max([*written, *committed(run)], default=0)
+    steps = (event["step"] for event in read_events(run) if event["kind"] == CheckpointEvent.kind and "step" in event)
+    return max([*steps, *find_committed(run)], default=0)
 
 
 def seconds_since_launch(run: Path) -> float | None:
     """Return the seconds since the command of the current job started; None if the journal does not contain it."""
-    launches = [event["time"] for event in read_events(run) if event["kind"] in BEGINNINGS]
+    launches = [event["time"] for event in read_events(run) if event["kind"] in START_KINDS]
     return round(max(0.0, now() - launches[-1]), 3) if launches else None
 
 
-def hung_again(run: Path) -> bool:
+def hung_twice_without_saving(run: Path) -> bool:
     """Whether nothing was saved between the last two hangs, so that another restart would be useless."""
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (HangEvent.kind, CheckpointEvent.kind)]
     return kinds[-2:] == [HangEvent.kind, HangEvent.kind]

@@ -27,14 +27,14 @@ HANG_SECONDS = 300.0
 """Default of `train.hang_seconds`."""
 HEARTBEATS = "heartbeats"
 """Folder in the run folder with a subfolder for each start of the run."""
-ORDER = "order"
+REQUEST = "request"
 """File with the watchdog's request to all ranks: empty, or one of the two values below."""
-STACKS, LEAVE = "stacks", "leave"
+STACKS, EXIT = "stacks", "exit"
 END = b"end of the stacks\n"
 RECORD_BYTES = 512
-MOST_READERS = 8
+MAX_READERS = 8
 """Maximum number of stopped readers in a beat."""
-STEPS_REMEMBERED = 20
+MAX_DURATIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +66,14 @@ class Heartbeat:
 
     def __init__(self, rank: int, *, hang_seconds: float | None = None) -> None:
         self.rank = rank
-        self.every = beat_seconds(hang_seconds)
-        self._silence = (hang_seconds or HANG_SECONDS) / 2
+        self.interval = beat_seconds(hang_seconds)
+        self._dump_after = (hang_seconds or HANG_SECONDS) / 2
         self._phase, self._position, self._steps, self._count = "starting", 0, 0, 0
-        self._durations: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._durations: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._halted_readers: list[int] = []
         self._stop, self._file = threading.Event(), -1
-        who = {"host": socket.gethostname(), "pid": os.getpid(), "thread": threading.main_thread().ident}
-        self._who = json.dumps(who)[1:-1]
+        process = {"host": socket.gethostname(), "pid": os.getpid(), "thread": threading.main_thread().ident}
+        self._process_fields = json.dumps(process)[1:-1]
 
     def open(self, folder: Path) -> Heartbeat:
         """Start the thread."""
@@ -101,7 +101,7 @@ class Heartbeat:
         """Report that this rank ends normally. Has no effect if the thread was never started."""
         self._stop.set()
         if hasattr(self, "_beating"):
-            self._beating.join(self.every)
+            self._beating.join(self.interval)
             self.enter("ended")
             self._flush()
             faulthandler.cancel_dump_traceback_later()
@@ -122,31 +122,31 @@ class Heartbeat:
     def during(self, phase: str) -> Iterator[None]:
         """Context of a phase, followed by the phase "between"."""
         self.enter(phase)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         try:
             yield
             if phase == "step":
                 self._steps += 1
-                self._durations.append(time.monotonic() - begun)
+                self._durations.append(time.monotonic() - start_time)
         finally:  # also on errors, which other ranks may not have, so that positions stay comparable
             self.enter("between")
 
-    def continues_from(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Set the number of steps done before."""
         self._steps = step
 
     def _beat(self) -> None:
-        told = False
-        while not self._stop.wait(self.every):
+        stacks_written = False
+        while not self._stop.wait(self.interval):
             self._flush()
-            order = read_order(self._folder)
-            if order == LEAVE:
+            request = read_request(self._folder)
+            if request == EXIT:
                 os._exit(EXIT_CONTINUE)
-            if order == STACKS and not told:
+            if request == STACKS and not stacks_written:
                 faulthandler.dump_traceback(self._stacks, all_threads=True)
                 self._stacks.write(END)
                 os.fsync(self._stacks.fileno())
-            told = order == STACKS
+            stacks_written = request == STACKS
 
     def _flush(self) -> None:
         """Write a beat so that other machines see it: network file systems send data when the file is closed."""
@@ -154,7 +154,7 @@ class Heartbeat:
         self._halted_readers = halted_children() if self._phase == "data" else []
         # A C thread, postponed by each beat. It dumps the stacks if no Python thread can run because one of them never
         # releases the interpreter lock.
-        faulthandler.dump_traceback_later(self._silence, file=self._stacks)
+        faulthandler.dump_traceback_later(self._dump_after, file=self._stacks)
         with contextlib.suppress(OSError):
             file = safe_open(beat_file(self._folder, self.rank), os.O_RDWR)
             try:
@@ -169,8 +169,8 @@ class Heartbeat:
         longest = max(self._durations, default=0.0)
         readers = self._halted_readers if self._phase == "data" else []
         beat = (
-            f'{{{self._who}, "count": {self._count}, "position": {self._position}, "phase": "{self._phase}", '
-            f'"step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
+            f'{{{self._process_fields}, "count": {self._count}, "position": {self._position}, '
+            f'"phase": "{self._phase}", "step": {self._steps}, "step_seconds": {longest}, "halted_readers": {readers}}}'
         )
         with contextlib.suppress(OSError):  # a full disk or an unreachable server; a later beat may succeed
             os.pwrite(file, beat.ljust(RECORD_BYTES).encode(), 0)
@@ -188,7 +188,7 @@ def halted_children() -> list[int]:
         children = psutil.Process().children()
     except psutil.Error:
         return []
-    return [child.pid for child in children if is_halted(child.pid)][:MOST_READERS]
+    return [child.pid for child in children if is_halted(child.pid)][:MAX_READERS]
 
 
 def is_halted(pid: int) -> bool:
@@ -211,21 +211,21 @@ def read_beat(folder: Path, rank: int) -> Beat | None:
     """Return the last beat of a rank; None before its first."""
     try:
         # Reopened each time, because that makes network file systems check for new data.
-        found = json.loads(beat_file(folder, rank).read_bytes())
-        return Beat(**{one.name: found[one.name] for one in fields(Beat)})
+        content = json.loads(beat_file(folder, rank).read_bytes())
+        return Beat(**{field.name: content[field.name] for field in fields(Beat)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def read_order(folder: Path) -> str:
+def read_request(folder: Path) -> str:
     try:
-        return (folder / ORDER).read_text()
+        return (folder / REQUEST).read_text()
     except (OSError, ValueError):
         return ""
 
 
-def give_order(folder: Path, order: str) -> None:
-    """Write a request to all ranks: dump stacks, leave, or nothing. Fails silently if the disk is full."""
+def write_request(folder: Path, request: str) -> None:
+    """Write a request to all ranks: dump stacks, exit, or nothing. Fails silently if the disk is full."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with contextlib.suppress(OSError), os.fdopen(safe_open(folder / ORDER, flags), "w") as file:
-        file.write(order)
+    with contextlib.suppress(OSError), os.fdopen(safe_open(folder / REQUEST, flags), "w") as file:
+        file.write(request)

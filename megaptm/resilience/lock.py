@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from megaptm.checkpoint.files import UnreadableError, read_whole
+from megaptm.checkpoint.files import UnreadableError, read_small_file
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
 from megaptm.storage import safe_open
 
 FILE = "lock"
-STARTING = "launch.lock"
+LAUNCH_FILE = "launch.lock"
 """Lock of the command that starts a run's processes, held from before its first write until all processes have
 ended."""
 BEAT_SECONDS = 5.0
@@ -36,7 +36,7 @@ class RunLock:
     The kernel's lock (flock) excludes processes of the same host and, if the file system shares locks, of all hosts.
     Some network file systems do not share them. So the holder also touches the file every few seconds. A job that gets
     the kernel's lock, but finds the name of a holder on another host, waits for such beats before it takes over. Clocks
-    are not compared. The previous holder notices the takeover by `still_mine`.
+    are not compared. The previous holder notices the takeover by `is_held`.
 
     A scheduler knows more than the kernel: when it restarts a job or starts the next of a chain, the previous one is
     over. Its processes may still run on an unreachable node and hold the lock. So a later attempt writes its name over
@@ -66,7 +66,7 @@ class RunLock:
         except UserError:
             self._close()
             raise
-        self._sign()
+        self._write_holder()
         self._stop = threading.Event()
         self._beats = threading.Thread(target=self._beat, args=(self._stop,), name="run-lock", daemon=True)
         self._beats.start()
@@ -79,29 +79,29 @@ class RunLock:
         self._stop.set()
         if self._beats is not None:
             self._beats.join()  # afterwards the file descriptor may belong to another file
-        if self.still_mine():
+        if self.is_held():
             # Without a name, the next holder need not wait for beats.
             self._write(json.dumps({"attempt": self.attempt.to_json()}).encode() if self.attempt else b"")
         self._close()
 
-    def still_mine(self) -> bool:
+    def is_held(self) -> bool:
         """Whether no other job has taken over the run. To be checked before any irreversible action."""
-        return self._is_own(_holder(self.path))
+        return self._is_own(_read_holder(self.path))
 
-    def must_be_mine(self) -> None:
+    def require_held(self) -> None:
         """Raise `UserError` if another job has taken over.
 
         Called at each step, so a file system that fails is not waited for: a lock that cannot be read is read again at
         the next step, and before a checkpoint is committed.
         """
         try:
-            holder = _parsed(self.path.read_bytes())
+            holder = _parse_holder(self.path.read_bytes())
         except FileNotFoundError:
             holder = {}
         except OSError:
             return
         if not self._is_own(holder):
-            raise UserError(f"another job took over the run {self.run}: this one must end.")
+            raise UserError(f"another job took over the run {self.run}, so this job ends.")
 
     def __enter__(self) -> RunLock:
         return self.acquire()
@@ -116,8 +116,8 @@ class RunLock:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = _holder(self.path)
-                if self._may_take_from(holder):
+                holder = _read_holder(self.path)
+                if self._may_replace(holder):
                     return file
                 os.close(file)
                 raise UserError(self._in_use(holder)) from None
@@ -125,8 +125,8 @@ class RunLock:
                 os.close(file)
                 if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                     raise UserError(
-                        f"the file system of the run folder {self.run} has no file locks: choose run=FOLDER elsewhere, "
-                        "or have it mounted with locks (Lustre: -o flock)"
+                        f"the file system of the run folder {self.run} has no file locks: choose run=FOLDER on another "
+                        "one, or mount it with locks (Lustre: -o flock)."
                     ) from error
                 raise
             # The file was removed between opening and locking; a lock on it would have no effect.
@@ -137,7 +137,7 @@ class RunLock:
 
     def _wait_for_other_host(self) -> None:
         """Return if the holder on another host shows no beats; raise `UserError` if it does."""
-        holder = _holder(self.path)
+        holder = _read_holder(self.path)
         if holder.get("host") in (None, socket.gethostname()) or self._follows(holder):
             return
         last = _last_beat(self.path)
@@ -153,26 +153,27 @@ class RunLock:
     def _follows(self, holder: dict[str, Any]) -> bool:
         return self.attempt is not None and self.attempt.follows(Attempt.from_json(holder.get("attempt")))
 
-    def _may_take_from(self, holder: dict[str, Any]) -> bool:
+    def _may_replace(self, holder: dict[str, Any]) -> bool:
         """Whether the kernel's lock is held by processes of an earlier attempt, or this attempt already took over."""
         own = self.attempt is not None and holder == {"attempt": self.attempt.to_json()}
         return own or self._follows(holder)
 
     def _in_use(self, holder: dict[str, Any]) -> str:
-        return f"run folder {self.run} is in use by {_who(holder)}: wait for it, stop it, or choose another run=FOLDER"
+        name = _describe_holder(holder)
+        return f"run folder {self.run} is in use by {name}: wait for it, stop it, or choose another run=FOLDER"
 
     def _beat(self, stop: threading.Event) -> None:
         while not stop.wait(self._beat_seconds):
             with contextlib.suppress(OSError, UnreadableError):
-                if not self.still_mine():
+                if not self.is_held():
                     return
-                if not holds(self.run, self.token, self.path.name):
-                    self._sign()  # an earlier attempt signed late, after it was lost
+                if not is_held_by(self.run, self.token, self.path.name):
+                    self._write_holder()  # an earlier attempt signed late, after it was lost
                 os.utime(self.path)
                 if (file := self._file) is not None:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # succeeds once those of an earlier attempt end
 
-    def _sign(self) -> None:
+    def _write_holder(self) -> None:
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now(), "token": self.token}
         attempt = {"attempt": self.attempt.to_json()} if self.attempt else {}
         self._write(json.dumps(holder | attempt).encode())
@@ -190,49 +191,49 @@ class RunLock:
         self._file = None
 
 
-def holds(run: Path, token: str, file: str = FILE) -> bool:
+def is_held_by(run: Path, token: str, file: str = FILE) -> bool:
     """Whether the run's lock contains this token."""
-    return _holder(Path(run) / file).get("token") == token
+    return _read_holder(Path(run) / file).get("token") == token
 
 
-def in_use(run: Path, *, now: float) -> str | None:
+def find_live_holder(run: Path, *, now: float) -> str | None:
     """Return the holder of the run's lock if its last beat is recent, without touching the lock; otherwise None.
 
     `now` is the modification time of a file written just now on the same file system, so that clocks need not agree.
     """
     path = Path(run) / FILE
-    holder = _holder(path)
+    holder = _read_holder(path)
     # A beat in the future predates a clock change and was not followed by another.
     if "token" not in holder or abs(now - path.stat().st_mtime) > MISSED_BEATS * BEAT_SECONDS:
         return None
-    return _who(holder)
+    return _describe_holder(holder)
 
 
-def _who(holder: dict[str, Any]) -> str:
+def _describe_holder(holder: dict[str, Any]) -> str:
     pid, host, since = (holder.get(name) for name in ("pid", "host", "since"))
     return f"process {pid} on {host} since {since}" if pid and host else "another process"
 
 
-def _holder(path: Path) -> dict[str, Any]:
+def _read_holder(path: Path) -> dict[str, Any]:
     """Return the content of the lock file; empty without a holder or during a write.
 
     Reads are retried for minutes if the file system fails, because such a failure does not mean that the run was taken
     over.
     """
     try:
-        return _parsed(read_whole(path))
+        return _parse_holder(read_small_file(path))
     except UnreadableError:
         raise
     except (OSError, ValueError):  # no such file, or no regular one
         return {}
 
 
-def _parsed(content: bytes) -> dict[str, Any]:
+def _parse_holder(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        holder = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return holder if isinstance(holder, dict) else {}
 
 
 def _last_beat(path: Path) -> int:
@@ -245,7 +246,7 @@ def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     """Close the lock in a forked child (a worker of the data loader), which must not hold it after its parent's
     death."""
     for file in _held:
@@ -254,4 +255,4 @@ def _let_go_in_child() -> None:
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

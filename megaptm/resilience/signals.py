@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 GRACE_SECONDS = 3.0
 
 
-def heeded(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
+def handled_signals(signals: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that request a stop. Under nohup, SIGHUP does not."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in signals if not (ignored and number == signal.SIGHUP)]
@@ -44,38 +44,38 @@ class StopRequest:
     def __init__(self) -> None:
         self.name: str | None = None
         """Name of the first signal received."""
-        self._before: dict[signal.Signals, Any] = {}
+        self._old_handlers: dict[signal.Signals, Any] = {}
         self._interrupted = False
-        self._giving_up = False
+        self._may_interrupt = False
 
     @property
     def requested(self) -> bool:
         return self.name is not None
 
     def __enter__(self) -> StopRequest:
-        for number in heeded(SIGNALS):
-            self._before[number] = signal.signal(number, self._received)
-        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._waited_enough)
+        for number in handled_signals(SIGNALS):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        self._old_handlers[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._on_grace_end)
         StopRequest._entered = self
         return self
 
     def __exit__(self, *exc: object) -> None:
         StopRequest._entered = None
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
-    def ignore_from_now_on(self) -> None:
+    def ignore_signals(self) -> None:
         """Ignore further signals, because the work is saved and a late signal must not turn a normal exit into a
         failure."""
-        self._before |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
+        self._old_handlers |= dict.fromkeys(SIGNALS, signal.SIG_IGN)
 
     @contextmanager
-    def ends_waiting(self) -> Iterator[None]:
+    def interrupt_waits(self) -> Iterator[None]:
         """Context for code that may wait for a server, or for ranks that do.
 
         Raises `StopError` some seconds after a stop is requested, or when another rank has ended because of it.
         """
-        self._giving_up = True
+        self._may_interrupt = True
         try:
             if self.requested:
                 signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
@@ -85,27 +85,27 @@ class StopRequest:
                 raise StopError from error
             raise
         finally:
-            self._giving_up = False
+            self._may_interrupt = False
             signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self._interrupted:
             raise KeyboardInterrupt
         self._interrupted = self._interrupted or number == signal.SIGINT
-        if self._giving_up and not self.requested:
+        if self._may_interrupt and not self.requested:
             signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
         self.name = self.name or signal.Signals(number).name
 
-    def _waited_enough(self, number: int, frame: FrameType | None) -> None:
-        if self._giving_up:
+    def _on_grace_end(self, number: int, frame: FrameType | None) -> None:
+        if self._may_interrupt:
             raise StopError
 
 
-def _forget_in_child() -> None:
+def _reset_signals_in_child() -> None:
     if StopRequest._entered is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_signals_in_child)

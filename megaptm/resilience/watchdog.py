@@ -18,25 +18,25 @@ from megaptm.resilience.heartbeat import (
     STACKS,
     Beat,
     beat_seconds,
-    give_order,
     is_halted,
     read_beat,
     stacks_file,
+    write_request,
 )
 
-LONG = 20.0
+LONG_PHASE_FACTOR = 20.0
 """Factor on the hang time for start-up, saving, validation and shutdown, which may take long."""
 START_SECONDS = 300.0
 """Minimum hang time of start-up: reading code and a checkpoint takes long even if steps are short and
 `train.hang_seconds` is small."""
-STEPS = 10.0
+STEP_FACTOR = 10.0
 """Factor on the longest recent step: a step hangs if it takes longer than this and than the hang time."""
 STOP_SECONDS = 60.0
 """Maximum hang time of a run that was asked to stop, except while it saves."""
 HALTED_STOP_SECONDS = 10.0
 """Maximum hang time of a stopped process (SIGSTOP) in such a run, because it cannot save."""
 ANSWER_SECONDS = 5.0
-LONGEST_PAUSE = 1.0
+MAX_POLL_SECONDS = 1.0
 """Maximum seconds between polls for answers of ranks."""
 STACK_LINES = 40
 SPANS = 8
@@ -52,35 +52,35 @@ PHASES = {
     "between": "between two parts of its work, after step {step}",
     "ending": "ending, after step {step}",
 }
-BEGINNING = ("starting", "loading")
+START_PHASES = ("starting", "loading")
 # Frames in which a rank waits for other ranks.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/collectives\.py|in pass_on$"  # in `words.sharded_table.Exchange`, waiting for what it has sent
+    r"|megaptm/parallel/collectives\.py|in send_to_previous$"  # of `words.sharded_table.Exchange`
 )
 WAITING_FRAMES = 4
-HALTED = "state T: a signal, SIGSTOP, or a debugger"
+STOPPED_STATE = "state T, by SIGSTOP or a debugger"
 
 
 def collective_minutes(hang_seconds: float | None) -> float:
     """Return the timeout of collectives in minutes. It is longer than the watchdog's, which can tell which rank
     hangs."""
-    return max(30.0, 1.5 * LONG * (hang_seconds or 0.0) / 60)
+    return max(30.0, 1.5 * LONG_PHASE_FACTOR * (hang_seconds or 0.0) / 60)
 
 
 @dataclass
-class Seen:
+class RankState:
     """Observed state of a rank."""
 
     beat: Beat | None = None
     pid: int | None = None
     """Process id on this machine, if the launcher knows it."""
-    silent: float = 0.0
+    seconds_silent: float = 0.0
     """Seconds since its last beat."""
-    still: float = 0.0
+    seconds_in_phase: float = 0.0
     """Seconds since its last change of phase."""
-    waited: float = 0.0
-    """Part of `still` before the run was asked to stop."""
+    waited_before_stop: float = 0.0
+    """Part of `seconds_in_phase` before the run was asked to stop."""
 
     @property
     def phase(self) -> str:
@@ -91,21 +91,21 @@ class Seen:
         return self.beat.position if self.beat else -1
 
     @property
-    def pid_here(self) -> int | None:
+    def local_pid(self) -> int | None:
         """Id of its process if that is on this machine, else None."""
         return self.beat.pid if self.beat is not None and self.beat.host == socket.gethostname() else self.pid
 
     @property
     def halted(self) -> bool:
         """Whether its process is stopped (SIGSTOP), as far as known; False on another machine."""
-        return self.pid_here is not None and is_halted(self.pid_here)
+        return self.local_pid is not None and is_halted(self.local_pid)
 
     @property
     def halted_readers(self) -> Sequence[int]:
         """Stopped reader processes of a rank that waits for data."""
         return self.beat.halted_readers if self.beat is not None and self.phase == "data" else ()
 
-    def doing(self) -> str:
+    def describe_phase(self) -> str:
         """Return a description of its phase."""
         step = self.beat.step if self.beat else 0
         return PHASES.get(self.phase, self.phase).format(step=f"{step:,}", next=f"{step + 1:,}")
@@ -117,218 +117,194 @@ class Limits:
 
     hang_seconds: float | None = None
     """Configured hang time. None: only a run that was asked to stop is ended."""
-    patience: float = 0.0
+    data_timeout: float = 0.0
     """Additional seconds to wait for data."""
-    times: float = 1.0
+    factor: float = 1.0
     """Factor on all other limits, for a watchdog that acts after another one."""
 
     @property
-    def every(self) -> float:
+    def interval(self) -> float:
         """Seconds between two beats."""
         return beat_seconds(self.hang_seconds)
 
-    def is_quiet(self, seen: Seen) -> bool:
+    def misses_beats(self, state: RankState) -> bool:
         """Whether expected beats are missing."""
-        return seen.silent > 3 * self.every
+        return state.seconds_silent > 3 * self.interval
 
-    def suspects(self, alive: Mapping[int, Seen], *, stopping: bool) -> list[int]:
+    def find_suspects(self, alive: Mapping[int, RankState], *, stopping: bool) -> list[int]:
         """Return the ranks without beats for too long, or else the ranks behind all others if they make no progress for
         too long."""
-        quiet = {rank: seen for rank, seen in alive.items() if self.is_quiet(seen)}
+        quiet = {rank: state for rank, state in alive.items() if self.misses_beats(state)}
         # If all ranks are quiet, the shared disk may be the reason.
         all_quiet = len(quiet) == len(alive)
-        silent = [
+        silent_ranks = [
             rank
-            for rank, seen in quiet.items()
-            if seen.silent > self.times * self._silence(seen, all_quiet=all_quiet, stopping=stopping)
+            for rank, state in quiet.items()
+            if state.seconds_silent > self.factor * self._max_silence(state, all_quiet=all_quiet, stopping=stopping)
         ]
-        if silent:
-            return silent
-        last = min((seen.position for seen in alive.values()), default=0)
-        behind = {rank: seen for rank, seen in alive.items() if seen.position == last}
-        too_long = (seen.still > self.times * self._standing(seen, stopping=stopping) for seen in behind.values())
+        if silent_ranks:
+            return silent_ranks
+        last = min((state.position for state in alive.values()), default=0)
+        behind = {rank: state for rank, state in alive.items() if state.position == last}
+        too_long = (
+            state.seconds_in_phase > self.factor * self._max_phase_seconds(state, stopping=stopping)
+            for state in behind.values()
+        )
         return [*behind] if all(too_long) else []
 
-    def _silence(self, seen: Seen, *, all_quiet: bool, stopping: bool) -> float:
+    def _max_silence(self, state: RankState, *, all_quiet: bool, stopping: bool) -> float:
         hang = self.hang_seconds or HANG_SECONDS
-        if seen.halted:
+        if state.halted:
             return min(hang, HALTED_STOP_SECONDS) if stopping else hang
         if stopping:
             return min(hang, STOP_SECONDS)
-        if seen.phase in BEGINNING:
-            return self._start_up
-        return hang * LONG if all_quiet else hang
+        if state.phase in START_PHASES:
+            return self._start_seconds
+        return hang * LONG_PHASE_FACTOR if all_quiet else hang
 
-    def _standing(self, seen: Seen, *, stopping: bool) -> float:
+    def _max_phase_seconds(self, state: RankState, *, stopping: bool) -> float:
         hang = self.hang_seconds or HANG_SECONDS
-        if seen.phase in BEGINNING:
-            return min(hang, STOP_SECONDS) if stopping else self._start_up  # nothing to save when asked to stop
-        if seen.beat is None or seen.phase not in ("data", "step", "between"):
-            return hang * LONG
-        if seen.halted_readers:  # not caused by a slow server
+        if state.phase in START_PHASES:
+            return min(hang, STOP_SECONDS) if stopping else self._start_seconds  # nothing to save when asked to stop
+        if state.beat is None or state.phase not in ("data", "step", "between"):
+            return hang * LONG_PHASE_FACTOR
+        if state.halted_readers:  # not caused by a slow server
             return min(hang, HALTED_STOP_SECONDS) if stopping else hang
-        if seen.beat.step_seconds == 0.0:  # the first step builds kernels and opens connections
-            return hang if stopping else self._start_up
+        if state.beat.step_seconds == 0.0:  # the first step builds kernels and opens connections
+            return hang if stopping else self._start_seconds
         hang = min(hang, STOP_SECONDS) if stopping else hang
         # A rank may have waited for a server for long before the run was asked to stop, and should still be able to
         # save.
-        patient = (seen.waited if stopping else self.patience) if seen.phase == "data" else 0.0
-        return max(hang, STEPS * seen.beat.step_seconds) + patient
+        extra = (state.waited_before_stop if stopping else self.data_timeout) if state.phase == "data" else 0.0
+        return max(hang, STEP_FACTOR * state.beat.step_seconds) + extra
 
     @property
-    def _start_up(self) -> float:
-        return max((self.hang_seconds or HANG_SECONDS) * LONG, START_SECONDS)
+    def _start_seconds(self) -> float:
+        return max((self.hang_seconds or HANG_SECONDS) * LONG_PHASE_FACTOR, START_SECONDS)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Hang:
-    """Hang of a run, with the rank that causes it."""
+    """Hang of a run: the rank that causes it, and the folder with the stacks of all ranks."""
 
-    rank: int
-    phase: str
-    step: int
-    seconds: float
-    """Seconds without progress."""
-    problem: str
-    """One line of text."""
-    stack: str
-    """Stack of the main thread of that rank, innermost call first; empty if unavailable."""
+    event: HangEvent
     folder: Path
 
     def __str__(self) -> str:
-        stack = f" Its stack, the innermost call first:\n{self.stack}" if self.stack else ""
+        stack = f" Its stack, innermost call first:\n{self.event.stack}" if self.event.stack else ""
         return (
-            f"{self.problem}{stack}\nThe stacks of all ranks are in {self.folder}. The run is ended; started again, it "
-            "goes on from what was saved."
-        )
-
-    @property
-    def event(self) -> HangEvent:
-        return HangEvent(
-            rank=self.rank,
-            phase=self.phase,
-            step=self.step,
-            seconds=round(self.seconds, 3),
-            problem=self.problem,
-            stack=self.stack,
+            f"{self.event.problem}{stack}\nStacks of all ranks: {self.folder}. The run ends; start it again to "
+            "continue from the newest checkpoint."
         )
 
 
 class Watchdog:
     """Observer of the heartbeats of some ranks, in a folder of this start.
 
-    Time between calls of `look` counts only up to a limit, because the machine may have been suspended.
+    Time between calls of `check_progress` counts only up to a limit, because the machine may have been suspended.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ranks: Iterable[int],
-        *,
-        limits: Limits,
-        within: bool = False,
-    ) -> None:
-        """Without `hang_seconds`, only a run that was asked to stop is ended. `within`: a rank is the observer, and
+    def __init__(self, folder: Path, ranks: Iterable[int], *, limits: Limits, is_rank: bool = False) -> None:
+        """Without `hang_seconds`, only a run that was asked to stop is ended. `is_rank`: the observer is a rank, which
         learns from the last beat that another rank has ended."""
-        self._within = within
+        self._is_rank = is_rank
         self.folder = folder
         self._limits = limits
-        self._seen = {rank: Seen() for rank in ranks}
+        self._states = {rank: RankState() for rank in ranks}
         self._stopping = False
-        self._every = limits.every
-        self._looked = time.monotonic()
+        self._interval = limits.interval
+        self._last_check = time.monotonic()
 
     def clear(self) -> Watchdog:
         """Create the folder, and remove the files of an earlier start."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        give_order(self.folder, "")
+        write_request(self.folder, "")
         return self
 
-    def know(self, pids: Mapping[int, int]) -> None:
+    def set_pids(self, pids: Mapping[int, int]) -> None:
         """Set the process ids of ranks on this machine."""
         for rank, pid in pids.items():
-            self._seen[rank].pid = pid
+            self._states[rank].pid = pid
 
-    def look(self, ended: Collection[int] = (), *, stopping: bool = False) -> Hang | None:
+    def check_progress(self, ended: Collection[int] = (), *, stopping: bool = False) -> Hang | None:
         """Return a hang of the ranks that have not ended, or None. To be called frequently."""
         now = time.monotonic()
-        if now - self._looked < self._every:
+        if now - self._last_check < self._interval:
             return None
-        elapsed, self._looked = min(now - self._looked, 2 * self._every), now
-        self._read(elapsed)
+        elapsed, self._last_check = min(now - self._last_check, 2 * self._interval), now
+        self._read_beats(elapsed)
         if stopping and not self._stopping:
-            for seen in self._seen.values():
-                seen.waited = seen.still
+            for state in self._states.values():
+                state.waited_before_stop = state.seconds_in_phase
         self._stopping = stopping
         if self._limits.hang_seconds is None and not stopping:
             return None
-        suspects = self._suspects(ended, stopping=stopping)
-        return self._judge(suspects, ended, stopping=stopping) if suspects else None
+        suspects = self._find_suspects(ended, stopping=stopping)
+        return self._find_hang(suspects, ended, stopping=stopping) if suspects else None
 
-    def _read(self, elapsed: float) -> None:
-        for rank, seen in self._seen.items():
-            beat = read_beat(self.folder, rank) or seen.beat
-            silent = beat is None or (seen.beat is not None and beat.count == seen.beat.count)
-            still = beat is None or beat.position == seen.position
-            seen.silent = seen.silent + elapsed if silent else 0.0
-            seen.still = seen.still + elapsed if still else 0.0
-            seen.waited = seen.waited if still else 0.0
-            seen.beat = beat
+    def _read_beats(self, elapsed: float) -> None:
+        for rank, state in self._states.items():
+            beat = read_beat(self.folder, rank) or state.beat
+            same_beat = beat is None or (state.beat is not None and beat.count == state.beat.count)
+            same_phase = beat is None or beat.position == state.position
+            state.seconds_silent = state.seconds_silent + elapsed if same_beat else 0.0
+            state.seconds_in_phase = state.seconds_in_phase + elapsed if same_phase else 0.0
+            state.waited_before_stop = state.waited_before_stop if same_phase else 0.0
+            state.beat = beat
 
-    def _suspects(self, ended: Collection[int], *, stopping: bool) -> list[int]:
-        alive = {rank: seen for rank, seen in self._seen.items() if rank not in ended}
-        if self._within:
-            alive = {rank: seen for rank, seen in alive.items() if seen.phase != "ended"}
-        return self._limits.suspects(alive, stopping=stopping) if alive else []
+    def _find_suspects(self, ended: Collection[int], *, stopping: bool) -> list[int]:
+        alive = {rank: state for rank, state in self._states.items() if rank not in ended}
+        if self._is_rank:
+            alive = {rank: state for rank, state in alive.items() if state.phase != "ended"}
+        return self._limits.find_suspects(alive, stopping=stopping) if alive else []
 
-    def _judge(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
+    def _find_hang(self, suspects: list[int], ended: Collection[int], *, stopping: bool) -> Hang | None:
         """Collect stacks and identify the hanging rank, unless there is progress in the meantime."""
-        self._ask_for_stacks([rank for rank in self._seen if rank not in ended])
-        self._read(0.0)
-        if self._suspects(ended, stopping=stopping) != suspects:
-            give_order(self.folder, "")
+        self._request_stacks([rank for rank in self._states if rank not in ended])
+        self._read_beats(0.0)
+        if self._find_suspects(ended, stopping=stopping) != suspects:
+            write_request(self.folder, "")
             return None
-        stacks = {rank: self._stack(rank) for rank in suspects}
-        rank, also = find_hanging_rank(stacks)
-        seen = self._seen[rank]
-        seconds = max(seen.silent, seen.still) if self._limits.is_quiet(seen) else seen.still
-        problem = f"rank {rank} hangs: for {seconds:,.0f} s it has been {seen.doing()}{self._how(seen)}{also}."
-        step = seen.beat.step if seen.beat else 0
-        stack = "" if seen.halted else stacks[rank]
-        return Hang(
+        stacks = {rank: self._read_stack(rank) for rank in suspects}
+        rank, note = find_hanging_rank(stacks)
+        state = self._states[rank]
+        seconds = max(state.seconds_silent if self._limits.misses_beats(state) else 0.0, state.seconds_in_phase)
+        event = HangEvent(
             rank=rank,
-            phase=seen.phase,
-            step=step,
-            seconds=seconds,
-            problem=problem,
-            stack=stack,
-            folder=self.folder,
+            phase=state.phase,
+            step=state.beat.step if state.beat else 0,
+            seconds=round(seconds, 3),
+            problem=(
+                f"rank {rank} hangs: for {seconds:,.0f} s it has been {state.describe_phase()}"
+                f"{self._describe_state(state)}{note}."
+            ),
+            stack="" if state.halted else stacks[rank],
         )
+        return Hang(event, self.folder)
 
-    def _how(self, seen: Seen) -> str:
-        if seen.halted:
-            return f", and its process is halted ({HALTED})"
-        if readers := seen.halted_readers:
-            which = f"{'process' if len(readers) == 1 else 'processes'} {', '.join(map(str, readers))}"
-            return f", and of those that read its data {which} {'is' if len(readers) == 1 else 'are'} halted ({HALTED})"
-        if self._limits.is_quiet(seen):
-            return ", without a sign of life: it never lets its threads run, or its node does not answer"
+    def _describe_state(self, state: RankState) -> str:
+        if state.halted:
+            return f", and its process is stopped ({STOPPED_STATE})"
+        if readers := state.halted_readers:
+            return f", and its data readers are stopped ({STOPPED_STATE}): process {', '.join(map(str, readers))}"
+        if self._limits.misses_beats(state):
+            return ", and it sends no heartbeats: it holds the interpreter lock, or its node does not respond"
         return ""
 
-    def _ask_for_stacks(self, ranks: Collection[int]) -> None:
-        answering = [rank for rank in ranks if not self._limits.is_quiet(self._seen[rank])]
-        before = {rank: self._dumped_bytes(rank)[0] for rank in answering}
-        give_order(self.folder, STACKS)
-        deadline, pause = time.monotonic() + 2 * self._every + ANSWER_SECONDS, min(0.1, self._every)
+    def _request_stacks(self, ranks: Collection[int]) -> None:
+        answering = [rank for rank in ranks if not self._limits.misses_beats(self._states[rank])]
+        before = {rank: self._read_dump_end(rank)[0] for rank in answering}
+        write_request(self.folder, STACKS)
+        deadline, pause = time.monotonic() + 2 * self._interval + ANSWER_SECONDS, min(0.1, self._interval)
         while answering and time.monotonic() < deadline:
             time.sleep(pause)
             # With a thousand ranks, a poll opens a thousand files on a shared disk.
-            pause = min(1.5 * pause, LONGEST_PAUSE)
-            ends = {rank: self._dumped_bytes(rank) for rank in answering}
+            pause = min(1.5 * pause, MAX_POLL_SECONDS)
+            ends = {rank: self._read_dump_end(rank) for rank in answering}
             answering = [rank for rank, (size, end) in ends.items() if size == before[rank] or end != END]
 
-    def _dumped_bytes(self, rank: int) -> tuple[int, bytes]:
+    def _read_dump_end(self, rank: int) -> tuple[int, bytes]:
         """Return size and last bytes of a dump. The file is opened, because network file systems otherwise return old
         data."""
         try:
@@ -339,34 +315,36 @@ class Watchdog:
         except OSError:
             return 0, b""
 
-    def _dumped(self, rank: int) -> bytes:
-        try:
-            return stacks_file(self.folder, rank).read_bytes()
-        except OSError:
-            return b""
-
-    def _stack(self, rank: int) -> str:
+    def _read_stack(self, rank: int) -> str:
         """Return the stack of the main thread from the newest dump."""
-        beat, text = self._seen[rank].beat, self._dumped(rank).decode(errors="replace")
+        beat = self._states[rank].beat
         if beat is None:
+            return ""
+        try:
+            text = stacks_file(self.folder, rank).read_bytes().decode(errors="replace")
+        except OSError:
             return ""
         # Format: `Thread 0x00007f... [name] (most recent call first):`, then one line per frame.
         parts = re.split(r"^(?:Current thread|Thread) (0x[0-9a-f]+)[^\n]*\n", text, flags=re.MULTILINE)
-        found = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
-        frames = [line for line in found[-1].splitlines() if line.startswith("  ")] if found else []
+        stacks = [text for number, text in zip(parts[1::2], parts[2::2], strict=True) if int(number, 16) == beat.thread]
+        frames = [line for line in stacks[-1].splitlines() if line.startswith("  ")] if stacks else []
         return "\n".join(frames[:STACK_LINES])
 
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
     """Return the lowest rank that does not wait for others, and a message about the remaining ranks."""
-    busy = [rank for rank, stack in stacks.items() if not _waits(stack)]
+    busy = [
+        rank
+        for rank, stack in stacks.items()
+        if not any(WAITING.search(frame) for frame in stack.splitlines()[:WAITING_FRAMES])
+    ]
     if len(stacks) > 1 and not busy:
-        return min(stacks), f"; all {len(stacks):,} that are there (rank {rank_spans(stacks)}) wait for each other"
-    rank, *others = sorted(busy or stacks)
-    return rank, f"; so does rank {rank_spans(others)}" if others else ""
+        return min(stacks), f"; all {len(stacks):,} remaining ranks ({format_ranks(stacks)}) wait for each other"
+    rank, *other_ranks = sorted(busy or stacks)
+    return rank, f"; the same holds for rank {format_ranks(other_ranks)}" if other_ranks else ""
 
 
-def rank_spans(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """Format ranks as spans: `0, 1, 4-1023`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
@@ -374,13 +352,8 @@ def rank_spans(ranks: Iterable[int]) -> str:
             spans[-1][1] = rank
         else:
             spans.append([rank, rank])
-    words = [
+    texts = [
         f"{first}-{last}" if last > first + 1 else ", ".join(map(str, sorted({first, last}))) for first, last in spans
     ]
-    left = sum(last - first + 1 for first, last in spans[SPANS:])
-    return ", ".join(words[:SPANS]) + (f" and {left:,} more" if left else "")
-
-
-def _waits(stack: str) -> bool:
-    """Whether a stack is that of a process that waits for others."""
-    return any(WAITING.search(frame) for frame in stack.splitlines()[:WAITING_FRAMES])
+    num_left = sum(last - first + 1 for first, last in spans[SPANS:])
+    return ", ".join(texts[:SPANS]) + (f" and {num_left:,} more" if num_left else "")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from megaptm.checkpoint.committed import newest_state
+from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config
 from megaptm.config.extension import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.config.learning_rate import learning_rate_at
@@ -17,7 +17,7 @@ from megaptm.config.on_resume import OnResume, keys_with_rule, resume_rule
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.objectives.compose import is_continuation, map_files, named_files
-from megaptm.resilience.events import Event, MovedEvent, ObjectiveEvent, ScheduleEvent, last_saved, read_events
+from megaptm.resilience.events import DataMovedEvent, Event, ObjectiveEvent, ScheduleEvent, last_saved_step, read_events
 from megaptm.run.compatibility import content_hash
 from megaptm.run.corpora import cache_of
 from megaptm.storage import Cache
@@ -82,7 +82,7 @@ class Resumption:
 
 def compare(begun: Config, config: Config) -> Resumption:
     """Compare the config of a run that has saved a checkpoint with the config that is to continue it."""
-    done = last_saved(Path(config.run))
+    done = last_saved_step(Path(config.run))
     moved = _moved(begun, config)
     begun = relocated(begun, moved)
     changes = tuple(_refused(begun, config, done))
@@ -90,7 +90,7 @@ def compare(begun: Config, config: Config) -> Resumption:
     if changes or (jump is not None and not _chosen(begun, config, done)):
         choice = () if changes or jump is None else tuple(_choice(begun, config, jump))
         return Resumption(config.run, changes, choice)
-    events: list[Event] = [MovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
+    events: list[Event] = [DataMovedEvent(step=done, before=old, after=new) for old, new in moved.items()]
     if begun.objective != config.objective:
         events.append(ObjectiveEvent(step=done, before=begun.objective, after=config.objective))
     if jump is not None or _schedule(begun)[1:] != _schedule(config)[1:]:
@@ -182,7 +182,7 @@ def _moved(begun: Config, config: Config) -> dict[str, str]:
     moved = moved_corpora(Path(config.run), begun, config.data.mix, cache_of(config))
     old, new = named_files(begun.objective), named_files(config.objective)
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
-        hashes = _strings(newest_state(Path(config.run)).get("files"))
+        hashes = _strings(read_newest_state(Path(config.run)).get("files"))
         with suppress(OSError, UserError):  # an unreadable file is reported by other code
             moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
     return moved
@@ -193,7 +193,7 @@ def moved_corpora(run: Path, begun: Config, mix: Iterable[str], cache: Cache) ->
     new = [path for path in mix if path not in begun.data.mix]
     if not new:
         return {}
-    ids = _strings(newest_state(run).get("corpora"))
+    ids = _strings(read_newest_state(run).get("corpora"))
     there = {identity: path for path in new if (identity := _corpus_id(path, cache)) is not None}
     return {path: there[ids[path]] for path in begun.data.mix if path not in mix and ids.get(path) in there}
 

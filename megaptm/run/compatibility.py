@@ -152,7 +152,7 @@ def to_abandon(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
     others = {}
     for step in (steps := store.steps()):
-        found = store.look(step, verify=False)
+        found = store.inspect(step, verify=False)
         if isinstance(found, Checkpoint) and (differ := _skipped_otherwise(found, skip)):
             others[step] = differ[0]
     if others and len(others) == len(steps):

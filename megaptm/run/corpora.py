@@ -17,7 +17,7 @@ from megaptm.data.statistics import count_tokens, read_texts
 from megaptm.errors import UserError
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec
 from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, join_path
@@ -129,7 +129,7 @@ def open_corpus(place: str, config: Config) -> Corpus:
     try:
         return Corpus.open(place, cache_of(config))
     except NoCorpusError as error:
-        if last_saved(Path(config.run)):
+        if last_saved_step(Path(config.run)):
             raise UserError(
                 f"data.mix: {place} is no longer a corpus ({MANIFEST} is missing), and the run in {config.run} was "
                 f"trained on it: put it back or, if it was moved, name its new path, data.mix='{{NEW: "

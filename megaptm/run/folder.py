@@ -32,11 +32,11 @@ from megaptm.resilience.events import (
     Events,
     FirstStepEvent,
     LaunchEvent,
-    last_saved,
+    last_saved_step,
     read_events,
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
-from megaptm.resilience.lock import STARTING, RunLock
+from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.changes import compare, moved_corpora
 from megaptm.run.corpora import cache_of, corpus_vocabulary
 from megaptm.run.submission import FOLDER as SUBMITTED
@@ -182,7 +182,7 @@ def only_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[No
     run = Path(config.run)
     with ExitStack() as held:
         with _folder_errors_told(run):
-            held.enter_context(RunLock(run, attempt=attempt, file=STARTING))
+            held.enter_context(RunLock(run, attempt=attempt, file=LAUNCH_FILE))
         yield
 
 
@@ -236,7 +236,7 @@ def refuse_other_config(run: Path) -> None:
 
 def check_phase(config: Config) -> None:
     """Raise `UserError` if a phase would start before the end of the phase that it continues."""
-    if (done := last_saved(Path(config.run))) < config.train.phase_start:
+    if (done := last_saved_step(Path(config.run))) < config.train.phase_start:
         raise UserError(
             f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; train "
             "the phase before this one to its end."
@@ -282,7 +282,7 @@ def wait_until_prepared(config: Config, *, seconds: float = WAIT_SECONDS) -> Pat
 
 def trained(run: Path) -> bool:
     """Whether there is a checkpoint to continue from. Before the first one, all settings may still change."""
-    return last_saved(run) > 0
+    return last_saved_step(run) > 0
 
 
 def _absolute(path: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from megaptm.config import Config, resolve_model
 from megaptm.errors import UserError
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.other_run import OtherRun
 from megaptm.tokenizers import Tokenizer
 
@@ -24,7 +24,7 @@ def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
     Reasons: it has no checkpoint, its model differs, or its tokenizer differs from `tokenizer`, which is None if no
     corpus has one.
     """
-    if (initial := initial_run(config)) is None or last_saved(Path(config.run)) > 0:
+    if (initial := initial_run(config)) is None or last_saved_step(Path(config.run)) > 0:
         return
     initial.check()
     if differing := initial.differs(resolve_model(config)):

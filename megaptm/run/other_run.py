@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from megaptm.checkpoint.committed import committed, newest_step
+from megaptm.checkpoint.committed import find_committed, newest_step
 from megaptm.config import Config, load_run, resolve
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
@@ -34,7 +34,7 @@ class OtherRun:
                 f"{self.key} ({self.folder}) is not the folder of a run: train it first, or begin a run with a model "
                 "of Hugging Face's (`megaptm import hf`)."
             )
-        if not (steps := sorted(committed(self.folder))):
+        if not (steps := sorted(find_committed(self.folder))):
             self._refuse_lost("has no checkpoint", learned)
             raise UserError(
                 f"{self.key} ({self.folder}) has no checkpoint yet: train it first (`megaptm train {self.folder}`)."

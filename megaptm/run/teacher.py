@@ -8,7 +8,7 @@ from pathlib import Path
 from megaptm.config import Config, resolve_distillation, resolve_model
 from megaptm.data.teacher_logits import TeacherLogits
 from megaptm.errors import UserError
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.compatibility import OF_LOGITS
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import Distillation, ModelSpec
@@ -31,7 +31,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     run = teacher_run(config)
     if needs_weights(config):
         student = Path(config.run)
-        run.check(learned=student if last_saved(student) else None)
+        run.check(learned=student if last_saved_step(student) else None)
     if config.distill.cached_logits is not None:
         kept = teacher_logits(config)
         _check_kept(config, kept, distillation)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from megaptm.resilience.events import (
-    BEGINNINGS,
+    START_KINDS,
+    DataMovedEvent,
     EvaluationEvent,
     ExitEvent,
     HangEvent,
-    MovedEvent,
     ObjectiveEvent,
     ResumeEvent,
     ScheduleEvent,
@@ -66,10 +66,10 @@ def job_times(events: list[dict[str, Any]], records: list[dict[str, Any]]) -> li
     """Return the jobs of a run, in order, from its two journals."""
     found: list[JobTime] = []
     # Events that do not belong to a job: later evaluations, and preparation of the next job.
-    between = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, MovedEvent.kind)
+    between = (EvaluationEvent.kind, ObjectiveEvent.kind, ScheduleEvent.kind, DataMovedEvent.kind)
     for event in (event for event in events if event["kind"] not in between):
         opens = event["kind"] in (StartEvent.kind, ResumeEvent.kind)
-        if event["kind"] in BEGINNINGS or (opens and (not found or found[-1].ready is not None)):
+        if event["kind"] in START_KINDS or (opens and (not found or found[-1].ready is not None)):
             found.append(JobTime(begin=event["time"]))
         if not found:
             continue

@@ -29,7 +29,7 @@ from megaptm.resilience.events import (
     NotSavedEvent,
     ResumeEvent,
     StartEvent,
-    last_saved,
+    last_saved_step,
 )
 from megaptm.resilience.lock import RunLock
 from megaptm.run.compatibility import (
@@ -77,9 +77,9 @@ class Checkpointer:
         self.store = Store(
             run,
             keep=config.checkpoint.keep,
-            fence=lock.still_mine if lock else None,
+            fence=lock.is_held if lock else None,
             token=broadcast_object(lock.token if lock else ""),
-            damaged=self._report_damaged,
+            on_damaged=self._report_damaged,
         )
         self.on_commit: Callable[[int, float], object] = lambda step, seconds: None
         """Callback on rank 0, in a thread: step of a committed checkpoint, and the seconds it took."""
@@ -131,7 +131,7 @@ class Checkpointer:
         """Set aside checkpoints that were trained on steps that `train.skip_batches` now skips."""
         for step, skip in to_abandon(self.store, self.config.train.skip_batches).items():
             new_path = self.store.abandon(step)
-            events.write(AbandonedCheckpointEvent(step=step, kept=str(new_path)))
+            events.write(AbandonedCheckpointEvent(step=step, path=str(new_path)))
             log.warning(
                 "the checkpoint of step %d was trained on steps that train.skip_batches.%d skips: moved to %s",
                 step,
@@ -189,7 +189,7 @@ class Checkpointer:
 
     def _report_damaged(self, step: int, problem: str, new_path: Path) -> None:
         if self.events:
-            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, kept=str(new_path)))
+            self.events.write(DamagedCheckpointEvent(step=step, problem=problem, path=str(new_path)))
 
     def _state(self, step: int) -> dict[str, Any]:
         samples = self.config.batch_schedule.first_sample(step)
@@ -215,7 +215,7 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
 
     def inspect(step: int) -> Checkpoint | str | None:
         # No other job removes files of this one: a checkpoint that disappears on any rank ends the run.
-        result = run_on_all_ranks(partial(store.look, step, part=rank_env.rank, parts=rank_env.world))
+        result = run_on_all_ranks(partial(store.inspect, step, part=rank_env.rank, parts=rank_env.world))
         damages = [
             damage for damage in all_gather_object(result if isinstance(result, str) else None) if damage is not None
         ]
@@ -223,16 +223,16 @@ def newest(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
             return result
         return damages[0] if rank_env.rank == 0 else None
 
-    checkpoint = store.first_good(broadcast_object(store.steps() if rank_env.rank == 0 else []), inspect)
+    checkpoint = store.first_undamaged(broadcast_object(store.steps() if rank_env.rank == 0 else []), inspect)
     if checkpoint is None and rank_env.rank == 0:
-        store.refuse_to_begin_again()
+        store.refuse_fresh_start()
         refuse_to_forget(store.run)
     return checkpoint
 
 
 def refuse_to_forget(run: Path) -> None:
     """Raise UserError if the journal mentions checkpoints and the folder has none."""
-    if saved := last_saved(run):
+    if saved := last_saved_step(run):
         raise UserError(
             f"the journal of {run} has a checkpoint of step {saved:,}, but {run / FOLDER} is empty. Check that its "
             "disk is mounted; no data was deleted. To start again at step 0, choose another run=FOLDER."

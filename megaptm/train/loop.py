@@ -169,7 +169,7 @@ def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] |
     saved."""
     try:
         weights = weights_at(run.objective, step)
-        with run.during("data"), run.stop.ends_waiting():
+        with run.during("data"), run.stop.interrupt_waits():
             return (next(run.microbatches), weights), None
     except LostWorkerError as error:
         return None, explain_loss(error, run.config)
@@ -228,7 +228,7 @@ def _validation_batches(run: Training, read_error: Exception | None) -> Iterator
         start_time = time.monotonic()
         try:
             if read_error is None:
-                with run.stop.ends_waiting(), storage_errors_as_user_errors("a corpus"):
+                with run.stop.interrupt_waits(), storage_errors_as_user_errors("a corpus"):
                     batches = run.held_out() if batches is None else batches
                     batch = next(batches, END_OF_BATCHES)
                 # The grace period applies to each batch; this limits the sum.

@@ -7,7 +7,7 @@ import signal
 from megaptm.config import Config
 from megaptm.data.loader import LostWorkerError
 from megaptm.errors import FailureError, UserError, storage_errors_as_user_errors
-from megaptm.resilience.failures import MAPPED
+from megaptm.resilience.failures import BUS_ERROR_CAUSE
 from megaptm.run.corpora import RunCorpora
 
 IF_KILLED = "if nobody killed it, the machine ran out of memory: lower data.workers, or add memory."
@@ -26,5 +26,5 @@ def explain_loss(error: LostWorkerError, config: Config) -> UserError:
                 RunCorpora(config).check()
         except UserError as error_of_shard:
             return error_of_shard
-        return FailureError(f"{error}: {MAPPED}.")
+        return FailureError(f"{error}: {BUS_ERROR_CAUSE}.")
     return FailureError(f"{error}: {IF_KILLED if error.exit_code == -signal.SIGKILL else IF_ENDED}")

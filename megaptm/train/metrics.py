@@ -16,7 +16,7 @@ from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.report.terminal import clock
-from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeighingEvent, seconds_since_launch
+from megaptm.resilience.events import EpochEvent, Events, FirstStepEvent, WeightsEvent, seconds_since_launch
 from megaptm.run.changes import flat
 from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
@@ -171,7 +171,7 @@ class StepReport:
                 {name: value for (key_kind, name), value in changed.items() if key_kind == kind}
                 for kind in ("share", "weight")
             )
-            self.events.write(WeighingEvent(step=step, shares=shares, weights=weights))
+            self.events.write(WeightsEvent(step=step, shares=shares, weights=weights))
             self._screen.weights(
                 step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
             )

@@ -12,8 +12,8 @@ from pathlib import Path
 from megaptm.config import Config
 from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.collectives import barrier, broadcast_object
-from megaptm.resilience.failures import exit_code_of_hang
-from megaptm.resilience.heartbeat import HEARTBEATS, LEAVE, Heartbeat, beat_seconds, give_order
+from megaptm.resilience.failures import report_hang
+from megaptm.resilience.heartbeat import EXIT, HEARTBEATS, Heartbeat, beat_seconds, write_request
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.rank import RankEnvironment
 
@@ -32,17 +32,17 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, rank_env: 
     seconds = config.train.hang_seconds
     if seconds is None or rank_env.rank > 1:
         return
-    times = 1.0 if rank_env.rank == 0 else SECOND_WATCH_FACTOR
-    limits = Limits(hang_seconds=seconds, patience=config.data.timeout_seconds, times=times)
-    watchdog = Watchdog(folder, range(rank_env.world), limits=limits, within=True)
+    factor = 1.0 if rank_env.rank == 0 else SECOND_WATCH_FACTOR
+    limits = Limits(hang_seconds=seconds, data_timeout=config.data.timeout_seconds, factor=factor)
+    watchdog = Watchdog(folder, range(rank_env.world), limits=limits, is_rank=True)
     threading.Thread(target=_watch, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 
 
 def _watch(watchdog: Watchdog, run: Path, hang_seconds: float) -> None:
-    while (hang := watchdog.look()) is None:
+    while (hang := watchdog.check_progress()) is None:
         time.sleep(beat_seconds(hang_seconds))
     if not watchdog.folder.exists():  # a later start of the run owns the folder now
         os._exit(EXIT_FAILURE)
-    code = exit_code_of_hang(hang, run=run)
-    give_order(watchdog.folder, LEAVE)
+    code = report_hang(hang, run=run)
+    write_request(watchdog.folder, EXIT)
     os._exit(code)

@@ -54,7 +54,7 @@ def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
             code = _work(run, config, rank_env, lock, stop, heartbeat)
         except StopError:  # before the first step; earlier checkpoints are unchanged
             code = EXIT_CONTINUE
-        stop.ignore_from_now_on()
+        stop.ignore_signals()
         return code
 
 
@@ -77,7 +77,7 @@ def _work(
     from megaptm.train.peer_watch import watch_each_other
 
     spec = resolve(config)
-    events = Events(run, fence=lock.must_be_mine) if lock else None
+    events = Events(run, fence=lock.require_held) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()
     minutes = collective_minutes(config.train.hang_seconds)
@@ -92,7 +92,7 @@ def _work(
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")
-    with stop.ends_waiting():
+    with stop.interrupt_waits():
         corpora = RunCorpora(config)
     log(f"building the model ({device_title()})")
     for attention, choice in attention_kernels(config, device().type):
@@ -101,14 +101,14 @@ def _work(
     if isinstance(spec, ModelSpec):
         batch = config.batch_spec
         refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
-    with stop.ends_waiting():
+    with stop.interrupt_waits():
         source = build_source(config, engine, corpora)
     checkpointer = Checkpointer(run, config, engine, spec, source, rank_env, lock=lock, events=events)
     counts_pairs = config.built_objective.unit == "pairs"
     log(f"looking for a checkpoint{', then counting the word pairs of the corpus' if counts_pairs else ''}")
-    with stop.ends_waiting(), heartbeat.during("loading"):
+    with stop.interrupt_waits(), heartbeat.during("loading"):
         start = checkpointer.restore()
-    heartbeat.continues_from(start)
+    heartbeat.set_step(start)
     log(
         resumed(start, checkpointer.layout_before, config)
         if start
@@ -117,7 +117,7 @@ def _work(
     report = None
     if events:
         source.tokenizer.save(run / "tokenizer")
-        fence = lock.must_be_mine if lock else lambda: None
+        fence = lock.require_held if lock else lambda: None
         report = StepReport(run, config, spec, source.train, events, start=start, fence=fence)
         checkpointer.on_commit = report.saved
     training = Training(
@@ -143,7 +143,7 @@ def _work(
         heartbeat.enter("ending")
         source.close()
         # If another job took over the run, only that job reports its end.
-        if report and events and lock and lock.still_mine():
+        if report and events and lock and lock.is_held():
             if stop.name:
                 events.write(StopSignalEvent(signal=stop.name))
             report.close(STATUS.get(code, "FAILED"))

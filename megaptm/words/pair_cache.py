@@ -115,7 +115,7 @@ class PairCache:
             yield counts_piece(counted.words)
 
     def _read(self, store: Store) -> WordAndPairCounts:
-        checkpoint = store.look(0, part=self.exchange.rank, parts=self.exchange.ranks)
+        checkpoint = store.inspect(0, part=self.exchange.rank, parts=self.exchange.ranks)
         if not isinstance(checkpoint, Checkpoint):
             raise UserError(checkpoint)
         if checkpoint.state.get("description") != self.description:

@@ -16,7 +16,7 @@ from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
 from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show
 from megaptm.report.summary import _seconds
-from megaptm.resilience.events import last_saved, read_events
+from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.run.time_spent import TimeSpent
 from megaptm.tokenizers import load
 from megaptm.tokenizers.word_cache import library_errors_as_user_errors, splits_at_spaces
@@ -37,7 +37,7 @@ def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "[" * 100_000)
     assert [event["kind"] for event in read_events(tmp_path)] == ["checkpoint", "checkpoint"]
-    assert last_saved(tmp_path) == 3
+    assert last_saved_step(tmp_path) == 3
 
 
 def test_records_of_metrics_keep_what_is_a_number(tmp_path):

@@ -15,7 +15,7 @@ from data_pipeline.clean.c4 import C4Quality
 from data_pipeline.clean.decontaminate import Decontaminate
 from data_pipeline.corpus.parts import hashes_of
 from data_pipeline.document import Document, Dropped
-from megaptm.checkpoint.files import RetriedFile, StorageError, read_whole
+from megaptm.checkpoint.files import RetriedFile, StorageError, read_small_file
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
@@ -102,7 +102,7 @@ def _read_all(folder: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("read", [read_whole, lambda path: RetriedFile(path).size()])
+@pytest.mark.parametrize("read", [read_small_file, lambda path: RetriedFile(path).size()])
 def test_a_file_of_a_checkpoint_that_is_none_is_not_waited_for(read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()

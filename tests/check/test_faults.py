@@ -96,7 +96,7 @@ FAULTS = [
     (small_validation_split, r"data: the validation split has \d+ sequences .* lower train.batch"),
     (file_in_the_way, r"folder: run \(.*/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
     (file_above, r"folder: run \(.*/file/run\) cannot be a folder \(Not a directory\): choose another run=FOLDER"),
-    (full_disk, r"folder: no space left on the disk of run \(.*/disk/run\): free some space"),
+    (full_disk, r"folder: no space left on the disk of .*/disk/.*: free some space"),
     (no_room, r"folder: .*/run needs space for a checkpoint of .* TB, but its disk has .* free: free some space"),
     (
         limited_files,
@@ -113,7 +113,7 @@ FAULTS = [
     ),
     (
         damaged_checkpoint,
-        r"run: all checkpoints in .* are damaged \(.* does not hold what was written.*\): put an undamaged copy",
+        r"run: all checkpoints in .* are damaged \(.* is damaged: its sha256 differs.*\): put an undamaged copy",
     ),
     (
         closed_port,
@@ -195,7 +195,7 @@ WARNINGS = [
     ),
     (
         older_checkpoint,
-        r"run: .*/step-00000015/.* does not hold what was written.*: the run continues from .* of step 10 in",
+        r"run: .*/step-00000015/.* is damaged: its sha256 differs.*: the run continues from .* of step 10 in",
     ),
     (finished, r"run: the run is complete: all 20 steps are done; raise train.steps to continue"),
     (live_run, r"folder: .*/run is in use by process \d+ on .* since .*: a job that starts before it ends is rejected"),

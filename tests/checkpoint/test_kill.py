@@ -1,4 +1,4 @@
-"""A writer killed at any moment loses no checkpoint that was acknowledged, and leaves none that is damaged."""
+"""A writer that is killed at any time loses no committed checkpoint, and leaves no damaged one."""
 
 import os
 import random
@@ -23,7 +23,7 @@ def always() -> bool:
 
 
 def pieces(step, rank):
-    """Half of a matrix of which every element is the step, cut at a place that moves with it."""
+    """Return one rank's part of a matrix filled with the step. The cut depends on the step."""
     cut = 1 + step % (ROWS - 1)
     start, stop = ((0, cut), (cut, ROWS))[rank]
     return [
@@ -40,7 +40,7 @@ def save(store, step):
 
 
 def check_newest(run, acknowledged):
-    """The newest checkpoint is whole, and not older than the last one whose commit had returned."""
+    """Check that the newest checkpoint is complete and not older than `acknowledged`; return its step."""
     newest = Store(run).newest()
     step = newest.step if newest else 0
     assert step >= acknowledged
@@ -49,43 +49,43 @@ def check_newest(run, acknowledged):
     return step
 
 
-def save_for_ever(run, token, say):
-    """Save one step after another as fast as possible, and say so when each is committed."""
+def save_endlessly(run, token, connection):
+    """Save one step after another as fast as possible, and send each step after its commit."""
     torch.set_num_threads(1)
     store = Store(run, keep=2, fence=always, token=token)
     newest = store.newest()
     step = newest.step if newest else 0
     while True:
-        say.send(step)
+        connection.send(step)
         step += 1
         save(store, step)
 
 
 @pytest.mark.drill
-def test_kill_at_any_moment_leaves_the_last_acknowledged_checkpoint(tmp_path):
+def test_kill_at_random_times(tmp_path):
     generator = random.Random(0)
-    reached, left_behind = 0, 0
+    reached, num_interrupted_writes = 0, 0
     for attempt in range(20):
-        hear, say = PROCESSES.Pipe(duplex=False)
-        writer = PROCESSES.Process(target=save_for_ever, args=(tmp_path, f"job-{attempt}", say))
+        receiver, sender = PROCESSES.Pipe(duplex=False)
+        writer = PROCESSES.Process(target=save_endlessly, args=(tmp_path, f"job-{attempt}", sender))
         writer.start()
-        say.close()
-        assert hear.recv() == reached  # what the one before left is what this one continues from
+        sender.close()
+        assert receiver.recv() == reached  # it continues from the checkpoint that was found above
         acknowledged = reached
-        for _ in range(attempt % 3):  # so that there is something to lose, however slow the machine
-            acknowledged = hear.recv()
-        # Past some more commits in some attempts, in the middle of a write in others.
+        for _ in range(attempt % 3):  # on a slow machine, too, there is a checkpoint to lose
+            acknowledged = receiver.recv()
+        # Some attempts end after more commits, others during a write.
         time.sleep(generator.uniform(0, 0.1))
         writer.kill()
         writer.join()
         try:
             while True:
-                acknowledged = hear.recv()
+                acknowledged = receiver.recv()
         except EOFError:
             reached = check_newest(tmp_path, acknowledged)
-        left_behind += any(".writing-" in folder.name for folder in (tmp_path / "checkpoints").iterdir())
+        num_interrupted_writes += any(".writing-" in folder.name for folder in (tmp_path / "checkpoints").iterdir())
     assert reached > 0
-    assert left_behind >= 3, "too few kills hit a write: the drill proves nothing"
+    assert num_interrupted_writes >= 3, "too few kills hit a write"
     assert not list((tmp_path / "checkpoints").glob("*.damaged*"))
 
 
@@ -94,7 +94,7 @@ def die(*args):
 
 
 def die_in_second_save(run, stage):
-    """Save one checkpoint, then die at the named stage of saving another (of replacing the first: `set-aside`)."""
+    """Save one checkpoint, then die at a stage of saving another, or of replacing the first."""
     torch.set_num_threads(1)
     store = Store(run, keep=1, fence=always)
     save(store, 1)
@@ -118,7 +118,7 @@ def test_kill_at_each_stage_of_a_commit(tmp_path, stage):
     writer.start()
     writer.join(120)
     assert writer.exitcode == -signal.SIGKILL
-    # Only the last stage, the removal of the oldest, comes after the commit.
+    # Only the last stage, the removal of the oldest, is after the commit.
     assert check_newest(tmp_path, 1) == (2 if stage == "remove" else 1)
     store = Store(tmp_path, keep=1, fence=always)
     save(store, 3)

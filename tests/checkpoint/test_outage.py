@@ -1,4 +1,4 @@
-"""A file system that fails while a checkpoint is read or written: calls of the system fail in a real process."""
+"""Checkpoints survive a file system that fails: system calls fail in a real process."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoint.test_store import names, save, store  # noqa: F401  # a fixture
 
-# A process of its own: what fails is the C library under it. Patience is short where the outage does not end.
+# Runs in its own process, whose C library fails. Retries are short for a permanent failure.
 READ = """
 import sys
 from megaptm.checkpoint import files
@@ -19,9 +19,9 @@ from megaptm.storage import RetryPolicy
 
 files.RETRY = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
 try:
-    found = Store(sys.argv[1], fence=lambda: True).newest()
-    found.reader.read("weight/w")
-    print(found.step)
+    checkpoint = Store(sys.argv[1], fence=lambda: True).newest()
+    checkpoint.reader.read("weight/w")
+    print(checkpoint.step)
 except UserError as error:
     print(error)
 """
@@ -29,50 +29,53 @@ except UserError as error:
 
 @pytest.fixture
 def read(faulty_files, store, tmp_path):  # noqa: F811
-    """What a job finds in a run with checkpoints of steps 10 and 20 while calls fail on paths with `where` in them."""
+    """Function that returns the step, or error, that a job reads while calls fail on paths that contain `path`.
+
+    The run has checkpoints of steps 10 and 20.
+    """
     for step in (10, 20):
         save(store, step)
 
-    def found(where, number, *, call="read", times, seconds=60.0):
-        words = [sys.executable, "-c", READ, str(tmp_path), str(seconds)]
-        environment = {**os.environ, **faulty_files((call, where, number, times))}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True, timeout=300)
-        assert names(store) == ["step-00000010", "step-00000020"], "a good checkpoint was set aside"
-        return done.stdout.strip()
+    def run_reader(path, error_number, *, call="read", times, seconds=60.0):
+        command = [sys.executable, "-c", READ, str(tmp_path), str(seconds)]
+        environment = {**os.environ, **faulty_files((call, path, error_number, times))}
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+        assert names(store) == ["step-00000010", "step-00000020"], "an undamaged checkpoint was set aside"
+        return process.stdout.strip()
 
-    return found
+    return run_reader
 
 
-def test_errors_that_pass_cost_no_checkpoint(read):
+def test_temporary_read_errors_are_retried(read):
     assert read("step-00000020/rank-0000", errno.EIO, times=3) == "20"
     assert read("step-00000020", errno.ESTALE, call="open", times=3) == "20"
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "call", "seconds"),
+    ("path", "error_number", "call", "seconds"),
     [
         ("step-00000020/rank-00001", errno.EIO, "read", 0.2),
         ("step-00000020/manifest.json", errno.EACCES, "open", 600.0),
     ],
 )
-def test_an_outage_is_told_and_nothing_set_aside(read, where, number, call, seconds):
-    told = read(where, number, call=call, times=-1, seconds=seconds)
-    for word in (os.strerror(number), where, "nothing is lost"):
-        assert word in told
-    assert "damaged" not in told
-    assert "remove" not in told
+def test_unreadable_checkpoint_is_reported_and_not_moved(read, path, error_number, call, seconds):
+    output = read(path, error_number, call=call, times=-1, seconds=seconds)
+    for text in (os.strerror(error_number), path, "no data was lost"):
+        assert text in output
+    assert "damaged" not in output
+    assert "remove" not in output
 
 
-def test_a_folder_that_is_elsewhere_and_not_mounted_is_not_an_empty_one(store, tmp_path):  # noqa: F811
+def test_dangling_link_is_not_an_empty_folder(store, tmp_path):  # noqa: F811
     from megaptm.checkpoint.files import UnreadableError
 
     save(store, 10)
-    elsewhere = tmp_path / "elsewhere"
-    store.folder.rename(elsewhere)
-    store.folder.symlink_to(elsewhere)
+    mounted = tmp_path / "mounted"
+    store.folder.rename(mounted)
+    store.folder.symlink_to(mounted)
     assert store.newest().step == 10
-    elsewhere.rename(tmp_path / "unmounted")
-    with pytest.raises(UnreadableError, match=r"is a link to .*elsewhere, which is not there: nothing is lost"):
+    mounted.rename(tmp_path / "unmounted")
+    with pytest.raises(UnreadableError, match=r"is a link to .*mounted, which does not exist; no data was lost"):
         store.newest()
 
 
@@ -94,15 +97,15 @@ for step in (10, 20, 30, 40):
 """
 
 
-def saved(tmp_path, environment, *, seconds):
+def run_writer(tmp_path, environment, *, seconds):
     """Return the output of a job that saves four steps while calls fail."""
-    words = [sys.executable, "-c", SAVE, str(tmp_path), str(seconds)]
-    done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, "-c", SAVE, str(tmp_path), str(seconds)]
+    process = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def test_errors_that_pass_while_writing_cost_no_checkpoint(faulty_files, store, tmp_path):  # noqa: F811
+def test_temporary_write_errors_are_retried(faulty_files, store, tmp_path):  # noqa: F811
     environment = faulty_files(
         ("write", "step-00000010.writing", errno.EIO, 2),
         ("rename", "step-00000010.writing", errno.ESTALE, 2),
@@ -110,30 +113,30 @@ def test_errors_that_pass_while_writing_cost_no_checkpoint(faulty_files, store, 
         ("rename", "step-00000020/manifest", errno.EIO, 1),
         ("fsync", "checkpoints", errno.EIO, 9),
     )
-    assert saved(tmp_path, environment, seconds=60.0) == ""
+    assert run_writer(tmp_path, environment, seconds=60.0) == ""
     assert store.steps() == [40, 30, 20, 10]
     assert store.newest().reader.read("weight/w")[0, 0] == 4000
 
 
-def test_where_writing_goes_on_failing_that_checkpoint_is_given_up(faulty_files, store, tmp_path):  # noqa: F811
+def test_checkpoint_is_skipped_if_writing_keeps_failing(faulty_files, store, tmp_path):  # noqa: F811
     environment = faulty_files(
         ("write", "step-00000020.writing-job/rank-00001", errno.EIO, -1),
         ("rename", "step-00000030.writing-job/.manifest", errno.EIO, -1),
     )
-    told = saved(tmp_path, environment, seconds=0.2).splitlines()
-    assert [line.partition(": ")[0] for line in told] == [
+    lines = run_writer(tmp_path, environment, seconds=0.2).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
         "cannot write rank-00001.safetensors of step 20",
         "cannot commit the checkpoint of step 30",
     ]
-    assert all(os.strerror(errno.EIO) in line for line in told)
+    assert all(os.strerror(errno.EIO) in line for line in lines)
     assert names(store) == ["step-00000010", "step-00000040"]
 
 
-def test_what_nfs_leaves_of_open_files_stops_no_job(faulty_files, store, tmp_path):  # noqa: F811
-    left = tmp_path / "checkpoints/step-00000005.writing-job"
-    left.mkdir(parents=True)
-    (left / ".nfs0001").touch()
-    assert saved(tmp_path, faulty_files(("unlink", ".nfs0001", errno.EBUSY, -1)), seconds=0.2) == ""
+def test_nfs_files_that_stay_open_are_ignored(faulty_files, store, tmp_path):  # noqa: F811
+    unfinished = tmp_path / "checkpoints/step-00000005.writing-job"
+    unfinished.mkdir(parents=True)
+    (unfinished / ".nfs0001").touch()
+    assert run_writer(tmp_path, faulty_files(("unlink", ".nfs0001", errno.EBUSY, -1)), seconds=0.2) == ""
     assert store.steps() == [40, 30, 20, 10]
-    [kept] = [name for name in names(store) if ".removed" in name]
-    assert kept.count("removed") == 1
+    [removed] = [name for name in names(store) if ".removed" in name]
+    assert removed.count("removed") == 1

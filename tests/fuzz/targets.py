@@ -111,9 +111,9 @@ def read_journals(folder: Path) -> Any:
     from rich.console import Console
 
     from megaptm.report import summary
-    from megaptm.resilience.events import last_saved
+    from megaptm.resilience.events import last_saved_step
 
-    last_saved(folder)
+    last_saved_step(folder)
     summary.report(folder, console=Console(file=io.StringIO()))
 
 

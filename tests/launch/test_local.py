@@ -115,7 +115,7 @@ def test_root_cause_is_printed_without_echoes(program, tmp_path, capfd):
     assert errors.startswith("rank 2 failed:\nTraceback")
     assert errors.count("Traceback") == 1
     assert "ValueError: my own mistake" in errors
-    assert "Then failed: rank 0, 1." in errors
+    assert "Failed later: rank 0, 1." in errors
     assert "Connection closed" in (tmp_path / "run/logs/rank-0.log").read_text()
 
 
@@ -208,7 +208,7 @@ def test_stop_before_the_first_save_exits_with_75(program, tmp_path, number):
     launcher.send_signal(number)
     _, errors = launcher.communicate(timeout=30)
     assert launcher.returncode == 75
-    assert f"Stopped by {number.name} before a step was done" in errors
+    assert f"Stopped by {number.name} before the first step" in errors
     assert gone(everyone)
 
 

@@ -1,13 +1,13 @@
-"""Whose fault it was, by what the processes wrote before they ended."""
+"""The root cause of a failure is found in the output of the processes."""
 
 import signal
 
 import pytest
 
-from megaptm.resilience.failures import MAPPED, ProcessExit, failure_report, root_cause
+from megaptm.resilience.failures import BUS_ERROR_CAUSE, ProcessExit, describe_failure, root_cause
 
-# As NCCL's watchdog ends a process that waits for others; between these frames are more.
-NCCL_GIVES_UP = """\
+# Output of NCCL's watchdog when it ends a process that waits for others, with some frames left out.
+NCCL_ABORT = """\
 step 7/100  loss 4.2
 terminate called after throwing an instance of 'c10::DistBackendError'
   what():  [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group watchdog thread terminated with exception: {reason}
@@ -24,7 +24,7 @@ TIMEOUT = (
     "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4, OpType=BROADCAST, NumelIn=112, "
     "NumelOut=112, Timeout(ms)=1800000) ran for 1800011 milliseconds before timing out."
 )
-REMOTE = (
+REMOTE_EXIT = (
     "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5\n"
     "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
 )
@@ -32,26 +32,30 @@ ILLEGAL = "CUDA error: an illegal memory access was encountered"
 UNHANDLED = "NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5"
 
 
-def ended(tmp_path, rank, said, *, code=-signal.SIGABRT):
+def process_exit(tmp_path, rank, output, *, code=-signal.SIGABRT):
     log = tmp_path / f"rank-{rank}.log"
-    log.write_text(said)
-    return ProcessExit(rank=rank, code=code, log=log, begin=0)
+    log.write_text(output)
+    return ProcessExit(rank=rank, code=code, log=log, log_start=0)
 
 
-@pytest.mark.parametrize(("reason", "lost"), [(TIMEOUT, True), (REMOTE, True), (ILLEGAL, False), (UNHANDLED, False)])
-def test_who_is_given_up_by_nccl_is_innocent_unless_its_own_device_failed(tmp_path, reason, lost):
-    end = ended(tmp_path, 0, NCCL_GIVES_UP.format(reason=reason))
+@pytest.mark.parametrize(
+    ("reason", "lost"), [(TIMEOUT, True), (REMOTE_EXIT, True), (ILLEGAL, False), (UNHANDLED, False)]
+)
+def test_nccl_abort_is_a_lost_peer_unless_own_device_failed(tmp_path, reason, lost):
+    end = process_exit(tmp_path, 0, NCCL_ABORT.format(reason=reason))
     assert end.lost_a_peer == lost
     assert end.last_error.startswith("terminate called")
     assert reason.splitlines()[0] in end.last_error
 
 
-def test_the_rank_that_failed_is_named_though_nccl_gives_up_the_others_before_it_ends(tmp_path):
-    innocent = ended(tmp_path, 0, NCCL_GIVES_UP.format(reason=REMOTE))
-    guilty = ended(tmp_path, 1, "Traceback (most recent call last):\n  ...\nValueError: my own mistake\n", code=1)
-    assert root_cause([innocent, guilty]) == guilty
+def test_root_cause_skips_nccl_aborts(tmp_path):
+    aborted = process_exit(tmp_path, 0, NCCL_ABORT.format(reason=REMOTE_EXIT))
+    failed = process_exit(
+        tmp_path, 1, "Traceback (most recent call last):\n  ...\nValueError: my own mistake\n", code=1
+    )
+    assert root_cause([aborted, failed]) == failed
 
 
-def test_who_looks_at_what_is_no_longer_in_a_file_is_told_so(tmp_path):
-    end = ended(tmp_path, 1, "step 7/100  loss 4.2\n", code=-signal.SIGBUS)
-    assert failure_report(end) == f"rank 1 was killed by signal 7 (SIGBUS): {MAPPED}"
+def test_bus_error_is_explained(tmp_path):
+    end = process_exit(tmp_path, 1, "step 7/100  loss 4.2\n", code=-signal.SIGBUS)
+    assert describe_failure(end) == f"rank 1 was killed by signal 7 (SIGBUS): {BUS_ERROR_CAUSE}"

@@ -1,4 +1,4 @@
-"""One live job to a run folder, and the next one as soon as it is dead."""
+"""A run folder is locked by one live job; the next job gets the lock when that job is dead."""
 
 import errno
 import json
@@ -13,9 +13,9 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.lock import RunLock, holds
+from megaptm.resilience.lock import RunLock, is_held_by
 
-HOLD = """
+HOLDER = """
 import os, sys, time
 from pathlib import Path
 from megaptm.resilience.lock import RunLock
@@ -28,66 +28,66 @@ time.sleep(60)
 """
 
 
-def holder(run, *arguments, **environment):
+def start_holder(run, *arguments, **environment):
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, run, *arguments],
+        [sys.executable, "-c", HOLDER, run, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
     )
-    said = [process.stdout.readline().strip() for _ in range(1 + len(arguments))]
-    assert "held" in said
-    return process, [int(line) for line in said if line != "held"]
+    lines = [process.stdout.readline().strip() for _ in range(1 + len(arguments))]
+    assert "held" in lines
+    return process, [int(line) for line in lines if line != "held"]
 
 
-def named(run, host, token="theirs"):
+def write_holder(run, host, token="other"):
     (run / "lock").write_text(json.dumps({"host": host, "pid": 7, "since": "2026-01-01 00:00:00", "token": token}))
 
 
-def test_a_second_process_is_told_who_has_the_run(tmp_path):
-    process, _ = holder(tmp_path)
+def test_second_process_is_rejected_with_holder(tmp_path):
+    process, _ = start_holder(tmp_path)
     with pytest.raises(UserError, match=rf"in use by process {process.pid} on .* since .*: wait for it, stop it, or"):
         RunLock(tmp_path).acquire()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     with RunLock(tmp_path) as lock:
-        assert lock.still_mine()
+        assert lock.is_held()
 
 
-def test_a_second_lock_in_the_same_process_is_refused_too(tmp_path):
+def test_second_lock_in_same_process_is_rejected(tmp_path):
     with RunLock(tmp_path), pytest.raises(UserError, match=f"process {os.getpid()} on"):
         RunLock(tmp_path).acquire()
     with RunLock(tmp_path):
         pass
 
 
-def test_a_child_left_behind_does_not_hold_the_lock(tmp_path):
-    process, [child] = holder(tmp_path, "fork")
+def test_child_does_not_hold_lock_after_parent_died(tmp_path):
+    process, [child] = start_holder(tmp_path, "fork")
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     try:
-        os.kill(child, 0)  # it lives
+        os.kill(child, 0)  # it is alive
         with RunLock(tmp_path) as lock:
-            assert lock.still_mine()
+            assert lock.is_held()
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-def test_the_holder_learns_that_it_was_taken_over(tmp_path):
+def test_holder_notices_takeover(tmp_path):
     with RunLock(tmp_path) as lock:
-        assert lock.still_mine()
-        assert holds(tmp_path, lock.token)
-        named(tmp_path, "elsewhere")
-        assert not lock.still_mine()
-        assert not holds(tmp_path, lock.token)
-    assert json.loads((tmp_path / "lock").read_text())["token"] == "theirs"  # a release does not touch it any more
-    assert not lock.still_mine()
+        assert lock.is_held()
+        assert is_held_by(tmp_path, lock.token)
+        write_holder(tmp_path, "other-host")
+        assert not lock.is_held()
+        assert not is_held_by(tmp_path, lock.token)
+    assert json.loads((tmp_path / "lock").read_text())["token"] == "other"  # release changes nothing
+    assert not lock.is_held()
 
 
-def test_a_lock_that_cannot_be_read_for_a_moment_is_not_taken_over(tmp_path, faulty_files):
+def test_temporary_read_error_is_no_takeover(tmp_path, faulty_files):
     code = (
         "import sys; from pathlib import Path; from megaptm.resilience.lock import RunLock\n"
-        "lock = RunLock(Path(sys.argv[1])).acquire()\nprint(lock.still_mine())"
+        "lock = RunLock(Path(sys.argv[1])).acquire()\nprint(lock.is_held())"
     )
     environment = {**os.environ, **faulty_files(("read", "/run/lock", errno.EIO, 2))}
     words = [sys.executable, "-c", code, str(tmp_path / "run")]
@@ -95,56 +95,56 @@ def test_a_lock_that_cannot_be_read_for_a_moment_is_not_taken_over(tmp_path, fau
     assert done.stdout == "True\n", done.stderr
 
 
-def test_a_step_does_not_wait_for_a_lock_that_cannot_be_read(tmp_path, faulty_files):
+def test_require_held_does_not_wait_for_unreadable_lock(tmp_path, faulty_files):
     code = (
         "import sys; from pathlib import Path; from megaptm.checkpoint import files\n"
         "from megaptm.resilience.lock import RunLock\nfrom megaptm.storage import RetryPolicy\n"
         "lock = RunLock(Path(sys.argv[1])).acquire()\nfiles.RETRY = RetryPolicy(seconds=0.1, pause=0.01)\n"
         "lock.run = lock.run.rename(lock.run.with_name('failing'))\nlock.path = lock.run / 'lock'\n"
-        "lock.must_be_mine()\nprint('goes on', flush=True)\nimport os; os._exit(0)"
+        "lock.require_held()\nprint('continues', flush=True)\nimport os; os._exit(0)"
     )
     environment = {**os.environ, **faulty_files(("read", "/failing/lock", errno.EIO, -1))}
     words = [sys.executable, "-c", code, str(tmp_path / "run")]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "goes on\n", done.stderr
+    assert done.stdout == "continues\n", done.stderr
 
 
-def test_a_lock_file_removed_by_hand_is_no_longer_ours(tmp_path):
+def test_lock_is_lost_if_its_file_is_removed(tmp_path):
     with RunLock(tmp_path) as lock:
         (tmp_path / "lock").unlink()
-        assert not lock.still_mine()
+        assert not lock.is_held()
         with RunLock(tmp_path) as other:
-            assert other.still_mine()
-            assert not lock.still_mine()
+            assert other.is_held()
+            assert not lock.is_held()
 
 
-def test_a_holder_on_another_host_is_believed_only_while_it_beats(tmp_path):
-    # The kernel's lock is free, as on a file system that does not share locks, but another host's name is in the file.
-    named(tmp_path, "elsewhere")
+def test_holder_on_other_host_counts_only_while_it_beats(tmp_path):
+    # As on a file system that does not share locks: the kernel's lock is free, but the file names another host.
+    write_holder(tmp_path, "other-host")
     start = time.monotonic()
     with RunLock(tmp_path, beat_seconds=0.1) as lock:
-        assert lock.still_mine()
+        assert lock.is_held()
     assert 0.4 <= time.monotonic() - start < 5
 
-    named(tmp_path, "elsewhere")
+    write_holder(tmp_path, "other-host")
     beating = "import os, sys, time\nwhile True: os.utime(sys.argv[1]); print(flush=True); time.sleep(0.02)"
     process = subprocess.Popen([sys.executable, "-c", beating, tmp_path / "lock"], stdout=subprocess.PIPE)
     try:
         process.stdout.readline()
-        with pytest.raises(UserError, match="process 7 on elsewhere since 2026-01-01"):
+        with pytest.raises(UserError, match="process 7 on other-host since 2026-01-01"):
             RunLock(tmp_path, beat_seconds=0.5).acquire()
     finally:
         process.kill()
         process.wait()
 
 
-def test_a_released_lock_makes_no_one_wait(tmp_path):
+def test_released_lock_file_is_empty(tmp_path):
     with RunLock(tmp_path):
         pass
     assert (tmp_path / "lock").read_bytes() == b""
 
 
-def test_a_lock_that_is_released_touches_nothing_any_more(tmp_path, monkeypatch):
+def test_release_stops_beats(tmp_path, monkeypatch):
     touch = os.utime
     monkeypatch.setattr(os, "utime", lambda path: (time.sleep(0.2), touch(path)))
     with RunLock(tmp_path, beat_seconds=0.01):
@@ -152,25 +152,32 @@ def test_a_lock_that_is_released_touches_nothing_any_more(tmp_path, monkeypatch)
     assert "run-lock" not in [thread.name for thread in threading.enumerate()]
 
 
-FOREIGN = [{"owner": "me"}, {"chain": "7"}, {"chain": 7, "job": 7, "restart": 0}, {"chain": "7", "job": "7"}, [7], "7"]
+INVALID_ATTEMPTS = [
+    {"owner": "me"},
+    {"chain": "7"},
+    {"chain": 7, "job": 7, "restart": 0},
+    {"chain": "7", "job": "7"},
+    [7],
+    "7",
+]
 
 
-@pytest.mark.parametrize("attempt", FOREIGN)
-def test_an_attempt_that_cannot_be_one_is_none(tmp_path, attempt):
+@pytest.mark.parametrize("attempt", INVALID_ATTEMPTS)
+def test_invalid_attempt_in_lock_file_is_ignored(tmp_path, attempt):
     (tmp_path / "lock").write_text(json.dumps({"attempt": attempt}))
     with RunLock(tmp_path, attempt=Attempt("7", 8, 0)) as lock:
-        assert lock.still_mine()
+        assert lock.is_held()
         (tmp_path / "lock").write_text(json.dumps({"attempt": attempt}))
-        assert not lock.still_mine()
+        assert not lock.is_held()
 
 
-@pytest.mark.parametrize("told", ["7", "{", *map(json.dumps, FOREIGN)])
-def test_a_launcher_that_is_none_is_told(told):
+@pytest.mark.parametrize("value", ["7", "{", *map(json.dumps, INVALID_ATTEMPTS)])
+def test_invalid_attempt_variable_is_rejected(value):
     with pytest.raises(UserError, match=r"MEGAPTM_ATTEMPT .* unset it"):
-        Attempt.here({"MEGAPTM_ATTEMPT": told})
+        Attempt.here({"MEGAPTM_ATTEMPT": value})
 
 
-def test_a_held_lock_beats(tmp_path):
+def test_held_lock_is_touched(tmp_path):
     with RunLock(tmp_path, beat_seconds=0.05):
         path = tmp_path / "lock"
         os.utime(path, (1, 1))
@@ -181,64 +188,64 @@ def test_a_held_lock_beats(tmp_path):
 
 
 @pytest.fixture
-def lost(tmp_path):
-    """A process of job 12's first start that still lives and holds the lock."""
-    process, _ = holder(tmp_path, SLURM_JOB_ID="12")
+def unreachable(tmp_path):
+    """Process of job 12's first start that is still alive and holds the lock."""
+    process, _ = start_holder(tmp_path, SLURM_JOB_ID="12")
     yield process
     process.kill()
     process.wait()
 
 
 @pytest.mark.parametrize("attempt", [Attempt("12", 12, 1), Attempt("12", 13, 0), Attempt("12", 12, 0, start=1)])
-def test_the_next_attempt_takes_the_run_from_one_that_is_lost_and_alive(tmp_path, lost, attempt):
-    for _ in range(2):  # as a job does: once to prepare the run, once to train
+def test_next_attempt_takes_over_from_unreachable_holder(tmp_path, unreachable, attempt):
+    for _ in range(2):  # as in a job: once to prepare the run, once to train
         with RunLock(tmp_path, attempt=attempt) as lock:
-            assert lock.still_mine()
-            lock.must_be_mine()
+            assert lock.is_held()
+            lock.require_held()
 
 
 @pytest.mark.parametrize("attempt", [None, Attempt("12", 12, 0), Attempt("12", 11, 5), Attempt("13", 13, 0)])
-def test_no_other_attempt_does(tmp_path, lost, attempt):
-    with pytest.raises(UserError, match=f"in use by process {lost.pid}"):
+def test_other_attempt_does_not_take_over(tmp_path, unreachable, attempt):
+    with pytest.raises(UserError, match=f"in use by process {unreachable.pid}"):
         RunLock(tmp_path, attempt=attempt).acquire()
 
 
-def test_a_launcher_says_which_start_a_process_is_whatever_slurm_says(tmp_path):
+def test_attempt_variable_overrides_slurm(tmp_path):
     first = Attempt("launcher", 12, 0).next_start()
-    process, _ = holder(tmp_path, SLURM_JOB_ID="12", **first.environment())
+    process, _ = start_holder(tmp_path, SLURM_JOB_ID="12", **first.environment())
     try:
         with pytest.raises(UserError, match=f"in use by process {process.pid}"):
             RunLock(tmp_path, attempt=first).acquire()
         with RunLock(tmp_path, attempt=first.next_start()) as lock:
-            assert lock.still_mine()
+            assert lock.is_held()
     finally:
         process.kill()
         process.wait()
 
 
-def test_one_that_was_lost_has_no_say_when_the_next_one_is_done(tmp_path):
-    with RunLock(tmp_path, attempt=Attempt("12", 12, 0)) as lost:
+def test_earlier_attempt_stays_replaced_after_next_ends(tmp_path):
+    with RunLock(tmp_path, attempt=Attempt("12", 12, 0)) as earlier:
         error = pytest.raises(UserError, match="another job took over the run")
         with RunLock(tmp_path, attempt=Attempt("12", 12, 1)), error:
-            lost.must_be_mine()
-        assert not lost.still_mine()
+            earlier.require_held()
+        assert not earlier.is_held()
 
 
-def test_one_that_signs_too_late_is_signed_over(tmp_path):
+def test_late_write_of_earlier_attempt_is_overwritten(tmp_path):
     with RunLock(tmp_path, attempt=Attempt("12", 12, 1), beat_seconds=0.02) as lock:
         late = {"chain": "12", "job": 12, "restart": 0}
-        (tmp_path / "lock").write_text(json.dumps({"host": "elsewhere", "token": "late", "attempt": late}))
-        assert lock.still_mine()
+        (tmp_path / "lock").write_text(json.dumps({"host": "other-host", "token": "late", "attempt": late}))
+        assert lock.is_held()
         deadline = time.monotonic() + 10
-        while not holds(tmp_path, lock.token):
+        while not is_held_by(tmp_path, lock.token):
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
 
-def test_the_lock_is_had_when_the_one_that_was_lost_ends(tmp_path, lost):
+def test_kernel_lock_is_taken_when_earlier_holder_ends(tmp_path, unreachable):
     with RunLock(tmp_path, attempt=Attempt("12", 12, 1), beat_seconds=0.02):
-        lost.kill()
-        lost.wait()
+        unreachable.kill()
+        unreachable.wait()
         deadline = time.monotonic() + 10
         while subprocess.run(["flock", "--nonblock", tmp_path / "lock", "true"], check=False).returncode == 0:
             assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A signal asks for a stop; it interrupts nothing but waiting."""
+"""A signal requests a stop; it interrupts only waits."""
 
 import multiprocessing
 import os
@@ -18,7 +18,7 @@ def send(number):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
-def test_a_signal_only_sets_the_flag(name):
+def test_signal_sets_requested(name):
     with StopRequest() as stop:
         assert not stop.requested
         send(getattr(signal, name))
@@ -26,7 +26,7 @@ def test_a_signal_only_sets_the_flag(name):
         assert stop.name == name
 
 
-def test_the_loss_of_the_terminal_stays_ignored_where_it_is():
+def test_ignored_sighup_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopRequest() as stop:
@@ -36,7 +36,7 @@ def test_the_loss_of_the_terminal_stays_ignored_where_it_is():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_sigterm_as_often_as_it_comes_does_not_interrupt():
+def test_repeated_sigterm_does_not_interrupt():
     with StopRequest() as stop:
         for _ in range(5):
             send(signal.SIGTERM)
@@ -44,7 +44,7 @@ def test_sigterm_as_often_as_it_comes_does_not_interrupt():
         assert stop.name == "SIGTERM"
 
 
-def test_ctrl_c_a_second_time_interrupts():
+def test_second_ctrl_c_interrupts():
     with StopRequest() as stop:
         send(signal.SIGTERM)
         send(signal.SIGINT)
@@ -53,18 +53,18 @@ def test_ctrl_c_a_second_time_interrupts():
         assert stop.name == "SIGTERM"
 
 
-def test_handlers_are_as_before_afterwards():
+def test_handlers_are_restored():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     with StopRequest():
         assert signal.getsignal(signal.SIGTERM) != before[0]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
 
 
-def test_a_signal_that_comes_when_all_is_done_does_no_harm():
+def test_late_signals_are_ignored():
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         with StopRequest() as stop:
-            stop.ignore_from_now_on()
+            stop.ignore_signals()
         for number in signals.SIGNALS:
             send(number)
     finally:
@@ -72,7 +72,7 @@ def test_a_signal_that_comes_when_all_is_done_does_no_harm():
             signal.signal(number, handler)
 
 
-def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
+def test_forked_worker_ignores_stop_signals_except_sigterm():
     with StopRequest() as stop:
         worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
         worker.start()
@@ -88,22 +88,22 @@ def test_a_loader_s_worker_serves_through_a_stop_but_dies_of_sigterm():
 
 @pytest.mark.parametrize("wait", [lambda: time.sleep(600), queue.SimpleQueue().get, threading.Event().wait])
 @pytest.mark.parametrize("stopped_before", [False, True])
-def test_reading_that_waits_is_given_up_some_time_after_a_stop(monkeypatch, wait, stopped_before):
+def test_wait_is_interrupted_after_stop(monkeypatch, wait, stopped_before):
     monkeypatch.setattr(signals, "GRACE_SECONDS", 0.2)
     with StopRequest() as stop:
         if stopped_before:
             send(signal.SIGTERM)
         else:
             threading.Timer(0.2, send, [signal.SIGTERM]).start()
-        with pytest.raises(StopError), stop.ends_waiting():
+        with pytest.raises(StopError), stop.interrupt_waits():
             wait()
         assert stop.name == "SIGTERM"
 
 
-def test_reading_that_is_done_in_time_is_not_given_up_nor_what_comes_after(monkeypatch):
+def test_wait_that_ends_in_time_is_not_interrupted(monkeypatch):
     monkeypatch.setattr(signals, "GRACE_SECONDS", 0.3)
     with StopRequest() as stop:
-        with stop.ends_waiting():
+        with stop.interrupt_waits():
             send(signal.SIGTERM)
             time.sleep(0.01)
         time.sleep(0.5)
@@ -111,17 +111,17 @@ def test_reading_that_is_done_in_time_is_not_given_up_nor_what_comes_after(monke
 
 
 @pytest.mark.parametrize(
-    ("stopped", "said", "ends_as"),
+    ("stopped", "message", "expected_error"),
     [
         (True, "Connection closed by peer", StopError),
         (False, "Connection closed by peer", RuntimeError),
         (True, "no such row", RuntimeError),
     ],
 )
-def test_a_rank_whose_peer_has_heeded_a_stop_heeds_it_too(stopped, said, ends_as):
-    """It waits in a collective, which a signal does not end."""
+def test_lost_peer_after_stop_is_a_stop(stopped, message, expected_error):
+    """A signal does not end a wait in a collective; the end of the peer does."""
     with StopRequest() as stop:
         if stopped:
             send(signal.SIGTERM)
-        with pytest.raises(ends_as), stop.ends_waiting():
-            raise RuntimeError(said)
+        with pytest.raises(expected_error), stop.interrupt_waits():
+            raise RuntimeError(message)

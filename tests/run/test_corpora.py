@@ -12,7 +12,7 @@ from megaptm.data import Corpus
 from megaptm.data.loader import Loader, LostWorkerError
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import read_events
-from megaptm.resilience.failures import MAPPED
+from megaptm.resilience.failures import BUS_ERROR_CAUSE
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.train.lost_loader import explain_loss
@@ -50,7 +50,7 @@ def test_a_reader_that_an_index_cut_short_has_ended_names_the_shard(corpus, tmp_
     asked = config(tmp_path / "corpus", "data.verify=size")
     lost = LostWorkerError(7, -signal.SIGBUS)
     told = explain_loss(lost, asked)
-    assert str(told) == f"data loader worker 7 died (signal 7, Bus error): {MAPPED}."
+    assert str(told) == f"data loader worker 7 died (signal 7, Bus error): {BUS_ERROR_CAUSE}."
     assert told.exit_code == EXIT_FAILURE
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
     told = explain_loss(lost, asked)
@@ -73,9 +73,9 @@ def test_the_cause_of_a_lost_reader_is_told_by_how_it_ended(code, cause, corpus)
 def test_a_lost_reader_is_told_where_its_data_is_missed_and_nowhere_else(corpus, monkeypatch, end, code):
     mix = RunCorpora(config(corpus)).mix("train")
     monkeypatch.setattr(type(mix), "sample", lambda self, number: end())
-    heeded = signal.getsignal(signal.SIGCHLD)
+    handled_signals = signal.getsignal(signal.SIGCHLD)
     with Loader(mix, batch=1, microbatch=1, workers=1) as loader:
-        assert signal.getsignal(signal.SIGCHLD) == heeded
+        assert signal.getsignal(signal.SIGCHLD) == handled_signals
         with pytest.raises(LostWorkerError) as caught:
             next(loader)
     assert caught.value.exit_code == code

@@ -147,4 +147,4 @@ def test_cache_of_other_samples_is_refused(
     # A file that was damaged afterwards.
     path = tmp_path / "logits/train-000000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "does not hold what was written" in megaptm("train", *words, f"run={tmp_path / 'other'}", code=2)
+    assert "is damaged (its sha256 differs" in megaptm("train", *words, f"run={tmp_path / 'other'}", code=2)

@@ -44,7 +44,7 @@ def test_loss_uses_the_weights_of_its_step(uninterrupted):
 
 
 def test_changes_of_shares_and_weights_are_reported(uninterrupted):
-    events = [event for event in read_events(uninterrupted) if event["kind"] == "weighing"]
+    events = [event for event in read_events(uninterrupted) if event["kind"] == "weights"]
     assert [(event["step"], event["shares"], event["weights"]) for event in events] == [
         (4, {"few": 0.5, "many": 0.5}, {}),
         (6, {}, {"mlm": 0.5}),
@@ -59,8 +59,8 @@ def test_weights_of_later_steps_may_change_on_resume(train, uninterrupted):
     changed = train("turned", OBJECTIVE.replace("5: 0.5", "6: 0.25"))
     before, after = losses(uninterrupted), losses(changed)
     assert [after[step] == pytest.approx(before[step], rel=1e-6) for step in range(1, 9)] == [True] * 5 + [False] * 3
-    events = [event["kind"] for event in read_events(changed) if event["kind"] in ("objective", "weighing")]
-    assert events == ["weighing", "objective", "weighing"]
+    events = [event["kind"] for event in read_events(changed) if event["kind"] in ("objective", "weights")]
+    assert events == ["weights", "objective", "weights"]
 
 
 def test_change_after_the_last_step_is_a_warning(real_corpus, tmp_path):

@@ -69,7 +69,7 @@ def test_damaged_teacher_is_refused(teacher: Path, real_corpus: Callable[[str], 
     path = sorted(damaged.glob("checkpoints/*/rank-*.safetensors"))[-1]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     said = megaptm("train", *words(damaged, tmp_path / "run", real_corpus("wordpiece"), "layout.data=2"), code=2)
-    assert f"error: distill.teacher: {path} does not hold what was written" in said
+    assert f"error: distill.teacher: {path} is damaged: its sha256 differs" in said
     assert "copy that file again, or let distill.step name another checkpoint." in said
 
 

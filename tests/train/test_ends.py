@@ -57,7 +57,7 @@ def test_stopped_rank_is_reported_as_hanging(runs):
     _, output = job.communicate(timeout=240)
     assert job.returncode == 75, output
     assert "rank 1 hangs: for " in output
-    assert "its process is halted (state T" in output
+    assert "its process is stopped (state T" in output
     hang = runs.last("hang")
     assert (hang["rank"], hang["seconds"] >= HANG_SECONDS) == (1, True)
     [stacks] = runs.run.glob("logs/heartbeats/*/rank-0.stacks")  # files of earlier starts are deleted
@@ -133,7 +133,7 @@ def test_second_ctrl_c_exits_at_once(runs):
     job.send_signal(signal.SIGINT)
     _, output = job.communicate(timeout=60)
     assert job.returncode == 130, output
-    assert re.search(r"Left at once; step \d+ is saved\.\n$", output)
+    assert re.search(r"Exited without saving; the newest checkpoint is of step \d+\.\n$", output)
     assert read_events(runs.run)[-1]["kind"] == "interrupt"
     kinds = [event["kind"] for event in read_events(runs.run)]
     assert "worker-lost" not in kinds[-kinds[::-1].index("launch") :]

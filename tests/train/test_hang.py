@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from megaptm.launch.local import launch
-from megaptm.resilience.events import read_events
-from megaptm.resilience.failures import exit_code_of_hang
-from megaptm.resilience.heartbeat import LEAVE, give_order
+from megaptm.resilience.events import HangEvent, read_events
+from megaptm.resilience.failures import report_hang
+from megaptm.resilience.heartbeat import EXIT, write_request
 from megaptm.resilience.watchdog import Hang
 from tests.drills.program import wait_for
 from tests.processes import survivors
@@ -115,9 +115,9 @@ with heartbeat.during("step"):
 @pytest.mark.parametrize(
     ("body", "phase", "message", "stack"),
     [
-        (HALTED, "step", "in step 4, and its process is halted (state T", None),
+        (HALTED, "step", "in step 4, and its process is stopped (state T", None),
         (READS_FOR_EVER, "data", "waiting for the data of step 4", "read_for_ever"),
-        (HOLDS_THE_INTERPRETER, "step", "in step 4, without a sign of life", "search_for_ever"),
+        (HOLDS_THE_INTERPRETER, "step", "in step 4, and it sends no heartbeats", "search_for_ever"),
         (COMPUTES_FOR_EVER, "step", "in step 4", "compute_for_ever"),
         (COMPUTES_FOR_EVER_ON_ITS_DEVICE, "step", "in step 4", "compute_for_ever"),
     ],
@@ -138,14 +138,13 @@ def test_hanging_rank_is_reported_with_phase_and_stack(program, tmp_path, capfd,
 
 
 def test_stopped_loader_worker_is_reported(program, tmp_path, capfd):
-    """Even with a long `data.patience`."""
+    """Even with a long `data.timeout_seconds`."""
     run = tmp_path / "run"
-    assert launch(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=600.0) == 75
+    assert launch(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=600.0) == 75
     reader = int((tmp_path / "reader").read_text())
-    message = (
-        f"it has been waiting for the data of step 4, and of those that read its data process {reader} is halted ("
-    )
-    assert message in capfd.readouterr().err
+    errors = capfd.readouterr().err
+    assert "it has been waiting for the data of step 4, and its data readers are stopped (state T" in errors
+    assert f"): process {reader}." in errors
     assert survivors([*pids(tmp_path, 2), reader]) == []
 
 
@@ -201,14 +200,14 @@ def test_waiting_for_a_slow_server_is_no_hang(program, tmp_path):
             time.sleep(0.01)
     """
     run = tmp_path / "run"
-    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, patience=60.0) == 0
+    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=60.0) == 0
 
 
 def test_hang_is_reported_without_a_writable_folder(tmp_path, capfd):
     (tmp_path / "run").touch()
-    give_order(tmp_path / "run", LEAVE)
-    fields = {"rank": 1, "phase": "saving", "step": 3, "seconds": 4.0, "problem": "rank 1 hangs.", "stack": ""}
-    assert exit_code_of_hang(Hang(**fields, folder=tmp_path), run=tmp_path / "run") == 75
+    write_request(tmp_path / "run", EXIT)
+    event = HangEvent(rank=1, phase="saving", step=3, seconds=4.0, problem="rank 1 hangs.", stack="")
+    assert report_hang(Hang(event, tmp_path), run=tmp_path / "run") == 75
     assert capfd.readouterr().err.startswith("rank 1 hangs.")
 
 
@@ -247,6 +246,6 @@ def test_ctrl_c_messages(program, tmp_path):
     launcher.send_signal(signal.SIGINT)
     _, output = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
-    assert output == "Left at once; nothing was saved yet.\n"
+    assert output == "Exited without saving; no checkpoint was saved.\n"
     assert [event["kind"] for event in read_events(tmp_path / "run")] == ["interrupt"]
     assert survivors(rank_pids) == []

@@ -23,7 +23,7 @@ def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, 
         raise error
 
     monkeypatch.setattr(loop, "any_rank", bool)
-    stop = SimpleNamespace(ends_waiting=nullcontext)
+    stop = SimpleNamespace(interrupt_waits=nullcontext)
     run = SimpleNamespace(
         during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=SimpleNamespace(losses={})
     )
@@ -49,7 +49,7 @@ def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
         losses={"lm": 1.0},
         evaluate=lambda batch: evaluated.append(batch) or SimpleNamespace(losses={"lm": 1.0}, counts={"lm": 1}),
     )
-    stop = SimpleNamespace(ends_waiting=nullcontext, requested=False)
+    stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False)
     run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, held_out=held_out, engine=engine)
     found = loop._validate(run, 5, None)
     assert (str(found) == "c is damaged") if fails_here else found is None

@@ -52,7 +52,7 @@ def test_later_checkpoints_are_renamed(spiked):
     assert checkpoints(run) == [2, 4, 6]
     aside = sorted(path.name for path in (run / "checkpoints").glob("*.abandoned"))
     assert aside == ["step-00000004.abandoned", "step-00000006.abandoned"]
-    renamed = {event["step"]: event["kept"] for event in read_events(run) if event["kind"] == "abandoned-checkpoint"}
+    renamed = {event["step"]: event["path"] for event in read_events(run) if event["kind"] == "abandoned-checkpoint"}
     assert renamed == {step: str(run / f"checkpoints/step-{step:08d}.abandoned") for step in (4, 6)}
 
 

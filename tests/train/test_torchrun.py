@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from megaptm.resilience.events import last_saved, read_events
+from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.track import read_metrics
 from tests import ROOT
 from tests.drills.program import family_of, last_step, wait_for
@@ -96,7 +96,7 @@ def test_signal_to_one_node_saves_the_run(tmp_path, real_corpus):
     second.terminate()
     output = [job.communicate(timeout=240)[1] for job in (first, second)]
     assert [event["code"] for event in read_events(run) if event["kind"] == "exit"] == [75], output
-    assert last_saved(run) >= 2
+    assert last_saved_step(run) >= 2
 
 
 @pytest.mark.drill
@@ -109,7 +109,7 @@ def test_stopped_rank_is_reported_under_torchrun(tmp_path, real_corpus):
     rank.suspend()
     _, output = job.communicate(timeout=300)
     assert "rank 0 hangs: for " in output
-    assert "its process is halted (state T" in output
+    assert "its process is stopped (state T" in output
     assert [event["rank"] for event in read_events(run) if event["kind"] == "hang"] == [0]
     assert survivors(family) == []
 

@@ -13,7 +13,7 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.launch.ray.node_agent import AgentReport, NodeAgent
 from megaptm.launch.ray.placement import RankAssignment
-from megaptm.resilience.failures import ProcessExit, failures
+from megaptm.resilience.failures import ProcessExit, failed_exits
 from megaptm.resilience.heartbeat import VARIABLE
 from megaptm.resilience.watchdog import Hang, Watchdog
 from megaptm.schedulers.ray.cluster import alive_nodes
@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        return bool(self.hang or self.lost or self.broken or self.late or failures(self.ends))
+        return bool(self.hang or self.lost or self.broken or self.late or failed_exits(self.ends))
 
 
 class RunAttempt:
@@ -130,7 +130,9 @@ class RunAttempt:
             for agent in self._process_replies(waiting):
                 if not self.outcome.failed:
                     waiting[self._poll(agent)] = agent
-            self.outcome.hang = self._watchdog.look({end.rank for end in self.outcome.ends}, stopping=bool(signals))
+            self.outcome.hang = self._watchdog.check_progress(
+                {end.rank for end in self.outcome.ends}, stopping=bool(signals)
+            )
             if self.outcome.hang:
                 break
         grace = 0.0 if self.outcome.hang else GRACE_SECONDS  # no rank can save without the hung one

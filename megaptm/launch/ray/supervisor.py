@@ -23,8 +23,8 @@ from megaptm.plugins import ALLOW_CODE
 from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved
-from megaptm.resilience.failures import exit_code, exit_code_of_hang, exit_code_of_interrupt
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved_step
+from megaptm.resilience.failures import report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.folder import discard_unused, environment_of, note_launch, only_start, prepare
@@ -81,7 +81,7 @@ class Supervisor:
                 with forwarding(self._stop_signals.append):
                     return self._supervise()
             except KeyboardInterrupt:
-                return exit_code_of_interrupt(run=self._run)
+                return report_interrupt(run=self._run)
             except UserError:
                 if is_new and self._is_locked:
                     discard_unused(self._run)
@@ -90,8 +90,8 @@ class Supervisor:
     def _supervise(self) -> int:
         reservation = self._reserve_first()
         while reservation is not None:
-            saved, outcome = last_saved(self._run), self._start(reservation)
-            code = self._decide(outcome, progress=last_saved(self._run) > saved)
+            saved, outcome = last_saved_step(self._run), self._start(reservation)
+            code = self._decide(outcome, progress=last_saved_step(self._run) > saved)
             if code is not None:
                 return code
             reservation = self._reserve_again()
@@ -134,7 +134,7 @@ class Supervisor:
         watchdog = Watchdog(
             self._logs / HEARTBEATS,
             range(reservation.layout.processes),
-            limits=Limits(hang_seconds=config.train.hang_seconds, patience=config.data.timeout_seconds),
+            limits=Limits(hang_seconds=config.train.hang_seconds, data_timeout=config.data.timeout_seconds),
         )
         logs = self._logs
         with (
@@ -182,10 +182,10 @@ class Supervisor:
     def _decide(self, outcome: Outcome, *, progress: bool) -> int | None:
         """Return the exit code, or None to restart."""
         if outcome.hang:
-            code = exit_code_of_hang(outcome.hang, run=self._run)
+            code = report_hang(outcome.hang, run=self._run)
             return None if self._may_restart("hung", progress=True) else code
         if not (outcome.lost or outcome.broken or outcome.late):
-            code = exit_code(outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals)
+            code = report_exits(outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals)
             return None if code == EXIT_FAILURE and self._may_restart("failed", progress=progress) else code
         with Events(self._run) as events:
             for assignment in outcome.lost:

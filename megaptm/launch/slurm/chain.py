@@ -13,7 +13,7 @@ from megaptm.errors import EXIT_CONTINUE
 from megaptm.launch.restart_policy import RestartPolicy
 from megaptm.launch.slurm.preflight import finished
 from megaptm.launch.slurm.request import checkout_folder
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.submission import SCRIPT
 from megaptm.schedulers.slurm.jobs import follow, job_fields, submit
 
@@ -49,12 +49,12 @@ class JobChain:
         If the last job was interrupted with progress but was not requeued, another one is submitted.
         """
         while self.waiting:
-            job, before = self.waiting[0], last_saved(self.run)
+            job, before = self.waiting[0], last_saved_step(self.run)
             follow(job, self.run / f"logs/job-{job}.log", show)
             if finished(self._config):
                 return True
             del self.waiting[0]
-            progress = last_saved(self.run) > before
+            progress = last_saved_step(self.run) > before
             if not self.waiting and was_interrupted(job) and self._policy.may_restart("interrupted", progress=progress):
                 [next_job] = self.submit(1)
                 show(f"The run is not complete and no job is left: submitted job {next_job}.\n")

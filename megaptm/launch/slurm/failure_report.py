@@ -12,8 +12,8 @@ import click
 
 from megaptm.errors import EXIT_CONTINUE, printable
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.resilience.events import BEGINNINGS, CheckpointEvent, HangEvent, read_events
-from megaptm.resilience.failures import ProcessExit, failure_report, root_cause
+from megaptm.resilience.events import START_KINDS, CheckpointEvent, HangEvent, read_events
+from megaptm.resilience.failures import ProcessExit, describe_failure, root_cause
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_HUNG_AGAIN = 70
@@ -46,7 +46,7 @@ def main(logs: Path) -> None:
         sys.exit(0 if RestartPolicy(run).may_restart("interrupted", progress=saved(run)) else EXIT_UNSAVED)
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
-    click.echo(f"On {host}, {printable(failure_report(cause))}\nLogs of the ranks: {logs}.")
+    click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
 
 
 def hung(run: Path) -> bool:
@@ -64,7 +64,7 @@ def saved(run: Path) -> bool:
 
 def _since_last_start(run: Path, kind: str) -> bool:
     """Whether the last start wrote such an event."""
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*BEGINNINGS, kind)]
+    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*START_KINDS, kind)]
     return kinds[-1:] == [kind]
 
 
@@ -73,7 +73,7 @@ def ends(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
         for rank in _expand_ranges(ranks):
             number = int(code) if code else SIGNALS.get(killed.removesuffix(" (core dumped)"), 1)
-            yield host, ProcessExit(rank=rank, code=number, log=logs / f"rank-{rank}.log", begin=0)
+            yield host, ProcessExit(rank=rank, code=number, log=logs / f"rank-{rank}.log", log_start=0)
 
 
 def _expand_ranges(ranges: str) -> Iterator[int]:

@@ -9,7 +9,7 @@ import click
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError
-from megaptm.resilience.events import last_saved
+from megaptm.resilience.events import last_saved_step
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import check_phase, read_config
 from megaptm.run.rank import RankEnvironment, check_processes
@@ -49,7 +49,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
 
 def finished(config: Config) -> bool:
     """Whether the run's last step is saved."""
-    return last_saved(Path(config.run)) >= config.train.steps
+    return last_saved_step(Path(config.run)) >= config.train.steps
 
 
 if __name__ == "__main__":
