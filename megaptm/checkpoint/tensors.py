@@ -116,7 +116,7 @@ def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:
     """Write one safetensors file and sync it to disk. Pieces may be on any device; the file is hashed while it is
     written.
 
-    Raises `NotFiniteError` for NaN or infinity, because training could not continue from such a checkpoint.
+    Raises `NonFiniteError` for NaN or infinity, because training could not continue from such a checkpoint.
     """
     # Wide types first, as safetensors requires, so that each tensor is aligned.
     ordered = sorted(pieces, key=lambda piece: -piece.data.dtype.itemsize)

@@ -31,7 +31,7 @@ class StopError(Exception):
 
 class StopRequest:
     """Context in which the signals above only set `requested`; the current step and checkpoint are finished. Waiting
-    for data can be interrupted, see `ends_waiting`.
+    for data can be interrupted, see `interrupt_waits`.
 
     A signal may reach ranks in different steps, or only some of them, so ranks must agree before they act.
 

@@ -1,4 +1,4 @@
-"""`megaptm train` as a process of its own, on models so small that starting is all that takes time."""
+"""`megaptm train` in its own process, with models so small that most of the time is start-up."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ SMALL = (
 
 
 def arguments(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
-    """Of `megaptm train`."""
+    """Return arguments of `megaptm train`."""
     config = ROOT / f"configs/{family}/tiny.yaml"
     return [str(config), f"run={run}", f"data.mix={{{corpus}: 1}}", *SMALL, *overrides]
 
 
 def start(*words: str) -> subprocess.Popen[str]:
-    """`megaptm WORDS` in the background, to be killed."""
+    """Start `megaptm WORDS` in the background."""
     return subprocess.Popen(
         [sys.executable, "-m", "megaptm", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def finish(*words: str, seconds: float = TIMEOUT_SECONDS) -> subprocess.CompletedProcess[str]:
-    """`megaptm WORDS` to its end."""
+    """Run `megaptm WORDS` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "megaptm", *words],
         capture_output=True,
@@ -54,41 +54,45 @@ def finish(*words: str, seconds: float = TIMEOUT_SECONDS) -> subprocess.Complete
 
 
 def wait_for(
-    what: Callable[[], Any], program: subprocess.Popen[str], *, every: float = 0.01, seconds: float = TIMEOUT_SECONDS
+    condition: Callable[[], Any],
+    program: subprocess.Popen[str],
+    *,
+    every: float = 0.01,
+    seconds: float = TIMEOUT_SECONDS,
 ) -> Any:
-    """The first answer of `what` that is not empty, while the program runs."""
+    """Return the first truthy result of `condition` while the program runs."""
     deadline = time.monotonic() + seconds
-    while not (found := what()):
+    while not (result := condition()):
         if program.poll() is not None:
-            raise AssertionError(f"ended with {program.returncode} before it was time: {program.communicate()}")
+            raise AssertionError(f"it ended early with {program.returncode}: {program.communicate()}")
         if time.monotonic() > deadline:
             program.kill()
             raise AssertionError(f"nothing in {seconds:.0f} s: {program.communicate()}")
         time.sleep(every)
-    return found
+    return result
 
 
 def last_step(run: Path) -> int:
-    """The newest step in the run's journal of metrics; 0 before the first."""
+    """Return the newest step in the run's metrics; 0 before the first."""
     return max((record["step"] for record in read_metrics(run) if "loss" in record), default=0)
 
 
 def losses(run: Path) -> dict[int, list[float]]:
-    """Step -> the loss of each time it was done: more than once where a job died before it was saved."""
-    found: dict[int, list[float]] = {}
+    """Return step -> losses. A step has several if it was repeated after a kill."""
+    by_step: dict[int, list[float]] = {}
     for record in read_metrics(run):
         if "loss" in record:
-            found.setdefault(record["step"], []).append(record["loss"])
-    return found
+            by_step.setdefault(record["step"], []).append(record["loss"])
+    return by_step
 
 
 def resumed_at(run: Path) -> list[int]:
-    """Steps at which jobs continued the run."""
+    """Return the steps at which jobs continued the run."""
     return [event["step"] for event in read_events(run) if event["kind"] == "resume"]
 
 
 def checkpoints(run: Path) -> list[int]:
-    """Committed steps, the oldest first."""
+    """Return committed steps in order."""
     return sorted(
         int(path.name.removeprefix("step-"))
         for path in (run / "checkpoints").glob("step-*")
@@ -97,5 +101,5 @@ def checkpoints(run: Path) -> list[int]:
 
 
 def family_of(program: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All processes that descend from a program: the ranks, and their loaders."""
+    """Return all descendants of a program: ranks and their loader workers."""
     return psutil.Process(program.pid).children(recursive=True)

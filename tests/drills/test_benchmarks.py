@@ -1,4 +1,4 @@
-"""Every benchmark runs, in its short form: numbers are for a quiet machine, but none may rot unseen."""
+"""Each benchmark runs in its short form."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ METRIC = re.compile(r"METRIC [a-z0-9_]+ -?\d+(\.\d+)? \S+ goal [<>]=\d+(\.\d+)?"
 
 @pytest.mark.drill
 @pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
-def test_a_benchmark_runs(path: Path, tmp_path: Path) -> None:
+def test_benchmark_runs(path: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(path), "--short"]
-    with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as short:  # Ray's sockets need short names
+    with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as short:  # names of Ray's sockets must be short
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": short}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,12 +31,12 @@ def test_a_benchmark_runs(path: Path, tmp_path: Path) -> None:
         assert METRIC.fullmatch(line), line
 
 
-def test_each_is_in_the_table_and_each_result_has_its_date_and_commit() -> None:
+def test_benchmark_tables_are_complete() -> None:
     page = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
     for path in BENCHMARKS:
         assert f"| `python benchmarks/{path.name}" in page, path.name
-    seen, _, _ = page.partition("## Seen so far")[2].partition("\n## ")
-    rows = [line for line in seen.splitlines() if line.startswith("| ")][1:]
+    results, _, _ = page.partition("## Seen so far")[2].partition("\n## ")
+    rows = [line for line in results.splitlines() if line.startswith("| ")][1:]
     assert rows
     for row in rows:
         assert re.search(r"\| 20\d\d-\d\d-\d\d, [0-9a-f]{7,40} \|$", row), row

@@ -1,4 +1,5 @@
-"""Random kills of families whose states differ most: each run ends with the bits of a run that nobody disturbed."""
+"""Runs that are killed at random times end with the same bits as undisturbed runs, for families with different
+states."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from tests.processes import command_of, environment_of, is_alive, send, survivor
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800)]
 
 KILLS, STEPS = 3, 80
-MOST_STEPS = 20
-"""Between two kills, so that the last one is before the end."""
+MAX_STEPS = 20
+"""Maximum steps between two kills, so that the last kill is before the end."""
 VICTIMS = ("launcher", "rank 0", "rank 1", "loader", "all")
 CLIP = (
     *("model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "model.stacks={text: {layers: 1}}"),
@@ -34,18 +35,18 @@ FAMILIES = {
     "bert": ("model.dropout=0.1",),
     "t5": ("model.dropout=0.1",),
     "electra": ("model.dropout=0.1",),  # two stacks
-    "transformer-xl": ("model.dropout=0.1", "model.cutoffs=[128, 320]"),  # remembers the step before
-    "clip": (),  # two towers and images, cropped at random
+    "transformer-xl": ("model.dropout=0.1", "model.cutoffs=[128, 320]"),  # recurrence cache
+    "clip": (),  # images with random crops, and texts
 }
 TOKENIZERS = {"gpt2": "byte-bpe", "bert": "wordpiece", "t5": "unigram", "electra": "wordpiece"}
 
 
 @dataclass
 class Campaign:
-    """A run that was killed several times, and the same run undisturbed."""
+    """Results of a run that was killed several times, and of the same run undisturbed."""
 
     killed: list[str] = field(default_factory=list)
-    """`rank 1 after step 12` and so on."""
+    """For example `rank 1 after step 12`."""
     losses: dict[int, list[float]] = field(default_factory=dict)
     undisturbed: dict[int, list[float]] = field(default_factory=dict)
     hashes: list[str] = field(default_factory=list)
@@ -73,7 +74,7 @@ def corpus_of(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempP
     return build
 
 
-def words_of(family: str, run: Path, corpus: Path) -> list[str]:
+def train_arguments(family: str, run: Path, corpus: Path) -> list[str]:
     more = (f"train.steps={STEPS}", "checkpoint.every=6", "layout.data=2", "data.workers=1", *FAMILIES[family])
     words = arguments(family, run, corpus, *more)
     if family == "clip":
@@ -81,29 +82,34 @@ def words_of(family: str, run: Path, corpus: Path) -> list[str]:
     return words
 
 
-def kill_at_random(words: list[str], run: Path, draw: random.Random, found: Campaign) -> float:
-    """Start the run and kill one of its processes, or all; CPU seconds that nobody waits for."""
+def kill_at_random(words: list[str], run: Path, rng: random.Random, outcome: Campaign) -> float:
+    """Start the run and kill one of its processes, or all; return the CPU seconds of processes that were not waited
+    for."""
     job = start("train", *words)
     before = len(losses_in_order(run)) if run.exists() else 0
-    wanted, pause, victim = before + draw.randint(2, MOST_STEPS), draw.uniform(0.0, 0.2), draw.choice(VICTIMS)
-    wait_for(lambda: run.exists() and len(losses_in_order(run)) >= wanted, job)
+    kill_step, pause, victim = before + rng.randint(2, MAX_STEPS), rng.uniform(0.0, 0.2), rng.choice(VICTIMS)
+    wait_for(lambda: run.exists() and len(losses_in_order(run)) >= kill_step, job)
     time.sleep(pause)
-    everybody = family_of(job)
-    used = sum(sum(process.cpu_times()[:2]) for process in everybody if is_alive(process))
-    found.killed.append(f"{victim} after step {last_step(run)}")
-    send(chosen(victim, everybody), 9)
+    processes = family_of(job)
+    cpu_seconds = sum(sum(process.cpu_times()[:2]) for process in processes if is_alive(process))
+    outcome.killed.append(f"{victim} after step {last_step(run)}")
+    send(select_victims(victim, processes), 9)
     if victim in ("launcher", "all"):
         job.kill()
     job.communicate(timeout=240)
-    found.survivors += survivors(everybody)
-    return used if victim in ("launcher", "all") else 0.0
+    outcome.survivors += survivors(processes)
+    return cpu_seconds if victim in ("launcher", "all") else 0.0
 
 
-def chosen(victim, everybody):
-    ranks = {environment_of(one).get("RANK"): one for one in everybody if one.ppid() not in {p.pid for p in everybody}}
-    ranks = {rank: one for rank, one in ranks.items() if "megaptm.train.worker" in command_of(one)}
-    loaders = [one for one in everybody if one.ppid() in {rank.pid for rank in ranks.values()}]
-    return {"launcher": [], "rank 0": [ranks["0"]], "rank 1": [ranks["1"]], "loader": loaders[:1], "all": everybody}[
+def select_victims(victim, processes):
+    ranks = {
+        environment_of(process).get("RANK"): process
+        for process in processes
+        if process.ppid() not in {p.pid for p in processes}
+    }
+    ranks = {rank: process for rank, process in ranks.items() if "megaptm.train.worker" in command_of(process)}
+    loaders = [process for process in processes if process.ppid() in {rank.pid for rank in ranks.values()}]
+    return {"launcher": [], "rank 0": [ranks["0"]], "rank 1": [ranks["1"]], "loader": loaders[:1], "all": processes}[
         victim
     ]
 
@@ -118,36 +124,36 @@ def hashes_of(run: Path) -> list[str]:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def campaign(request, corpus_of, tmp_path_factory) -> Campaign:
-    family, found, begun = request.param, Campaign(), children_seconds()
-    corpus, place = corpus_of(family), tmp_path_factory.mktemp("campaign")
-    done = finish("train", *words_of(family, place / "undisturbed", corpus), seconds=900)
+    family, result, cpu_before = request.param, Campaign(), children_seconds()
+    corpus, folder = corpus_of(family), tmp_path_factory.mktemp("campaign")
+    done = finish("train", *train_arguments(family, folder / "undisturbed", corpus), seconds=900)
     assert done.returncode == 0, done.stderr
-    found.undisturbed, found.undisturbed_hashes = losses(place / "undisturbed"), hashes_of(place / "undisturbed")
-    run, draw, lost = place / "killed", random.Random(f"33 {family}"), 0.0
-    words = words_of(family, run, corpus)
+    result.undisturbed, result.undisturbed_hashes = losses(folder / "undisturbed"), hashes_of(folder / "undisturbed")
+    run, rng, cpu_of_killed = folder / "killed", random.Random(f"33 {family}"), 0.0
+    words = train_arguments(family, run, corpus)
     for _ in range(KILLS):
-        lost += kill_at_random(words, run, draw, found)
+        cpu_of_killed += kill_at_random(words, run, rng, result)
     done = finish("train", *words, seconds=900)
     assert done.returncode == 0, done.stderr
     assert checkpoints(run)[-1] == STEPS
-    found.losses, found.hashes = losses(run), hashes_of(run)
-    print(f"\n{family}: {', '.join(found.killed)}; {children_seconds() - begun + lost:.0f} CPU s")
-    return found
+    result.losses, result.hashes = losses(run), hashes_of(run)
+    print(f"\n{family}: {', '.join(result.killed)}; {children_seconds() - cpu_before + cpu_of_killed:.0f} CPU s")
+    return result
 
 
-def test_every_loss_is_that_of_the_undisturbed_run(campaign):
+def test_losses_equal_undisturbed_run(campaign):
     assert {step: {*each} for step, each in campaign.losses.items()} == {
         step: {*each} for step, each in campaign.undisturbed.items()
     }
 
 
-def test_the_last_checkpoint_has_the_same_bytes(campaign):
+def test_last_checkpoint_is_bit_identical(campaign):
     assert campaign.hashes == campaign.undisturbed_hashes
 
 
-def test_no_process_outlives_a_kill(campaign):
+def test_no_process_survives_a_kill(campaign):
     assert campaign.survivors == []
 
 
-def test_there_were_as_many_kills_as_planned(campaign):
+def test_all_planned_kills_happened(campaign):
     assert len(campaign.killed) == KILLS

@@ -1,4 +1,5 @@
-"""A disk that fills up ends a run with one sentence; what was saved is whole, and with room again the run goes on."""
+"""A disk that fills up ends a run with one sentence. Earlier checkpoints are intact, and the run continues with
+space."""
 
 import os
 import shutil
@@ -15,106 +16,106 @@ from tests.drills.program import arguments, checkpoints, finish, losses, resumed
 pytestmark = pytest.mark.drill
 
 DISK_BYTES = 3 << 20
-# Enough for what a job says of itself, too little for a checkpoint of 600 kB.
+# Enough for logs, too little for a checkpoint of 600 kB.
 LEFT_BYTES = 200 << 10
 
 
 @dataclass
-class Story:
-    """A run of twenty steps that is stopped after ten, finds a disk with little room, none, and enough again."""
+class FullDiskOutcome:
+    """Run of twenty steps: stopped after ten, started with little space, with none, and with enough."""
 
     run: Path
-    in_the_background: CompletedProcess[str]
-    """Of another run, whose first checkpoint fills the disk while two processes train on."""
-    left_of_it: list[str]
-    short_of_room: CompletedProcess[str]
+    filling_run: CompletedProcess[str]
+    """Another run, whose first checkpoint fills the disk while two processes train."""
+    left_files: list[str]
+    short_of_space: CompletedProcess[str]
     saved: int
-    without_room: CompletedProcess[str]
+    full_disk: CompletedProcess[str]
     config_unchanged: bool
     end: int
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory, real_corpus):
+def outcome(tmp_path_factory, real_corpus):
     disk, corpus = tmp_path_factory.mktemp("disk"), real_corpus("byte-bpe")
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a file system that can be filled")
     try:
-        yield _story(disk, corpus)
+        yield run_jobs(disk, corpus)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def _story(disk, corpus):
+def run_jobs(disk, corpus):
     run, ballast = disk / "run", disk / "ballast"
     words = arguments("gpt2", run, corpus, "train.steps=20", "checkpoint.every=10", "model.layers=2")
     assert finish("train", *words, "train.stop_at=10").returncode == 75
     _fill(ballast, leaving=LEFT_BYTES)
     other = disk / "other"
     often = ("train.steps=200", "checkpoint.every=5", "model.layers=2", "layout.pipeline=2")
-    in_the_background = finish("train", *arguments("gpt2", other, corpus, *often))
-    left_of_it = [path.name for path in (other / "checkpoints").iterdir()]
+    filling_run = finish("train", *arguments("gpt2", other, corpus, *often))
+    left_files = [path.name for path in (other / "checkpoints").iterdir()]
     shutil.rmtree(other)
-    short_of_room = finish("train", *words)
-    saved = open_checkpoint(run, step=10).step  # which compares its hashes
+    short_of_space = finish("train", *words)
+    saved = open_checkpoint(run, step=10).step  # verifies its hashes
     _fill(ballast, leaving=0)
     before = (run / "config.yaml").read_bytes()
-    without_room = finish("train", *words)
+    full_disk = finish("train", *words)
     unchanged = before == (run / "config.yaml").read_bytes()
     ballast.unlink()
-    return Story(
+    return FullDiskOutcome(
         run,
-        in_the_background,
-        left_of_it,
-        short_of_room,
+        filling_run,
+        left_files,
+        short_of_space,
         saved,
-        without_room,
+        full_disk,
         unchanged,
         finish("train", *words).returncode,
     )
 
 
 def _fill(ballast, *, leaving):
-    room = os.statvfs(ballast.parent)
+    status = os.statvfs(ballast.parent)
     with ballast.open("ab") as file:
-        file.write(bytes(room.f_bavail * room.f_frsize - leaving))
+        file.write(bytes(status.f_bavail * status.f_frsize - leaving))
 
 
-def test_a_disk_that_fills_up_while_training_goes_on_is_one_sentence(story):
-    assert story.in_the_background.returncode == 2
-    [sentence] = [line for line in story.in_the_background.stderr.splitlines() if line.startswith("error: ")]
+def test_disk_that_fills_up_is_one_sentence(outcome):
+    assert outcome.filling_run.returncode == 2
+    [sentence] = [line for line in outcome.filling_run.stderr.splitlines() if line.startswith("error: ")]
     assert "cannot write rank-0000" in sentence
     assert "of step 5" in sentence
-    assert "Traceback" not in story.in_the_background.stderr
-    assert story.left_of_it == []
+    assert "Traceback" not in outcome.filling_run.stderr
+    assert outcome.left_files == []
 
 
-def test_a_checkpoint_without_room_is_one_sentence(story):
-    assert story.short_of_room.returncode == 2
-    [sentence] = [line for line in story.short_of_room.stderr.splitlines() if line.startswith("error: ")]
+def test_too_little_space_is_one_sentence(outcome):
+    assert outcome.short_of_space.returncode == 2
+    [sentence] = [line for line in outcome.short_of_space.stderr.splitlines() if line.startswith("error: ")]
     assert "the checkpoint of step 20 needs" in sentence
     assert "a lower checkpoint.keep frees nothing" in sentence
-    assert "Traceback" not in story.short_of_room.stderr
+    assert "Traceback" not in outcome.short_of_space.stderr
 
 
-def test_what_was_saved_before_is_whole(story):
-    assert story.saved == 10
+def test_earlier_checkpoint_is_intact(outcome):
+    assert outcome.saved == 10
 
 
-def test_a_run_that_cannot_even_begin_says_so_and_changes_nothing(story):
-    assert story.without_room.returncode == 2
-    assert story.without_room.stderr.strip() == (
-        f"error: no space left on the disk of {story.run}: free some space and start again."
+def test_start_on_full_disk_changes_nothing(outcome):
+    assert outcome.full_disk.returncode == 2
+    assert outcome.full_disk.stderr.strip() == (
+        f"error: no space left on the disk of {outcome.run}: free some space and start again."
     )
-    assert story.config_unchanged
+    assert outcome.config_unchanged
 
 
-def test_with_room_again_the_run_goes_on_where_it_was(story):
-    assert story.end == 0
-    assert resumed_at(story.run) == [10, 10]
-    assert checkpoints(story.run) == [10, 20]
-    done = losses(story.run)
+def test_run_resumes_after_space_is_freed(outcome):
+    assert outcome.end == 0
+    assert resumed_at(outcome.run) == [10, 10]
+    assert checkpoints(outcome.run) == [10, 20]
+    done = losses(outcome.run)
     assert [len(done[step]) for step in (10, 11, 20)] == [1, 2, 2]
     assert all(len(set(each)) == 1 for each in done.values())
-    assert not [path for path in (story.run / "checkpoints").iterdir() if path.suffix]
+    assert not [path for path in (outcome.run / "checkpoints").iterdir() if path.suffix]

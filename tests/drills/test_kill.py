@@ -1,4 +1,4 @@
-"""Whatever is killed, and whenever: nobody is left behind, and the run goes on from its last checkpoint."""
+"""After any process is killed at any time, no process is left, and the run resumes from its newest checkpoint."""
 
 import signal
 from dataclasses import dataclass, field
@@ -22,17 +22,17 @@ pytestmark = pytest.mark.drill
 
 
 @dataclass
-class Story:
-    """What happened to a run whose jobs were killed one after the other, until one came through."""
+class KillOutcome:
+    """Results of a run whose jobs were killed one after the other, until one finished."""
 
     worker_code: int = 0
-    worker_said: str = ""
+    worker_output: str = ""
     worker_survivors: list = field(default_factory=list)
     launcher_survivors: list = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
-    """The newest checkpoint after each kill."""
-    half_written: int = 0
-    """The step whose checkpoint was being written."""
+    """Newest checkpoint after each kill."""
+    unfinished_step: int = 0
+    """Step whose checkpoint was being written."""
     end: int = -1
     resumed: list[int] = field(default_factory=list)
     losses: dict[int, list[float]] = field(default_factory=dict)
@@ -41,60 +41,60 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(unbroken, tmp_path_factory):
+def outcome(undisturbed_run, tmp_path_factory):
     run = tmp_path_factory.mktemp("killed") / "run"
-    words, told = unbroken.arguments(run), Story()
-    _kill_a_worker(words, run, told)
-    _kill_the_launcher(words, run, told)
-    _kill_in_a_checkpoint(words, run, told)
-    told.end = finish("train", *words).returncode
-    told.resumed, told.losses = resumed_at(run), losses(run)
-    told.left = [path.name for path in (run / "checkpoints").iterdir() if path.suffix]
-    told.lost = next(event for event in read_events(run) if event["kind"] == "worker-lost")
-    return told
+    words, result = undisturbed_run.arguments(run), KillOutcome()
+    _kill_a_worker(words, run, result)
+    _kill_the_launcher(words, run, result)
+    _kill_during_a_checkpoint(words, run, result)
+    result.end = finish("train", *words).returncode
+    result.resumed, result.losses = resumed_at(run), losses(run)
+    result.left = [path.name for path in (run / "checkpoints").iterdir() if path.suffix]
+    result.lost = next(event for event in read_events(run) if event["kind"] == "worker-lost")
+    return result
 
 
-def _kill_a_worker(words, run, told):
+def _kill_a_worker(words, run, result):
     job = start("train", *words)
     wait_for(lambda: last_step(run) > 25, job)
-    everybody = family_of(job)
-    next(process for process in everybody if _is_rank(process, 1)).kill()
-    _, told.worker_said = job.communicate(timeout=120)
-    told.worker_code = job.returncode
-    told.worker_survivors = survivors(everybody)
-    told.saved.append(checkpoints(run)[-1])
+    processes = family_of(job)
+    next(process for process in processes if _is_rank(process, 1)).kill()
+    _, result.worker_output = job.communicate(timeout=120)
+    result.worker_code = job.returncode
+    result.worker_survivors = survivors(processes)
+    result.saved.append(checkpoints(run)[-1])
 
 
-def _kill_the_launcher(words, run, told):
+def _kill_the_launcher(words, run, result):
     job = start("train", *words)
-    begun = wait_for(lambda: resumed_at(run), job)[-1]
-    wait_for(lambda: checkpoints(run)[-1] > begun, job)
-    everybody = family_of(job)
+    resume_step = wait_for(lambda: resumed_at(run), job)[-1]
+    wait_for(lambda: checkpoints(run)[-1] > resume_step, job)
+    processes = family_of(job)
     job.kill()
-    told.launcher_survivors = survivors(everybody)
+    result.launcher_survivors = survivors(processes)
     job.communicate(timeout=120)
-    told.saved.append(checkpoints(run)[-1])
+    result.saved.append(checkpoints(run)[-1])
 
 
-def _kill_in_a_checkpoint(words, run, told):
-    seen = set(_being_written(run))  # by the job before
+def _kill_during_a_checkpoint(words, run, result):
+    known = set(_unfinished_checkpoints(run))  # of the previous job
     job = start("train", *words)
     while True:
-        [writing] = wait_for(lambda: set(_being_written(run)) - seen, job, every=0.0)
-        everybody = family_of(job)
-        send(everybody, signal.SIGSTOP)
+        [writing] = wait_for(lambda: set(_unfinished_checkpoints(run)) - known, job, every=0.0)
+        processes = family_of(job)
+        send(processes, signal.SIGSTOP)
         if writing.exists() and not (writing / "manifest.json").exists():
             break
-        seen.add(writing)  # it was committed while we were looking: catch the next one
-        send(everybody, signal.SIGCONT)
-    told.half_written = int(writing.name.removeprefix("step-").partition(".")[0])
+        known.add(writing)  # it was committed in the meantime: take the next one
+        send(processes, signal.SIGCONT)
+    result.unfinished_step = int(writing.name.removeprefix("step-").partition(".")[0])
     job.kill()
-    send(everybody, signal.SIGKILL)
+    send(processes, signal.SIGKILL)
     job.communicate(timeout=120)
-    told.saved.append(checkpoints(run)[-1])
+    result.saved.append(checkpoints(run)[-1])
 
 
-def _being_written(run):
+def _unfinished_checkpoints(run):
     return (run / "checkpoints").glob("*.writing-*")
 
 
@@ -102,34 +102,34 @@ def _is_rank(process, rank):
     return "megaptm.train.worker" in command_of(process) and environment_of(process).get("RANK") == str(rank)
 
 
-def test_a_killed_worker_is_named_first(story):
-    assert story.worker_code == 1
-    said = [line for line in story.worker_said.splitlines() if "Warning" not in line and "warn" not in line]
-    assert said[0].startswith("rank 1 was killed by signal 9 (SIGKILL)")
-    assert "Traceback" not in story.worker_said
-    assert (story.lost["rank"], story.lost["code"]) == (1, -9)
+def test_killed_worker_is_reported_first(outcome):
+    assert outcome.worker_code == 1
+    lines = [line for line in outcome.worker_output.splitlines() if "Warning" not in line and "warn" not in line]
+    assert lines[0].startswith("rank 1 was killed by signal 9 (SIGKILL)")
+    assert "Traceback" not in outcome.worker_output
+    assert (outcome.lost["rank"], outcome.lost["code"]) == (1, -9)
 
 
-def test_no_process_outlives_a_killed_worker(story):
-    assert story.worker_survivors == []
+def test_no_process_survives_a_killed_worker(outcome):
+    assert outcome.worker_survivors == []
 
 
-def test_no_process_outlives_a_killed_launcher(story):
-    assert story.launcher_survivors == []
+def test_no_process_survives_a_killed_launcher(outcome):
+    assert outcome.launcher_survivors == []
 
 
-def test_a_checkpoint_killed_in_the_making_is_none(story):
-    assert story.saved[2] < story.half_written
+def test_unfinished_checkpoint_is_not_committed(outcome):
+    assert outcome.saved[2] < outcome.unfinished_step
 
 
-def test_each_job_continues_from_the_last_checkpoint_of_the_one_before(story):
-    assert story.end == 0
-    assert story.resumed == story.saved
-    assert story.left == []
+def test_each_job_resumes_from_newest_checkpoint(outcome):
+    assert outcome.end == 0
+    assert outcome.resumed == outcome.saved
+    assert outcome.left == []
 
 
-def test_the_run_ends_as_if_nothing_had_happened(story, unbroken):
-    assert story.losses.keys() == unbroken.losses.keys()
-    for step, [loss] in unbroken.losses.items():
-        assert set(story.losses[step]) == {loss}, step
-    assert max(map(len, story.losses.values())) > 1  # steps lost and done again
+def test_losses_equal_undisturbed_run(outcome, undisturbed_run):
+    assert outcome.losses.keys() == undisturbed_run.losses.keys()
+    for step, [loss] in undisturbed_run.losses.items():
+        assert set(outcome.losses[step]) == {loss}, step
+    assert max(map(len, outcome.losses.values())) > 1  # some steps were repeated

@@ -1,4 +1,5 @@
-"""Training from an object store: the run that it is on a folder, through faults; saved when it cannot go on."""
+"""Training from an object store equals training from a folder, also with faults; after a long outage the run is
+saved."""
 
 import os
 import signal
@@ -18,7 +19,7 @@ from tests.drills.program import arguments, checkpoints, finish, last_step, loss
 pytestmark = pytest.mark.drill
 
 STEPS = 400
-# A minute is what is promised: OUTAGE_SECONDS=60 pytest tests/drills/test_remote.py -k waits
+# The guarantee is a minute: OUTAGE_SECONDS=60 pytest tests/drills/test_remote.py -k waits
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "8"))
 URL = "s3://corpora/real"
 KINDS = ("reset", "error", "stall", "truncate", "corrupt")
@@ -26,7 +27,7 @@ KINDS = ("reset", "error", "stall", "truncate", "corrupt")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory, s3):
-    """A folder of small shards, several windows of which the run reads; there is a copy at `URL`."""
+    """Folder of small shards, which a run reads in several windows, with a copy at `URL`."""
     from data_pipeline import commands
 
     folder = tmp_path_factory.mktemp("remote") / "corpus"
@@ -38,8 +39,8 @@ def corpus(tmp_path_factory, s3):
     return folder
 
 
-def words(place, folder, *more):
-    """The run's folder, and the words that train it."""
+def train_command(corpus_location, folder, *more):
+    """Return the run folder and the command that trains it."""
     run = folder / "run"
     options = [
         f"train.steps={STEPS}",
@@ -47,61 +48,61 @@ def words(place, folder, *more):
         "data.workers=1",
         f"data.cache_dir={folder / 'cache'}",
     ]
-    return run, ["train", *arguments("gpt2", run, place, *options, *more)]
+    return run, ["train", *arguments("gpt2", run, corpus_location, *options, *more)]
 
 
 @pytest.fixture(scope="module")
-def unbroken(corpus, tmp_path_factory):
-    """The losses of the run on the folder."""
-    run, local = words(corpus, tmp_path_factory.mktemp("local"))
+def undisturbed_run(corpus, tmp_path_factory):
+    """Losses of the run on the folder."""
+    run, local = train_command(corpus, tmp_path_factory.mktemp("local"))
     done = finish(*local)
     assert done.returncode == 0, done.stderr
     return losses(run)
 
 
-def test_every_kind_of_fault_leaves_the_run_what_it_is(unbroken, tmp_path, faults):
+def test_faults_do_not_change_losses(undisturbed_run, tmp_path, faults):
     for kind in KINDS:
         faults.inject(kind, match=r"GET .*\.(tar|npy)$", times=2, seconds=10.0)
-    run, remote = words(URL, tmp_path, "data.timeout_seconds=120")
+    run, remote = train_command(URL, tmp_path, "data.timeout_seconds=120")
     done = finish(*remote)
     assert done.returncode == 0, done.stderr
-    assert losses(run) == unbroken
+    assert losses(run) == undisturbed_run
     assert set(faults.injected) == set(KINDS)
 
 
-def stands(run):
-    """The step at which a run without its server stands, what was read ahead being used up."""
-    stood = 0
-    while (step := last_step(run)) != stood:
-        stood = step
+def wait_until_stalled(run):
+    """Wait until a run without its server has used the data that it had read; return its step."""
+    last = 0
+    while (step := last_step(run)) != last:
+        last = step
         time.sleep(2.0)
-    return stood
+    return last
 
 
 @pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
-def test_a_run_waits_for_its_server(unbroken, tmp_path, faults, layout):
-    run, remote = words(URL, tmp_path, "data.timeout_seconds=300", layout)
+def test_run_waits_for_its_server(undisturbed_run, tmp_path, faults, layout):
+    run, remote = train_command(URL, tmp_path, "data.timeout_seconds=300", layout)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.down()
-    stood = stands(run)
+    step_at_outage = wait_until_stalled(run)
     time.sleep(OUTAGE)
-    assert last_step(run) == stood < STEPS
+    assert last_step(run) == step_at_outage < STEPS
     faults.up()
-    said = job.communicate(timeout=240)
-    assert job.returncode == 0, said
+    output = job.communicate(timeout=240)
+    assert job.returncode == 0, output
     assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
-        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+        {step: each[-1] for step, each in undisturbed_run.items()}, rel=1e-5
     )
-    told = "".join(said) + "".join(path.read_text() for path in (run / "logs").glob("*.log"))
-    assert f"{URL}/train-" in told
-    assert "does not answer" in told
-    assert "answers again after" in told
+    logs = "".join(output) + "".join(path.read_text() for path in (run / "logs").glob("*.log"))
+    assert f"{URL}/train-" in logs
+    assert "does not answer" in logs
+    assert "answers again after" in logs
 
 
 @pytest.mark.parametrize("layout", ["layout.data=1", "layout.data=2"])
-def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path, faults, layout):
-    run, remote = words(URL, tmp_path, "data.timeout_seconds=3", layout)
+def test_run_saves_after_timeout_and_resumes(undisturbed_run, tmp_path, faults, layout):
+    run, remote = train_command(URL, tmp_path, "data.timeout_seconds=3", layout)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.down()
@@ -120,22 +121,24 @@ def test_a_run_whose_patience_ends_is_saved_and_goes_on_later(unbroken, tmp_path
     assert done.returncode == 0, done.stderr
     assert resumed_at(run) == [step]
     assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
-        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+        {step: each[-1] for step, each in undisturbed_run.items()}, rel=1e-5
     )
     assert [event["code"] for event in read_events(run) if event["kind"] == "exit"][-1] == 0
 
 
-@pytest.mark.parametrize("reader", [["data.workers=0"], ["data.workers=1"], ["data.workers=1", "layout.data=2"]])
-def test_a_run_asked_to_stop_while_its_server_is_silent_is_saved_and_goes_on_later(unbroken, tmp_path, faults, reader):
-    run, remote = words(URL, tmp_path, "data.timeout_seconds=1500", *reader)
+@pytest.mark.parametrize(
+    "loader_options", [["data.workers=0"], ["data.workers=1"], ["data.workers=1", "layout.data=2"]]
+)
+def test_run_stopped_during_outage_saves_and_resumes(undisturbed_run, tmp_path, faults, loader_options):
+    run, remote = train_command(URL, tmp_path, "data.timeout_seconds=1500", *loader_options)
     job = start(*remote)
     wait_for(lambda: last_step(run) >= 3, job)
     faults.inject("stall", match="GET|HEAD", times=1_000_000, seconds=3600.0)
-    assert stands(run) < STEPS
+    assert wait_until_stalled(run) < STEPS
     assert faults.injected
     job.send_signal(signal.SIGTERM)
-    said = job.communicate(timeout=120)
-    assert job.returncode == EXIT_CONTINUE, said
+    output = job.communicate(timeout=120)
+    assert job.returncode == EXIT_CONTINUE, output
     step = last_step(run)
     assert 3 <= step < STEPS
     assert checkpoints(run) == [step]
@@ -144,5 +147,5 @@ def test_a_run_asked_to_stop_while_its_server_is_silent_is_saved_and_goes_on_lat
     assert done.returncode == 0, done.stderr
     assert resumed_at(run) == [step]
     assert {step: each[-1] for step, each in losses(run).items()} == pytest.approx(
-        {step: each[-1] for step, each in unbroken.items()}, rel=1e-5
+        {step: each[-1] for step, each in undisturbed_run.items()}, rel=1e-5
     )

@@ -1,4 +1,4 @@
-"""The corpora of the tiny configs, built by the very commands that these say."""
+"""Corpora of the tiny configs, built by the commands in their comments."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def tiny_config(family: str) -> Path:
 
 
 def corpus_of(family: str) -> str:
-    """Where a family's tiny config, or the one that it extends, says that its corpus is; the first of several, which
-    are made together."""
+    """Return the path of the corpus in a family's tiny config, or in the config that it extends; the first of several,
+    which are built together."""
     path = tiny_config(family)
     while "mix" not in (settings := yaml.safe_load(path.read_text(encoding="utf-8"))).get("data", {}):
         path = path.parent / settings["extends"]
@@ -31,7 +31,7 @@ def corpus_of(family: str) -> str:
 
 
 def commands_for(corpus: str) -> str:
-    """What the tiny configs tell the reader to type for it."""
+    """Return the commands of the tiny config that builds this corpus."""
     for path in sorted((ROOT / "configs").glob("*/tiny.yaml")):
         commands = commands_of(path)
         if re.search(rf"out={corpus}(\s|$)", commands):
@@ -40,12 +40,12 @@ def commands_for(corpus: str) -> str:
 
 
 def commands_of(config: Path) -> str:
-    """The indented lines of its comment."""
+    """Return the indented lines of a config's comment."""
     return "".join(re.findall(r"^#   (.*\n)", config.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def run_in(folder: Path, commands: str) -> None:
-    """As typed in a shell."""
+    """Run commands in a shell."""
     done = subprocess.run(
         ["bash", "-c", SHELL + commands],
         cwd=folder,
@@ -59,13 +59,14 @@ def run_in(folder: Path, commands: str) -> None:
 
 @pytest.fixture(scope="session")
 def documented_corpora(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Family -> the folder where `megaptm train configs/FAMILY/tiny.yaml` finds its corpus, made on first request."""
+    """Function from a family to the folder in which `megaptm train configs/FAMILY/tiny.yaml` finds its corpus, built on
+    the first request."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "configs").symlink_to(ROOT / "configs")
 
-    def built(family: str) -> Path:
+    def build(family: str) -> Path:
         if not (folder / (corpus := corpus_of(family))).exists():
             run_in(folder, commands_for(corpus))
         return folder
 
-    return built
+    return build

@@ -1,1 +1,1 @@
-"""Against services that are really there: no mocks."""
+"""Tests with real services, without mocks."""

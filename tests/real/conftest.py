@@ -1,5 +1,4 @@
-"""Real services, started once for all tests that use them, and stopped when these are done: idle they cost a tenth of
-a core."""
+"""Real services, started once for all tests that use them. Idle, they take a tenth of a core."""
 
 import pytest
 
@@ -12,29 +11,29 @@ from tests.real.slurm_cluster import slurm_cluster
 
 @pytest.fixture(scope="package")
 def slurm():
-    """Four nodes of a real Slurm."""
+    """Slurm cluster of four nodes."""
     with slurm_cluster(nodes=4) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="package")
 def ray_nodes():
-    """Three nodes of a real Ray."""
+    """Ray cluster of three nodes."""
     with ray_cluster(nodes=3) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def ray(ray_nodes):
-    """The same, with all its nodes, whatever the test before did to them."""
+    """The Ray cluster with all its nodes alive."""
     ray_nodes.heal()
     yield ray_nodes
     ray_nodes.stop_jobs()
 
 
 @pytest.fixture(autouse=True)
-def no_job_is_left(request):
-    """What a test that failed has submitted, or a node that it lost, would be missed by those after it."""
+def cancel_leftover_jobs(request):
+    """Cancel jobs of a failed test, and restart lost nodes."""
     cluster = request.getfixturevalue("slurm") if "slurm" in request.fixturenames else None
     yield
     if cluster is not None:
@@ -48,8 +47,8 @@ def corpus(real_corpus):
 
 
 @pytest.fixture(scope="session")
-def unbroken(corpus, tmp_path_factory):
-    """The losses of a run of STEPS in one process, by step."""
+def undisturbed_losses(corpus, tmp_path_factory):
+    """Losses of a run of STEPS steps in one process, by step."""
     run = tmp_path_factory.mktemp("unbroken") / "run"
     megaptm("train", *small("gpt2", run, corpus, f"train.steps={STEPS}"))
     return losses(run)

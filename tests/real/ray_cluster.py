@@ -1,4 +1,4 @@
-"""A real Ray cluster of several nodes on this machine: each a `ray start` in the foreground, ended by its number."""
+"""Real Ray cluster of several nodes on this machine. Each node is a `ray start` in the foreground."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.processes import command_of, environment_of, everybody, parents_alone
 from tests.storage.server import free_port
 
 CPUS = 2
-"""Of each node, whatever the machine has."""
+"""CPUs of each node, independent of the machine."""
 TIMEOUT_SECONDS = 500.0
-LOOK_SECONDS = 0.5
-"""Between two looks: each asks the dashboard, which computes for it."""
+POLL_SECONDS = 0.5
+"""Seconds between polls. Each makes the dashboard compute."""
 STARTS = 6
 STARTED = "Ray runtime started"
-MARK = "MEGAPTM_TEST_NODE"
-"""Variable by which everything that a node has started is known as its."""
+NODE_VARIABLE = "MEGAPTM_TEST_NODE"
+"""Variable that identifies the processes of a node."""
 PR_SET_PDEATHSIG = 1
-# A node that is killed refuses connections at once, and is found out at the third: in seconds. One that is only slow,
-# because this machine is, has time. Workers are started for who asks for them: idle ones would cost seconds each.
+# A killed node refuses connections at once and is declared dead at the third failed check, in seconds; a slow node has
+# time. Workers are not started in advance, because idle ones cost seconds each.
 SYSTEM_CONFIG = {
     "health_check_initial_delay_ms": 5000,
     "health_check_period_ms": 500,
@@ -50,7 +50,7 @@ SYSTEM_CONFIG = {
 
 @dataclass(frozen=True)
 class Job:
-    """How a submitted job ended."""
+    """End of a submitted job."""
 
     status: str
     """SUCCEEDED, FAILED or STOPPED."""
@@ -60,13 +60,13 @@ class Job:
 
 
 class RayCluster:
-    """A head with a dashboard, which takes jobs, and more nodes, each with an address of its own."""
+    """Head with a dashboard that accepts jobs, and more nodes, each with its own address."""
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
         self.address = f"{_address(0)}:{free_port()}"
         self.dashboard = f"http://127.0.0.1:{free_port()}"
-        # The cluster's programs are those of this Python; `ray job stop` leaves a job time to save.
+        # Programs of this Python; `ray job stop` leaves a job time to save.
         token, path = secrets.token_hex(16), f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
@@ -87,23 +87,23 @@ class RayCluster:
             *("--head", f"--port={port}", f"--dashboard-port={dashboard}"),
             f"--system-config={json.dumps(SYSTEM_CONFIG)}",
         ]
-        self._start(_address(0), head, self._takes_jobs)
+        self._start(_address(0), head, self._accepts_jobs)
         self.heal()
 
     def heal(self) -> None:
-        """Start the nodes that are not there."""
+        """Start the nodes that do not run."""
         for address in [address for address, node in self._nodes.items() if node is None or address in self._killed]:
             self._end(address)
             self._killed.discard(address)
             self._start(address, [f"--address={self.address}"], lambda address=address: address in self.alive())
 
     def stop(self) -> None:
-        """End every node, the head last, and whatever is left of what they started."""
+        """End all nodes, the head last, and their processes."""
         for address in reversed(list(self._nodes)):
             self._end(address)
 
     def kill(self, address: str) -> None:
-        """The node's raylet dies. What it has started lives on until it finds out; ranks of runs do no more steps."""
+        """Kill the raylet of a node. Its processes live until they notice; ranks are suspended."""
         self._killed.add(address)
         for process in self._processes(address):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,27 +113,28 @@ class RayCluster:
                     process.suspend()
 
     def ranks(self) -> list[psutil.Process]:
-        """Processes of runs, on whatever node."""
-        found = [process for address in self._nodes for process in self._processes(address)]
-        return parents_alone(process for process in found if _is_rank(process))
+        """Return the ranks on all nodes."""
+        processes = [process for address in self._nodes for process in self._processes(address)]
+        return parents_alone(process for process in processes if _is_rank(process))
 
     def alive(self) -> set[str]:
-        """Addresses of the nodes that the cluster counts as alive; none while it is too busy to say."""
-        asked = urllib.request.Request(f"{self.dashboard}/api/v0/nodes", headers=self._headers)
+        """Return the addresses of the nodes that the cluster considers alive; empty if it does not respond."""
+        request = urllib.request.Request(f"{self.dashboard}/api/v0/nodes", headers=self._headers)
         try:
-            with urllib.request.urlopen(asked, timeout=60) as answer:
-                nodes = json.load(answer)["data"]["result"]["result"]
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                nodes = json.load(reply)["data"]["result"]["result"]
         except OSError:
             return set()
         return {node["node_ip"] for node in nodes if node["state"] == "ALIVE"}
 
     def submit(self, *words: str) -> str:
-        """`ray job submit --working-dir . -- python -m megaptm launch ray WORDS` in the checkout; the job's number."""
+        """Run `ray job submit --working-dir . -- python -m megaptm launch ray WORDS` in the checkout; return the job
+        id."""
         command = shlex.join(["python", "-m", "megaptm", "launch", "ray", *words])
         return wait_for(lambda: self._submit(command))
 
     def _submit(self, command: str) -> str | None:
-        """None while the nodes' agents, who start after the nodes, are not there."""
+        """Return None while the agents of the nodes, which start after the nodes, are missing."""
         try:
             return self._client.submit_job(entrypoint=command, runtime_env={"working_dir": str(ROOT)})
         except RuntimeError as error:
@@ -141,8 +142,8 @@ class RayCluster:
                 raise
             return None
 
-    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """`ray job WORDS`."""
+    def run_job_command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run `ray job WORDS`."""
         return subprocess.run(
             ["ray", "job", words[0], "--address", self.dashboard, *words[1:]],
             env=self.environment,
@@ -163,33 +164,33 @@ class RayCluster:
         self._client.stop_job(job)
 
     def stop_jobs(self) -> None:
-        """All that are not over."""
+        """Stop all jobs that have not ended."""
         for job in self._client.list_jobs():
             if not job.status.is_terminal():
                 self.stop_job(job.submission_id)
 
     def finish(self, job: str) -> Job:
-        """The job, when it has ended."""
+        """Wait until the job has ended; return it."""
         wait_for(lambda: self.is_over(job), told=lambda: self.log(job))
         info = self._client.get_job_info(job)
         return Job(str(info.status), info.driver_exit_code, self.log(job))
 
     def _start(self, address: str, options: list[str], ready: Callable[[], bool]) -> None:
-        """Ray gives a node 30 seconds to start, which a busy machine may not keep: then once more."""
+        """Start a node. Ray allows 30 seconds, which a busy machine may exceed, so it is repeated."""
         command = [
             *("ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"),
-            f"--temp-dir={self.folder / address.rpartition('.')[2]}",  # each its own copy of a job's working directory
+            f"--temp-dir={self.folder / address.rpartition('.')[2]}",  # each with its own copies of job folders
             *(f"--num-cpus={CPUS}", "--num-gpus=0", f"--object-store-memory={100 << 20}", *options),
         ]
         log = self.folder / f"node-{address}.log"
         for _ in range(STARTS):
             log.unlink(missing_ok=True)
-            # Its own choice is one of those that the system gives to anybody: without its agent a head takes no jobs.
+            # Ray's own choice may be taken by another program, and without its agent a head accepts no jobs.
             agent = f"--dashboard-agent-listen-port={free_port()}"
             with log.open("ab") as file:
                 node = subprocess.Popen(
                     [*command, agent],
-                    env={**self.environment, MARK: f"{self.folder} {address}"},
+                    env={**self.environment, NODE_VARIABLE: f"{self.folder} {address}"},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -218,52 +219,52 @@ class RayCluster:
         self._nodes[address] = None
 
     def _processes(self, address: str) -> list[psutil.Process]:
-        """Everything that a node has started, directly or not."""
+        """Return all processes that a node has started, directly or not."""
         mark = f"{self.folder} {address}"
-        return [process for process in everybody() if environment_of(process).get(MARK) == mark]
+        return [process for process in everybody() if environment_of(process).get(NODE_VARIABLE) == mark]
 
-    def _takes_jobs(self) -> bool:
+    def _accepts_jobs(self) -> bool:
         from ray.job_submission import JobSubmissionClient
 
         try:
             self._client = JobSubmissionClient(self.dashboard, headers=self._headers)
             self._client.list_jobs()
-        except (OSError, RuntimeError):  # a connection that is cut is an OSError of requests'
+        except (OSError, RuntimeError):  # a broken connection is an OSError of requests
             return False
         return True
 
 
-def wait_for(what: Callable[[], Any], *, told: Callable[[], str] = str) -> Any:
-    """The first answer of `what` that is not empty."""
+def wait_for(condition: Callable[[], Any], *, describe: Callable[[], str] = str) -> Any:
+    """Return the first truthy result of `condition`."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"nothing in {TIMEOUT_SECONDS:.0f} s: {told()}"
-        time.sleep(LOOK_SECONDS)
-    return found
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"nothing in {TIMEOUT_SECONDS:.0f} s: {describe()}"
+        time.sleep(POLL_SECONDS)
+    return result
 
 
 def _is_rank(process: psutil.Process) -> bool:
     return "megaptm.train.worker" in command_of(process)
 
 
-# Agents of Ray listen at a port of their own choice, the same in every cluster; so each has addresses of its own.
+# Ray's agents listen at the same port in every cluster, so each cluster has its own addresses.
 NETWORK = f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}"
 
 
-def _address(number: int) -> str:
-    return f"{NETWORK}.{101 + number}"
+def _address(index: int) -> str:
+    return f"{NETWORK}.{101 + index}"
 
 
 def _end_with_parent() -> None:
-    """No node outlives the tests, however they end."""
+    """End a node with the tests, however they end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextmanager
 def ray_cluster(nodes: int) -> Iterator[RayCluster]:
-    """A running cluster; the test is skipped where Ray is not installed."""
+    """Context of a running cluster. The test is skipped if Ray is not installed."""
     pytest.importorskip("ray")
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets need short names
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # paths of sockets must be short
         cluster = RayCluster(Path(folder), nodes)
         try:
             cluster.start()

@@ -1,4 +1,5 @@
-"""A real Slurm of several nodes on this machine: its daemons in the foreground, all it writes in one folder."""
+"""Real Slurm cluster of several nodes on this machine, with its daemons in the foreground and its files in one
+folder."""
 
 from __future__ import annotations
 
@@ -30,9 +31,9 @@ TIMEOUT_SECONDS = 300.0
 CPUS, GPUS = 16, 8
 PR_SET_PDEATHSIG = 1
 
-# No accounting, no cgroups, no authentication: one user on one machine. `config_overrides` lets nodes have more
-# processors than there are. A node that Slurm found dead is used again as soon as it answers; one that was declared
-# down is not, for what it sent before it died may arrive later.
+# No accounting, cgroups or authentication: one user on one machine. With `config_overrides`, nodes may have more
+# processors than the machine. A node that Slurm found dead returns when it responds. One that was declared down does
+# not, because its earlier messages may arrive late.
 SETTINGS = """
 ClusterName=test
 AuthType=auth/none
@@ -57,7 +58,7 @@ ReturnToService=1
 
 
 class SlurmCluster:
-    """`nodes` nodes that run jobs (partition `main`) and 128 that are only described (partition `large`)."""
+    """Cluster of `nodes` nodes that run jobs (partition `main`) and 128 that are only described (partition `large`)."""
 
     def __init__(self, folder: Path, nodes: int, *, gpus: int = GPUS) -> None:
         self.folder = folder
@@ -65,7 +66,7 @@ class SlurmCluster:
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
         self.prolog = folder / "prolog.sh"
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "SLURM_TIME_FORMAT": "standard"}
-        self.environment["PYTHONPATH"] = str(ROOT)  # of objectives that tests bring along
+        self.environment["PYTHONPATH"] = str(ROOT)  # for objectives of tests
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._declared_down: set[str] = set()
 
@@ -77,12 +78,13 @@ class SlurmCluster:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Until every node takes jobs: one that a busy machine kept from answering is out of it for some seconds."""
+        """Wait until all nodes accept jobs. A node that did not respond on a busy machine is excluded for some
+        seconds."""
         idle = ["sinfo", "--noheader", "--Node", "--partition=main", "--states=idle", "--format=%N"]
-        self.wait_for(lambda: len(self.say(*idle).split()) == len(self.nodes))
+        self.wait_for(lambda: len(self.run_command(*idle).split()) == len(self.nodes))
 
     def stop(self) -> None:
-        """Cancel what runs, end the daemons, and kill whatever is left of any job."""
+        """Cancel all jobs, end the daemons, and kill the remaining processes of jobs."""
         self.cancel_all()
         deadline = time.monotonic() + 10
         while self.processes() and time.monotonic() < deadline:
@@ -99,17 +101,17 @@ class SlurmCluster:
                 daemon.wait()
 
     def cancel_all(self) -> None:
-        """End every job that there is."""
-        self.say("scancel", "--user", str(os.getuid()), check=False)
+        """Cancel all jobs."""
+        self.run_command("scancel", "--user", str(os.getuid()), check=False)
 
-    def say(self, *command: str, check: bool = True) -> str:
-        """What a command of Slurm prints."""
+    def run_command(self, *command: str, check: bool = True) -> str:
+        """Run a Slurm command; return its output."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
         assert not (check and done.returncode), f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def submit(self, *words: str, folder: Path = ROOT) -> str:
-        """The number of a job that `sbatch WORDS` makes, from this folder and with this Python's environment."""
+        """Run `sbatch WORDS` in a folder with this Python's environment; return the job id."""
         environment = {**self.environment, "MEGAPTM_VENV": sys.prefix}
         done = subprocess.run(
             ["sbatch", "--parsable", *words], env=environment, cwd=folder, capture_output=True, text=True, timeout=60
@@ -117,8 +119,8 @@ class SlurmCluster:
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    def allocated(self, nodes: int, *command: str) -> str:
-        """What a command prints in an allocation of so many nodes."""
+    def run_in_allocation(self, nodes: int, *command: str) -> str:
+        """Run a command in an allocation of nodes; return its output."""
         allocation = ["salloc", "--quiet", f"--nodes={nodes}", "--ntasks-per-node=1", "--exclusive"]
         done = subprocess.run(
             [*allocation, *command], env=self.environment, cwd=ROOT, capture_output=True, text=True, timeout=240
@@ -127,53 +129,55 @@ class SlurmCluster:
         return done.stdout
 
     def job(self, number: int | str) -> dict[str, str]:
-        """What Slurm knows of a job: JobState, NumNodes, Restarts ..."""
-        words = self.say("scontrol", "show", "job", str(number), "--oneliner").split()
+        """Return Slurm's fields of a job: JobState, NumNodes, Restarts ..."""
+        words = self.run_command("scontrol", "show", "job", str(number), "--oneliner").split()
         return dict(word.partition("=")[::2] for word in words if "=" in word)
 
-    def wait_for(self, what: Callable[[], Any], *, seconds: float = TIMEOUT_SECONDS) -> Any:
-        """The first answer of `what` that is not empty."""
-        begun = time.monotonic()
-        looked = begun
-        while not (found := what()):
+    def wait_for(self, condition: Callable[[], Any], *, seconds: float = TIMEOUT_SECONDS) -> Any:
+        """Return the first truthy result of `condition`."""
+        start_time = time.monotonic()
+        last_release = start_time
+        while not (result := condition()):
             now = time.monotonic()
-            assert now < begun + seconds, f"nothing in {seconds:.0f} s\n{self.say('squeue', '-l')}{self.logs()}"
-            if now > looked + 3:
-                looked = now
-                self._let_go()
-            time.sleep(0.3)  # each look starts programs of Slurm's, or reads the environment of every process
-        return found
+            assert now < start_time + seconds, (
+                f"nothing in {seconds:.0f} s\n{self.run_command('squeue', '-l')}{self.logs()}"
+            )
+            if now > last_release + 3:
+                last_release = now
+                self._release_held_jobs()
+            time.sleep(0.3)  # each poll starts Slurm programs, or reads the environment of every process
+        return result
 
-    def _let_go(self) -> None:
-        """Of jobs that Slurm holds because a node could not start them: a busy one fails to at times."""
-        for line in self.say("squeue", "--noheader", "--format=%A|%r").splitlines():
+    def _release_held_jobs(self) -> None:
+        """Release jobs that Slurm holds because a node failed to start them, as a busy node sometimes does."""
+        for line in self.run_command("squeue", "--noheader", "--format=%A|%r").splitlines():
             job, _, reason = line.partition("|")
             if reason == COULD_NOT_START:
-                self.say("scontrol", "release", job)
-                self.say("scontrol", "update", f"JobId={job}", "StartTime=now")
+                self.run_command("scontrol", "release", job)
+                self.run_command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def wait_for_state(self, number: int | str, *states: str) -> str:
-        """The state of a job, as soon as it is one of these."""
+        """Wait until a job is in one of these states; return it."""
         return self.wait_for(lambda: (state := self.job(number)["JobState"]) in states and state)
 
     def start_now(self, job: str) -> None:
-        """Start a requeued job without the two minutes that Slurm lets pass."""
+        """Start a requeued job without Slurm's delay of two minutes."""
         self.wait_for_state(job, "PENDING")
-        time.sleep(1.1)  # slurmd takes a job that begins in the second in which it was killed for the killed one
-        self.say("scontrol", "update", f"JobId={job}", "StartTime=now")
+        time.sleep(1.1)  # a job that starts in the second in which it was killed is rejected by slurmd
+        self.run_command("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def start_node(self, node: str, *, hide: Path | None = None) -> None:
-        """The node's daemon; what is in the folder `hide` it cannot see, nor can what it starts."""
+        """Start the daemon of a node. With `hide`, it and its tasks cannot see that folder."""
         (self.folder / "spool" / node).mkdir(parents=True, exist_ok=True)
-        unseen = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hide} && exec "$@"', "sh") if hide else ()
-        self._start(f"slurmd-{node}", "-D", "-N", node, within=unseen)
+        prefix = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {hide} && exec "$@"', "sh") if hide else ()
+        self._start(f"slurmd-{node}", "-D", "-N", node, within=prefix)
         if node in self._declared_down:
             self._declared_down.discard(node)
-            self.say("scontrol", "update", f"NodeName={node}", "State=RESUME")
+            self.run_command("scontrol", "update", f"NodeName={node}", "State=RESUME")
 
     @contextmanager
-    def without(self, node: str, folder: Path) -> Iterator[None]:
-        """For a while a node does not see a folder, as one whose disk is not mounted."""
+    def hide_folder(self, node: str, folder: Path) -> Iterator[None]:
+        """Hide a folder from a node, as if its disk were not mounted."""
         self.restart_node(node, hide=folder)
         try:
             yield
@@ -181,18 +185,18 @@ class SlurmCluster:
             self.restart_node(node)
 
     def restart_node(self, node: str, *, hide: Path | None = None) -> None:
-        """Its daemon ends and another one starts, when the node is idle: Slurm waits a minute for one that is not."""
+        """Restart the daemon of an idle node. Slurm waits a minute for one that is not idle."""
         self.wait_for(lambda: self._is_idle(node))
-        self.kill_daemon_of(node)
+        self.kill_daemon(node)
         self.start_node(node, hide=hide)
         self.wait_for(lambda: self._is_idle(node))
 
     def _is_idle(self, node: str) -> bool:
-        return self.say("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0] == "idle"
+        return self.run_command("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0] == "idle"
 
     @contextmanager
-    def given(self, node: str, **variables: str) -> Iterator[None]:
-        """For a while the tasks on a node are given other variables, as by a site's prolog."""
+    def task_variables(self, node: str, **variables: str) -> Iterator[None]:
+        """Set variables of the tasks on a node, as a site's prolog does."""
         words = " ".join(f'"export {name}={value}"' for name, value in variables.items())
         self.prolog.write_text(f"#!/bin/sh\n[ $SLURMD_NODENAME = {node} ] && printf '%s\\n' {words}\nexit 0\n")
         try:
@@ -201,55 +205,59 @@ class SlurmCluster:
             self.prolog.write_text("#!/bin/sh\n")
 
     def heal(self) -> None:
-        """Start the daemons of nodes that were lost and not brought back."""
+        """Restart the daemons of lost nodes."""
         for node in self.nodes:
             if self._daemons[f"slurmd-{node}"].poll() is not None:
                 self.start_node(node)
                 self.wait_for(lambda node=node: self._is_idle(node))
 
-    def kill_daemon_of(self, node: str) -> None:
-        """The node's daemon dies, its tasks live on."""
+    def kill_daemon(self, node: str) -> None:
+        """Kill the daemon of a node. Its tasks continue."""
         daemon = self._daemons[f"slurmd-{node}"]
         daemon.kill()
         daemon.wait()
 
     def kill_node(self, node: str) -> None:
-        """As when the power fails: the daemon, those that would tell Slurm how the tasks ended, and the tasks."""
-        self.kill_daemon_of(node)
+        """Kill the daemon, the step daemons and the tasks of a node, as a power failure does."""
+        self.kill_daemon(node)
         tasks = self.tasks_of(node)
-        watchers = []
+        step_daemons = []
         for task in tasks:
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (parent := task.parent()) and parent.name() == "slurmstepd":
-                    watchers.append(parent)
-        for process in watchers + tasks:
+                    step_daemons.append(parent)
+        for process in step_daemons + tasks:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
     def declare_down(self, node: str) -> None:
-        """What Slurm finds out by itself when a node has not answered for SlurmdTimeout and some."""
-        self.say("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
+        """Declare a node down, which Slurm does after SlurmdTimeout."""
+        self.run_command("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost")
         self._declared_down.add(node)
 
     def tasks_of(self, node: str) -> list[psutil.Process]:
-        """Every process that Slurm started on a node."""
+        """Return all processes that Slurm started on a node."""
         return [process for process in self.processes() if environment_of(process).get("SLURMD_NODENAME") == node]
 
     def logs(self) -> str:
         return "".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.folder.glob("*.log")))
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of every job: all inherit the name of this cluster's configuration from its daemons."""
-        name = self.environment["SLURM_CONF"]
-        found = [(process, environment_of(process)) for process in everybody()]
-        return [process for process, given in found if given.get("SLURM_CONF") == name and "SLURM_JOB_ID" in given]
+        """Return all processes of all jobs. They inherit the path of this cluster's configuration."""
+        config_path = self.environment["SLURM_CONF"]
+        pairs = [(process, environment_of(process)) for process in everybody()]
+        return [
+            process
+            for process, variables in pairs
+            if variables.get("SLURM_CONF") == config_path and "SLURM_JOB_ID" in variables
+        ]
 
     def _start(self, name: str, *arguments: str, within: Sequence[str] = ()) -> None:
         log = (self.folder / f"{name}.log").open("ab")
         self._daemons[name] = subprocess.Popen(
             [*within, shutil.which(name.partition("-")[0], path=_path()) or name, *arguments],
             env=self.environment,
-            cwd=self.folder,  # where a slurmstepd that fails leaves its core
+            cwd=self.folder,  # a failed slurmstepd leaves its core here
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -293,7 +301,7 @@ class SlurmCluster:
 
 
 def _end_with_parent() -> None:
-    """No daemon outlives the tests, however they end."""
+    """End a daemon with the tests, however they end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -313,7 +321,7 @@ def _path() -> str:
 
 @contextmanager
 def slurm_cluster(nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
-    """A running cluster; the test is skipped where Slurm cannot be had."""
+    """Context of a running cluster. The test is skipped if Slurm is not installed."""
     missing = [package for program, package in PACKAGES.items() if shutil.which(program, path=_path()) is None]
     if missing:
         pytest.skip(f"needs Slurm: apt-get install {' '.join(missing)}")
@@ -321,7 +329,7 @@ def slurm_cluster(nodes: int, *, gpus: int = GPUS) -> Iterator[SlurmCluster]:
         pytest.skip("needs root: slurmd and the device files of its nodes do")
     with tempfile.TemporaryDirectory(
         prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:  # sockets need short names
+    ) as folder:  # paths of sockets must be short
         cluster = SlurmCluster(Path(folder), nodes, gpus=gpus)
         try:
             cluster.start()

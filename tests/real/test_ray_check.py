@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster are asked, each by a task of its own."""
+"""`megaptm check` checks the nodes of a Ray cluster, each with its own task."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.real.jobs import small
 pytestmark = pytest.mark.real
 
 
-def test_every_node_is_asked_and_measured(ray, corpus, tmp_path):
+def test_all_nodes_are_checked_and_measured(ray, corpus, tmp_path):
     words = small("gpt2", tmp_path / "run", corpus, "layout.data=3", "layout.microbatch=2")
     done = subprocess.run(
         [sys.executable, "-m", "megaptm", "check", *words, "--speed", "--json"],
@@ -24,7 +24,7 @@ def test_every_node_is_asked_and_measured(ray, corpus, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     findings = json.loads(done.stdout)["findings"]
-    [alike] = [finding["message"] for finding in findings if finding["topic"] == "nodes"]
-    assert alike.startswith("3 nodes (")
+    [nodes_message] = [finding["message"] for finding in findings if finding["topic"] == "nodes"]
+    assert nodes_message.startswith("3 nodes (")
     measured = [finding["message"].partition(":")[0] for finding in findings if finding["topic"] == "speed"]
     assert {"Matrix products", "Writing to the run's disk", "Links"} <= {*measured}

@@ -1,4 +1,4 @@
-"""Text to model in one job: the corpus is built on the cluster, once, and the run reads it."""
+"""Text to model in one job: the corpus is built once on the cluster, and the run reads it."""
 
 import pytest
 
@@ -16,7 +16,7 @@ validation: 0.1
 
 @pytest.fixture
 def words(tmp_path):
-    """Of a run that trains on a corpus that is not there yet."""
+    """Arguments of a run whose corpus does not exist yet."""
     text = tmp_path / "text"
     text.mkdir()
     for number in range(60):
@@ -27,22 +27,22 @@ def words(tmp_path):
     return [*small("gpt2", tmp_path / "run", tmp_path / "corpus"), "layout.data=2", *built]
 
 
-def test_the_corpus_is_built_before_the_run_and_only_once(ray, words, tmp_path):
+def test_corpus_is_built_once_before_the_run(ray, words, tmp_path):
     first = ray.finish(ray.submit(*words, "train.steps=3"))
     assert (first.status, first.code) == ("SUCCEEDED", 0), first.log
     assert (tmp_path / "corpus/manifest.json").exists()
     assert last_step(tmp_path / "run") == 3
-    written = (tmp_path / "corpus/manifest.json").stat().st_mtime_ns
+    build_time = (tmp_path / "corpus/manifest.json").stat().st_mtime_ns
 
     again = ray.finish(ray.submit(*words, "train.steps=5"))
     assert (again.status, again.code) == ("SUCCEEDED", 0), again.log
     assert f"Corpus {tmp_path / 'corpus'} exists." in again.log
     assert last_step(tmp_path / "run") == 5
-    assert (tmp_path / "corpus/manifest.json").stat().st_mtime_ns == written
+    assert (tmp_path / "corpus/manifest.json").stat().st_mtime_ns == build_time
 
-    other = ray.finish(ray.submit(*words, "corpus.seed=9", "train.steps=6"))
-    assert other.code == 2
-    assert "was built by another recipe than" in other.log
-    elsewhere = ray.finish(ray.submit(*words, f"corpus.out={tmp_path / 'other'}"))
-    assert elsewhere.code == 2
-    assert "--corpus builds one of the corpora in data.mix" in elsewhere.log
+    other_recipe = ray.finish(ray.submit(*words, "corpus.seed=9", "train.steps=6"))
+    assert other_recipe.code == 2
+    assert "was built by another recipe than" in other_recipe.log
+    other_output = ray.finish(ray.submit(*words, f"corpus.out={tmp_path / 'other'}"))
+    assert other_output.code == 2
+    assert "--corpus builds one of the corpora in data.mix" in other_output.log

@@ -1,4 +1,4 @@
-"""Nodes that are lost while a run is on them: it goes on elsewhere, or with less, and nothing is lost but time."""
+"""A run that loses nodes continues on other nodes, or on fewer, without losing saved steps."""
 
 import re
 import sqlite3
@@ -21,14 +21,14 @@ SAVED_OFTEN = (f"train.steps={STEPS}", "checkpoint.every=10", "train.log_every=1
 
 
 @pytest.fixture(scope="module")
-def unbroken(corpus, tmp_path_factory):
+def undisturbed_run(corpus, tmp_path_factory):
     run = tmp_path_factory.mktemp("unbroken") / "run"
     megaptm("train", *small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=1", "layout.tensor=1"))
     return run
 
 
 def lose_a_node(ray, number, run) -> str:
-    """One that has ranks of the run and is not the head, when something is saved; its address."""
+    """Kill a node with ranks that is not the head, after a checkpoint; return its address."""
     [placed] = wait_for(lambda: re.findall("^Start 1: .*", ray.log(number), re.MULTILINE))
     lost = next(node for node in re.findall(r" on ([\d.]+)", placed) if not node.endswith(".101"))
     wait_for(lambda: checkpoints(run), told=lambda: ray.log(number))
@@ -36,15 +36,15 @@ def lose_a_node(ray, number, run) -> str:
     return lost
 
 
-def check_story(run, unbroken, lost, restarts):
-    """Every step has the loss that it has in the unbroken run, however often it was made, and the journal says why."""
-    assert losses(run).keys() == losses(unbroken).keys()
-    for step, [loss] in losses(unbroken).items():
+def check_run(run, undisturbed_run, lost, restarts):
+    """Check that each repeated step has the loss of the undisturbed run, and that the journal records the restarts."""
+    assert losses(run).keys() == losses(undisturbed_run).keys()
+    for step, [loss] in losses(undisturbed_run).items():
         assert losses(run)[step] == [pytest.approx(loss, rel=1e-5)] * len(losses(run)[step])
     events = read_events(run)
     assert [event["node"] for event in events if event["kind"] == "node-lost"] == lost
-    told = [event["layout"] for event in events if event["kind"] == "restart"]
-    assert [(layout["tensor"], layout["data"]) for layout in told] == restarts
+    layouts = [event["layout"] for event in events if event["kind"] == "restart"]
+    assert [(layout["tensor"], layout["data"]) for layout in layouts] == restarts
     resumed = [event["step"] for event in events if event["kind"] == "resume"]
     assert len(resumed) == len(restarts)
     assert min(resumed) >= 10
@@ -52,7 +52,7 @@ def check_story(run, unbroken, lost, restarts):
     assert total.wall == pytest.approx(events[-1]["time"] - events[0]["time"], abs=0.1)
 
 
-def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_path):
+def test_run_continues_on_other_nodes(ray, corpus, undisturbed_run, tmp_path):
     run, mlflow = tmp_path / "run", tmp_path / "mlflow.db"
     tracked = ("track.enabled=true", f"track.uri=sqlite:///{mlflow}")
     number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, *tracked))
@@ -60,24 +60,24 @@ def test_a_run_goes_on_elsewhere_when_a_node_is_lost(ray, corpus, unbroken, tmp_
     job = ray.finish(number)
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
     assert f"Lost node {lost}" in job.log
-    check_story(run, unbroken, [lost], [(2, 2)])
+    check_run(run, undisturbed_run, [lost], [(2, 2)])
     assert megaptm("report", run).count("in 2 starts") == 1
     with sqlite3.connect(mlflow) as database:
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
 
 
 @pytest.mark.drill
-def test_a_run_goes_on_with_less_when_nothing_takes_a_nodes_place(ray, corpus, unbroken, tmp_path):
+def test_run_continues_on_fewer_nodes(ray, corpus, undisturbed_run, tmp_path):
     run = tmp_path / "run"
     number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "3")
     lost = lose_a_node(ray, number, run)
     job = ray.finish(number)
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
-    check_story(run, unbroken, [lost], [(2, 2)])
+    check_run(run, undisturbed_run, [lost], [(2, 2)])
 
 
 @pytest.mark.drill
-def test_a_run_waits_for_a_node_that_comes_back(ray, corpus, unbroken, tmp_path):
+def test_run_waits_for_lost_node(ray, corpus, undisturbed_run, tmp_path):
     run = tmp_path / "run"
     number = ray.submit(*small("gpt2", run, corpus, *SPREAD, *SAVED_OFTEN, "layout.data=3"), "--wait", "900")
     lost = lose_a_node(ray, number, run)
@@ -85,4 +85,4 @@ def test_a_run_waits_for_a_node_that_comes_back(ray, corpus, unbroken, tmp_path)
     ray.heal()
     job = ray.finish(number)
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
-    check_story(run, unbroken, [lost], [(2, 3)])
+    check_run(run, undisturbed_run, [lost], [(2, 3)])

@@ -1,4 +1,5 @@
-"""`ray job submit -- python -m megaptm launch ray`: tensor ranks together on a node, the losses of one process."""
+"""`ray job submit -- python -m megaptm launch ray` places tensor ranks on one node, and has the losses of one
+process."""
 
 import re
 import signal
@@ -19,23 +20,23 @@ KINDS = {"gpt2": "byte-bpe", "t5": "unigram"}
 
 
 @pytest.mark.parametrize("family", ["gpt2", pytest.param("t5", marks=pytest.mark.drill)])
-def test_a_submitted_job_trains_as_one_process_does(ray, real_corpus, tmp_path, family):
+def test_job_matches_one_process(ray, real_corpus, tmp_path, family):
     corpus, run = real_corpus(KINDS[family]), tmp_path / "run"
     job = ray.finish(ray.submit(*small(family, run, corpus, *SPREAD)))
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
     megaptm("train", *small(family, tmp_path / "alone", corpus, *SPREAD), "layout.data=1", "layout.tensor=1")
-    alone = losses(tmp_path / "alone")
-    assert losses(run) == {step: pytest.approx(loss, rel=1e-5) for step, loss in alone.items()}
+    reference = losses(tmp_path / "alone")
+    assert losses(run) == {step: pytest.approx(loss, rel=1e-5) for step, loss in reference.items()}
 
-    [placed] = re.findall(r"^Start 1: (.*); logs of the ranks: (.*)$", job.log, re.MULTILINE)
-    assert re.fullmatch(r"ranks 0-1 on 127\.\d+\.\d+\.10\d, ranks 2-3 on 127\.\d+\.\d+\.10\d", placed[0])
+    [start_line] = re.findall(r"^Start 1: (.*); logs of the ranks: (.*)$", job.log, re.MULTILINE)
+    assert re.fullmatch(r"ranks 0-1 on 127\.\d+\.\d+\.10\d, ranks 2-3 on 127\.\d+\.\d+\.10\d", start_line[0])
     assert {path.name for path in (run / "logs").glob("*/*.log")} == {f"rank-{rank}.log" for rank in range(4)}
-    assert placed[1] in map(str, (run / "logs").iterdir())
+    assert start_line[1] in map(str, (run / "logs").iterdir())
     for step in range(1, STEPS + 1):
         assert job.log.count(f"step {step}/{STEPS}  loss") == 1
 
 
-def test_a_run_has_one_job_which_saves_when_it_is_stopped_and_tells_of_a_rank_that_fails(ray, corpus, tmp_path):
+def test_second_job_stop_and_failed_rank(ray, corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, corpus, "layout.data=3", "layout.microbatch=2", "train.steps=100000")
     number = ray.submit(*words)
@@ -61,7 +62,7 @@ def test_a_run_has_one_job_which_saves_when_it_is_stopped_and_tells_of_a_rank_th
     assert not ray.ranks()
 
 
-def test_a_dry_run_shows_where_the_ranks_would_be_and_starts_none(ray, corpus, tmp_path):
+def test_dry_run_prints_placement(ray, corpus, tmp_path):
     words = small("gpt2", tmp_path / "run", corpus, "layout.data=2", "layout.tensor=2", "layout.pipeline=1")
     job = ray.finish(ray.submit(*words, "--dry-run"))
     assert (job.status, job.code) == ("SUCCEEDED", 0), job.log
@@ -71,16 +72,18 @@ def test_a_dry_run_shows_where_the_ranks_would_be_and_starts_none(ray, corpus, t
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_folder_that_ray_would_remove_is_refused(ray, corpus, tmp_path):
+def test_run_folder_in_working_directory_copy_is_rejected(ray, corpus, tmp_path):
     job = ray.finish(ray.submit(*small("gpt2", tmp_path / "run", corpus), "run=runs/mine"))
     assert (job.status, job.code) == ("FAILED", 2)
     assert "error: run (mine) would be in a copy of the working directory" in job.log
 
 
-def test_the_command_of_the_manual_shows_what_the_job_says_and_fails_with_it(ray, corpus, tmp_path):
+def test_documented_command_shows_output_and_fails_with_job(ray, corpus, tmp_path):
     words = small("gpt2", tmp_path / "run", corpus, "layout.data=12", "layout.microbatch=1")
-    refused = ray.ask("submit", "--working-dir", ".", "--", "python", "-m", "megaptm", "launch", "ray", *words)
+    refused = ray.run_job_command(
+        "submit", "--working-dir", ".", "--", "python", "-m", "megaptm", "launch", "ray", *words
+    )
     assert refused.returncode == 1
-    [told] = {line for line in refused.stdout.splitlines() if line.startswith("error: ")}
-    assert "the layout needs 12 CPUs, but the Ray cluster has 2 on 127." in told
+    [message] = {line for line in refused.stdout.splitlines() if line.startswith("error: ")}
+    assert "the layout needs 12 CPUs, but the Ray cluster has 2 on 127." in message
     assert not (tmp_path / "run").exists()

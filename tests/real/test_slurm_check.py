@@ -1,4 +1,4 @@
-"""The nodes of an allocation are asked; each of those that are not like the others is named."""
+"""Nodes of an allocation are checked, and those that differ are reported."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from tests.real.jobs import small
 
 pytestmark = pytest.mark.real
 
-LOOK = """
+CHECK = """
 import json, sys
 from pathlib import Path
 from megaptm.check.finding import Case, run_checks
@@ -33,105 +33,104 @@ print(json.dumps([finding.to_json() for finding in run_checks([("nodes", check_n
 
 @pytest.fixture
 def run(tmp_path):
-    """The run's folder, on a disk of its own as far as the tests go."""
+    """Run folder on its own disk, as far as the tests go."""
     (tmp_path / "disk").mkdir()
     return tmp_path / "disk/run"
 
 
 @pytest.fixture
-def look(slurm, run, real_corpus):
-    """What is found in an allocation of all nodes."""
+def check_allocation(slurm, run, real_corpus):
+    """Function that returns the findings in an allocation of all nodes."""
 
     def findings(*, speed=False):
         words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=4")
-        said = slurm.allocated(4, sys.executable, "-c", LOOK, "speed" if speed else "", *words)
-        return [(found["topic"], found["state"], found["message"]) for found in json.loads(said)]
+        output = slurm.run_in_allocation(4, sys.executable, "-c", CHECK, "speed" if speed else "", *words)
+        return [(finding["topic"], finding["state"], finding["message"]) for finding in json.loads(output)]
 
     return findings
 
 
-def test_equal_nodes_are_ok(look, run):
-    [(_, state, says)] = look()
+def test_equal_nodes_have_no_fault(check_allocation, run):
+    [(_, state, message)] = check_allocation()
     assert state == "ok"
-    assert says.startswith("4 nodes (node1, node2, node3, node4) each have ")
+    assert message.startswith("4 nodes (node1, node2, node3, node4) each have ")
     assert list(run.parent.iterdir()) == []
 
 
-def test_another_version_and_an_apex_that_is_not_nvidias_are_found_on_their_node(look, slurm, tmp_path):
+def test_other_software_is_reported_with_its_node(check_allocation, slurm, tmp_path):
     (tmp_path / "apex").mkdir()
     (tmp_path / "apex/__init__.py").touch()
     information = next(Path(numpy.__file__).parents[1].glob("numpy-*.dist-info"))
     old = shutil.copytree(information, tmp_path / "numpy-1.0.dist-info")
     text = (old / "METADATA").read_text()
     (old / "METADATA").write_text(text.replace(f"\nVersion: {numpy.__version__}\n", "\nVersion: 1.0\n", 1))
-    with slurm.given("node3", PYTHONPATH=str(tmp_path)):
-        found = look()
-    assert {state for _, state, _ in found} == {"fault"}
-    assert [says for _, _, says in found] == [
+    with slurm.task_variables("node3", PYTHONPATH=str(tmp_path)):
+        findings = check_allocation()
+    assert {state for _, state, _ in findings} == {"fault"}
+    assert [message for _, _, message in findings] == [
         f"node3 has numpy 1.0 (3 others have {numpy.__version__}): install the same versions on all nodes.",
         "The package apex on node3 is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex.",
     ]
 
 
-def test_a_node_that_does_not_see_the_shared_disk_is_named(look, slurm, run):
-    with slurm.without("node4", run.parent):
-        [(_, state, says)] = look()
+def test_node_without_shared_disk_is_reported(check_allocation, slurm, run):
+    with slurm.hide_folder("node4", run.parent):
+        [(_, state, message)] = check_allocation()
     assert state == "fault"
-    assert says == f"node4 cannot see this node's files in {run.parent}: put run=FOLDER on a disk that all nodes share."
+    assert (
+        message == f"node4 cannot see this node's files in {run.parent}: put run=FOLDER on a disk that all nodes share."
+    )
 
 
-def test_a_node_without_our_software_is_named(look, slurm):
-    with slurm.without("node2", Path(sys.prefix)):
-        [(_, state, says)] = look()
+def test_node_without_megaptm_is_reported(check_allocation, slurm):
+    with slurm.hide_folder("node2", Path(sys.prefix)):
+        [(_, state, message)] = check_allocation()
     assert state == "fault"
-    assert says.startswith("megaptm does not run on node2 (")
+    assert message.startswith("megaptm does not run on node2 (")
 
 
 LOADED_THREADS = 2
-"""Python's own and one of numpy's; torch has more as soon as it multiplies."""
+"""Threads of Python and numpy. torch starts more when it multiplies."""
 
 
-def test_a_node_that_is_halted_most_of_the_time_is_named_as_slow(look, slurm):
-    over = threading.Event()
-    halting = threading.Thread(target=halt_now_and_then, args=(slurm, "node3", over))
+def test_slow_node_is_reported(check_allocation, slurm):
+    is_over = threading.Event()
+    halting = threading.Thread(target=stop_probes_repeatedly, args=(slurm, "node3", is_over))
     halting.start()
-    expected = {f"{what}: node3 reaches " for what in ("Matrix products", "Links")}
+    expected = {f"{topic_name}: node3 reaches " for topic_name in ("Matrix products", "Links")}
     try:
-        for _ in range(3):  # beside other load another node may be as slow for the moment that a rate is measured
-            found = look(speed=True)
-            slow = [says for topic, state, says in found if (topic, state) == ("speed", "warning")]
-            expected = {begin for begin in expected if not any(says.startswith(begin) for says in slow)}
+        for _ in range(3):  # on a busy machine, another node may be as slow during a measurement
+            findings = check_allocation(speed=True)
+            slow = [message for topic, state, message in findings if (topic, state) == ("speed", "warning")]
+            expected = {start for start in expected if not any(message.startswith(start) for message in slow)}
             if not expected:
                 break
     finally:
-        over.set()
+        is_over.set()
         halting.join()
-    assert not expected, found
+    assert not expected, findings
 
 
-def halt_now_and_then(slurm, node, over):
-    """While it multiplies and sends, the node's process does nothing for nineteen twentieths of the time.
-
-    Not before: to load its libraries would take it a minute.
-    """
+def stop_probes_repeatedly(slurm, node, is_over):
+    """Stop the speed probes of a node for 95% of the time, after they have loaded their libraries."""
     probes: list[psutil.Process] = []
-    while not over.is_set():
-        # Looked for while they still load: beside other load that takes longer than a rate is measured.
-        probes = [one for one in probes if is_alive(one)] or speed_probes(slurm, node)
-        halted = [one for one in probes if has_loaded(one)]
-        send(halted, signal.SIGSTOP)
-        time.sleep(0.38 if halted else 0.0)
-        send(halted, signal.SIGCONT)
+    while not is_over.is_set():
+        # Searched while they still load. On a busy machine this takes longer than a measurement.
+        probes = [process for process in probes if is_alive(process)] or speed_probes(slurm, node)
+        stopped = [process for process in probes if has_loaded(process)]
+        send(stopped, signal.SIGSTOP)
+        time.sleep(0.38 if stopped else 0.0)
+        send(stopped, signal.SIGCONT)
         time.sleep(0.02)
 
 
 def speed_probes(slurm, node):
-    """The node's processes that measure it, from their first moment."""
-    return [one for one in slurm.tasks_of(node) if "megaptm.check.speed_probe" in command_of(one)]
+    """Return the speed probes on a node."""
+    return [process for process in slurm.tasks_of(node) if "megaptm.check.speed_probe" in command_of(process)]
 
 
 def has_loaded(process):
-    """Whether a process has loaded what it needs to measure."""
+    """Whether a probe has loaded its libraries."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.num_threads() > LOADED_THREADS
     return False

@@ -1,4 +1,4 @@
-"""`sbatch slurm/corpus.sh`: Ray on the nodes of a job, and the corpus that one process makes."""
+"""`sbatch slurm/corpus.sh` starts Ray on the nodes of a job, and builds the same corpus as one process."""
 
 import pytest
 
@@ -12,15 +12,15 @@ SOURCES = ("*.md", "docs/*.md")
 SETTINGS = ("tokenizer.vocabulary=300", "validation=0.1")
 
 
-def test_a_corpus_built_by_two_nodes_is_the_one_that_one_process_builds(slurm, tmp_path):
+def test_corpus_of_two_nodes_equals_one_process(slurm, tmp_path):
     texts = [str(ROOT / source) for source in SOURCES]
     log = tmp_path / "job.log"
     job = slurm.submit(
         *("--nodes=2", "--cpus-per-task=1", f"--output={log}", "slurm/corpus.sh"),
         *(*texts, f"out={tmp_path / 'two'}", *SETTINGS),
     )
-    alone = finish("corpus", "build", *texts, f"out={tmp_path / 'one'}", *SETTINGS, "workers=0")
-    assert alone.returncode == 0, alone.stderr
+    one_process = finish("corpus", "build", *texts, f"out={tmp_path / 'one'}", *SETTINGS, "workers=0")
+    assert one_process.returncode == 0, one_process.stderr
     assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
     shards = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.tar"))
     assert shards

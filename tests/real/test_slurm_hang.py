@@ -1,4 +1,4 @@
-"""A process of a job that is halted: the job says so, goes back to the queue and on from what was saved."""
+"""A job with a hanging process reports it, is requeued, and continues from its checkpoint."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.real.jobs import ENDS, small, submit
 pytestmark = [pytest.mark.real, pytest.mark.drill]
 
 
-def test_a_job_with_a_halted_rank_goes_back_to_the_queue(slurm, corpus, tmp_path):
+def test_job_with_hanging_rank_is_requeued(slurm, corpus, tmp_path):
     run, log = tmp_path / "run", tmp_path / "job.log"
     settings = ("layout.data=2", "train.steps=2000", "checkpoint.every=2", "train.hang_seconds=15")
     job = submit(slurm, "gpt_175b", log, small("gpt2", run, corpus, *settings), nodes=2, tasks=1)
@@ -27,6 +27,6 @@ def test_a_job_with_a_halted_rank_goes_back_to_the_queue(slurm, corpus, tmp_path
     assert hang["rank"] == 1
     slurm.start_now(job)
     slurm.wait_for(lambda: resumed_at(run))
-    slurm.say("scancel", job)
+    slurm.run_command("scancel", job)
     slurm.wait_for_state(job, *ENDS)
     assert resumed_at(run)[0] >= 2

@@ -1,4 +1,4 @@
-"""`megaptm launch slurm`: a chain of jobs to the end of the run, followed; arrays of runs."""
+"""`megaptm launch slurm`: chains of jobs until the run is complete, and arrays of runs."""
 
 import os
 import re
@@ -15,80 +15,80 @@ from megaptm.schedulers.slurm.jobs import job_state
 from tests import ROOT
 from tests.drills.program import checkpoints, last_step, resumed_at
 from tests.processes import command_of
-from tests.real.jobs import ENDS, PACED, small
+from tests.real.jobs import ENDS, SLOW_OBJECTIVE, small
 from tests.real.slurm_cluster import slurm_cluster
 from tests.storage.server import free_port
 
 pytestmark = pytest.mark.real
 
-FEW = ("--gpus-per-node=0", "--cpus-per-task=1", "--time=1:00:00")
+RESOURCES = ("--gpus-per-node=0", "--cpus-per-task=1", "--time=1:00:00")
 
 
 @pytest.fixture
-def begin(slurm, tmp_path):
-    """`megaptm launch slurm WORDS`, begun; what is left of it ends with the test.
+def start_launch(slurm, tmp_path):
+    """Function that starts `megaptm launch slurm ARGUMENTS`, which ends with the test.
 
-    In a folder of its own: a slurmstepd that fails leaves its core there.
+    It runs in its own folder, where a failed slurmstepd leaves its core.
     """
-    begun = []
+    programs = []
 
-    def launching(*words, cluster=slurm):
-        command = [sys.executable, "-m", "megaptm", "launch", "slurm", *words]
+    def launching(*arguments, cluster=slurm):
+        command = [sys.executable, "-m", "megaptm", "launch", "slurm", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": tmp_path}
-        begun.append(subprocess.Popen(command, env=cluster.environment, text=True, **pipes))
-        return begun[-1]
+        programs.append(subprocess.Popen(command, env=cluster.environment, text=True, **pipes))
+        return programs[-1]
 
     yield launching
-    for program in begun:
+    for program in programs:
         program.kill()
     slurm.cancel_all()
     slurm.wait_for(lambda: not slurm.processes())
 
 
 @pytest.fixture
-def launch(begin):
-    """The same, to its end."""
+def launch(start_launch):
+    """Function that runs `megaptm launch slurm ARGUMENTS` to its end."""
 
     def run(*words, **more):
-        program = begin(*words, **more)
+        program = start_launch(*words, **more)
         out, err = program.communicate(timeout=400)
         return subprocess.CompletedProcess(program.args, program.returncode, out, err)
 
     return run
 
 
-def submitted(line):
-    """The numbers in what a launch says first."""
+def submitted_jobs(line):
+    """Return the job ids in the first line of a launch."""
     return line.partition(";")[0].removeprefix("Submitted job ").split(", ")
 
 
-def jobs(slurm):
-    """All that were ever submitted."""
-    return re.findall(r"^JobId=(\d+)", slurm.say("scontrol", "show", "jobs", "--oneliner"), re.MULTILINE)
+def all_jobs(slurm):
+    """Return the ids of all jobs ever submitted."""
+    return re.findall(r"^JobId=(\d+)", slurm.run_command("scontrol", "show", "jobs", "--oneliner"), re.MULTILINE)
 
 
-def test_a_chain_of_jobs_is_followed_until_the_run_is_done(launch, slurm, real_corpus, tmp_path):
+def test_chain_is_followed_until_run_is_complete(launch, slurm, real_corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=3")
-    done = launch(*words, *FEW, "--jobs=2")
+    done = launch(*words, *RESOURCES, "--jobs=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 3/3  loss" in done.stdout
     assert last_step(run) == 3
-    first, second = submitted(done.stdout.splitlines()[0])
+    first, second = submitted_jobs(done.stdout.splitlines()[0])
     assert [slurm.wait_for_state(job, *ENDS) for job in (first, second)] == ["COMPLETED", "COMPLETED"]
     assert "is complete: all 3 steps are saved" in (run / f"logs/job-{second}.log").read_text()
 
 
 @pytest.mark.drill
-def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm, real_corpus, tmp_path):
-    """Two jobs are told that their time is up. The second goes on where the first ended, and a third is submitted."""
+def test_chain_without_requeue_gets_another_job(start_launch, slurm, real_corpus, tmp_path):
+    """Two jobs reach their time limit. The second continues from the first, and a third is submitted."""
     run = tmp_path / "run"
-    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=14", PACED, "layout.data=2")
-    program = begin(*words, *FEW, "--jobs=2", "--sbatch=--no-requeue")
-    for job in submitted(program.stdout.readline()):
+    words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=14", SLOW_OBJECTIVE, "layout.data=2")
+    program = start_launch(*words, *RESOURCES, "--jobs=2", "--sbatch=--no-requeue")
+    for job in submitted_jobs(program.stdout.readline()):
         done = last_step(run)
         slurm.wait_for(lambda done=done: last_step(run) > done + 1)
-        slurm.say("scancel", "--batch", "--signal=USR1", job)
+        slurm.run_command("scancel", "--batch", "--signal=USR1", job)
         assert slurm.wait_for_state(job, *ENDS) == "FAILED"
         assert slurm.job(job)["ExitCode"] == "75:0"
         assert "another job goes on with the run" in (run / f"logs/job-{job}.log").read_text()
@@ -98,17 +98,15 @@ def test_a_chain_that_may_not_go_back_to_the_queue_gets_another_job(begin, slurm
     assert (len(resumed_at(run)), last_step(run)) == (2, 14)
 
 
-def test_a_job_trains_what_it_was_submitted_with_wherever_its_run_lies(
-    launch, slurm, real_corpus, tmp_path, monkeypatch
-):
-    """Whoever changes the run while it waits is refused; what is changed all the same, the job does not look at."""
+def test_job_trains_the_submitted_config(launch, slurm, real_corpus, tmp_path, monkeypatch):
+    """Changes of a waiting run are rejected, and the job ignores a modified config file."""
     run = tmp_path / "lr=1e-3, it's #1; $(touch pwned) é😀"
     words = small("gpt2", run, real_corpus("byte-bpe"), f'run="{run}"', "train.steps=2")
-    begun = launch(*words, *FEW, "--no-follow", "--sbatch=--hold --comment='two words'")
-    assert begun.returncode == 0, begun.stderr
-    [job] = submitted(begun.stdout.splitlines()[0])
+    launched = launch(*words, *RESOURCES, "--no-follow", "--sbatch=--hold --comment='two words'")
+    assert launched.returncode == 0, launched.stderr
+    [job] = submitted_jobs(launched.stdout.splitlines()[0])
     config = (run / "config.yaml").read_text()
-    for command in (["launch", "slurm", *words, *FEW], ["train", *words], ["train", str(run)]):
+    for command in (["launch", "slurm", *words, *RESOURCES], ["train", *words], ["train", str(run)]):
         again = [sys.executable, "-m", "megaptm", *command, "optimizer.lr=5e-4"]
         refused = subprocess.run(
             again, env=slurm.environment, cwd=tmp_path, capture_output=True, text=True, check=False
@@ -120,7 +118,7 @@ def test_a_job_trains_what_it_was_submitted_with_wherever_its_run_lies(
         assert f"withdraw it first (scancel {job})" in refused.stderr
         assert (run / "config.yaml").read_text() == config
     (run / "config.yaml").write_text(config.replace("lr: 0.001", "lr: 0.0005"))
-    slurm.say("scontrol", "release", job)
+    slurm.run_command("scontrol", "release", job)
     assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", (run / f"logs/job-{job}.log").read_text()
     assert "step 2/2  loss" in (run / f"logs/job-{job}.log").read_text()
     assert (run / "config.yaml").read_text() == config
@@ -130,25 +128,25 @@ def test_a_job_trains_what_it_was_submitted_with_wherever_its_run_lies(
     slurm.wait_for(lambda: queued(run) == {})
 
 
-def test_a_chain_that_slurm_breaks_off_leaves_no_job(begin, slurm, real_corpus, tmp_path):
-    slurm.say("scontrol", "create", "PartitionName=closing", "Nodes=node1")
+def test_rejected_chain_leaves_no_job(start_launch, slurm, real_corpus, tmp_path):
+    slurm.run_command("scontrol", "create", "PartitionName=closing", "Nodes=node1")
     try:
         words = small("gpt2", tmp_path / "run", real_corpus("byte-bpe"))
-        program = begin(*words, *FEW, "--jobs=400", "--sbatch=--hold -pclosing")
+        program = start_launch(*words, *RESOURCES, "--jobs=400", "--sbatch=--hold -pclosing")
         there = ["squeue", "--noheader", "--partition=closing", "--format=%A"]
-        slurm.wait_for(lambda: len(slurm.say(*there).split()) > 2 or program.poll() is not None)
-        slurm.say("scontrol", "update", "PartitionName=closing", "State=INACTIVE")
+        slurm.wait_for(lambda: len(slurm.run_command(*there).split()) > 2 or program.poll() is not None)
+        slurm.run_command("scontrol", "update", "PartitionName=closing", "State=INACTIVE")
         out, err = program.communicate(timeout=400)
         assert (program.returncode, out) == (2, "")
         assert re.match(
             r"error: Slurm rejects the job \(.*\): .*; this was job \d+ of the chain; the earlier jobs", err
         ), err
         assert err.rstrip().endswith(" are canceled.")
-        slurm.wait_for(lambda: not slurm.say(*there))
+        slurm.wait_for(lambda: not slurm.run_command(*there))
     finally:
         slurm.cancel_all()
-        slurm.wait_for(lambda: not slurm.say("squeue", "--noheader", "--partition=closing"))
-        slurm.say("scontrol", "delete", "PartitionName=closing")
+        slurm.wait_for(lambda: not slurm.run_command("squeue", "--noheader", "--partition=closing"))
+        slurm.run_command("scontrol", "delete", "PartitionName=closing")
 
 
 SLOW_SBATCH = """#!/bin/sh
@@ -162,13 +160,13 @@ echo "$said"
 """
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_waits_for_the_number_of_a_job_and_a_second_one_says_how_to_find_it(slurm, real_corpus, tmp_path, times):
+@pytest.mark.parametrize("num_signals", [1, 2])
+def test_ctrl_c_during_sbatch(slurm, real_corpus, tmp_path, num_signals):
     programs, run = tmp_path / "bin", tmp_path / "run"
     programs.mkdir()
     (programs / "sbatch").write_text(SLOW_SBATCH.format(sbatch=shutil.which("sbatch"), folder=tmp_path))
     (programs / "sbatch").chmod(0o755)
-    words = [*small("gpt2", run, real_corpus("byte-bpe")), *FEW, "--sbatch=--hold"]
+    words = [*small("gpt2", run, real_corpus("byte-bpe")), *RESOURCES, "--sbatch=--hold"]
     program = subprocess.Popen(
         [sys.executable, "-m", "megaptm", "launch", "slurm", *words],
         env={**slurm.environment, "PATH": f"{programs}:{slurm.environment['PATH']}"},
@@ -177,38 +175,40 @@ def test_ctrl_c_waits_for_the_number_of_a_job_and_a_second_one_says_how_to_find_
         process_group=0,
     )
     slurm.wait_for(lambda: (tmp_path / "is-submitted").exists() or program.poll() is not None)
-    [job] = slurm.say("squeue", "--noheader", "--format=%A").split()
-    said = ""
-    for _ in range(times):
+    [job] = slurm.run_command("squeue", "--noheader", "--format=%A").split()
+    output = ""
+    for _ in range(num_signals):
         os.killpg(program.pid, signal.SIGINT)
-        while "exit at once" not in said:
+        while "exit at once" not in output:
             line = program.stderr.readline()
-            assert line, said
-            said += line
-    if times == 1:
+            assert line, output
+            output += line
+    if num_signals == 1:
         (tmp_path / "may-answer").touch()
-    _, told = program.communicate(timeout=120)
-    assert program.returncode == 2, told
-    if times == 1:
-        assert told == f"error: interrupted; job {job} is canceled.\n"
+    _, errors = program.communicate(timeout=120)
+    assert program.returncode == 2, errors
+    if num_signals == 1:
+        assert errors == f"error: interrupted; job {job} is canceled.\n"
         slurm.wait_for(lambda: slurm.job(job)["JobState"] == "CANCELLED")
     else:
-        assert told.startswith(
+        assert errors.startswith(
             f"error: interrupted before sbatch answered: the job of {run}/job.sh may be in the queue"
         )
-        assert job in slurm.say("squeue", "--me", "--format=%A %T %o").split()
+        assert job in slurm.run_command("squeue", "--me", "--format=%A %T %o").split()
 
 
-def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_corpus, tmp_path):
-    """Slurm would hold it for good, and nobody notice."""
-    coming = int(max(jobs(slurm), key=int, default="0")) + 1
-    in_the_way = [slurm.folder / f"spool/node{node}/job{coming + n:05d}" for node in (1, 2, 3, 4) for n in range(6)]
-    for script in in_the_way:
+def test_held_job_is_released(start_launch, slurm, real_corpus, tmp_path):
+    """Slurm would hold the job forever."""
+    next_job = int(max(all_jobs(slurm), key=int, default="0")) + 1
+    blocking_files = [
+        slurm.folder / f"spool/node{node}/job{next_job + n:05d}" for node in (1, 2, 3, 4) for n in range(6)
+    ]
+    for script in blocking_files:
         script.touch()
-    program = begin(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "train.steps=3"), *FEW)
-    [job] = submitted(program.stdout.readline())
+    program = start_launch(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "train.steps=3"), *RESOURCES)
+    [job] = submitted_jobs(program.stdout.readline())
     assert program.stdout.readline() == f"Slurm could not start job {job} and held it; released it.\n"
-    for script in in_the_way:
+    for script in blocking_files:
         script.unlink(missing_ok=True)
     slurm.start_now(job)
     out, err = program.communicate(timeout=400)
@@ -216,33 +216,33 @@ def test_a_job_that_a_node_could_not_start_is_let_go_again(begin, slurm, real_co
     assert "step 3/3  loss" in out
 
 
-def test_a_job_is_over_where_slurm_says_so_and_not_where_it_says_nothing(slurm, monkeypatch, tmp_path):
+def test_job_state_of_ended_job_and_unreachable_slurm(slurm, monkeypatch, tmp_path):
     configured = Path(slurm.environment["SLURM_CONF"])
     monkeypatch.setenv("SLURM_CONF", str(configured))
     assert job_state("999999") == ("", "")
-    nobody = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", configured.read_text())
-    (tmp_path / "slurm.conf").write_text(nobody)
+    unreachable = re.sub(r"SlurmctldPort=\d+", f"SlurmctldPort={free_port()}", configured.read_text())
+    (tmp_path / "slurm.conf").write_text(unreachable)
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     assert job_state("999999") == ("UNKNOWN", "")
 
 
-def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
+def test_failed_job_is_not_repeated(start_launch, slurm, real_corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=100000", "checkpoint.every=2", "layout.data=2")
-    program = begin(*words, *FEW, "--per-node=1")
-    [job] = submitted(program.stdout.readline())
+    program = start_launch(*words, *RESOURCES, "--per-node=1")
+    [job] = submitted_jobs(program.stdout.readline())
     slurm.wait_for(lambda: checkpoints(run))
-    *_, last = slurm.say("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()
+    *_, last = slurm.run_command("scontrol", "show", "hostnames", slurm.job(job)["NodeList"]).split()
     next(task for task in slurm.tasks_of(last) if "train" in command_of(task)).kill()
     out, err = program.communicate(timeout=400)
     assert program.returncode == 1
     assert f"On {last}, rank 1 was killed by signal 9" in out
     assert "the run is not complete" in err
-    assert slurm.say("squeue", "--noheader") == ""
+    assert slurm.run_command("squeue", "--noheader") == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--sbatch=--partition=nowhere"], "Slurm has no partition nowhere (partitions: main, large)"),
         (
@@ -254,17 +254,17 @@ def test_a_failure_gets_no_other_job(begin, slurm, real_corpus, tmp_path):
         (["--cpus-per-task=999"], "Slurm rejects the job ("),
     ],
 )
-def test_a_wrong_request_is_refused_before_it_is_submitted(launch, slurm, real_corpus, tmp_path, words, said):
-    known = jobs(slurm)
-    refused = launch(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe")), *FEW, *words)
+def test_invalid_request_is_not_submitted(launch, slurm, real_corpus, tmp_path, words, message):
+    jobs_before = all_jobs(slurm)
+    refused = launch(*small("gpt2", tmp_path / "run", real_corpus("byte-bpe")), *RESOURCES, *words)
     assert refused.returncode == 2
     [sentence] = refused.stderr.splitlines()
-    assert sentence.startswith(f"error: {said}")
-    assert jobs(slurm) == known
+    assert sentence.startswith(f"error: {message}")
+    assert all_jobs(slurm) == jobs_before
     assert not (tmp_path / "run").exists()
 
 
-def test_a_slurm_without_gpus_says_so_and_takes_the_job_without(launch, real_corpus, tmp_path):
+def test_slurm_without_gpus(launch, real_corpus, tmp_path):
     run = tmp_path / "run"
     words = small("gpt2", run, real_corpus("byte-bpe"), "train.steps=2")
     with slurm_cluster(nodes=1, gpus=0) as cpus:
@@ -278,9 +278,9 @@ def test_a_slurm_without_gpus_says_so_and_takes_the_job_without(launch, real_cor
     assert last_step(run) == 2
 
 
-def test_an_array_makes_a_run_of_each_learning_rate(slurm, real_corpus, tmp_path):
+def test_array_trains_one_run_per_learning_rate(slurm, real_corpus, tmp_path):
     for name in ("slurm", "configs"):
-        (tmp_path / name).symlink_to(ROOT / name)  # the runs of the array belong to the folder it is submitted from
+        (tmp_path / name).symlink_to(ROOT / name)  # runs of the array are in the folder from which it is submitted
     config, *values = small("gpt2", tmp_path / "none", real_corpus("byte-bpe"), "train.steps=2")
     job = slurm.submit(
         *("--array=0-1", "--ntasks-per-node=1", "--cpus-per-task=1", f"--output={tmp_path}/%a.log"),

@@ -1,4 +1,4 @@
-"""What Slurm would not grant is told before a job is submitted, in a sentence that says what to change."""
+"""Requests that Slurm would reject are reported before a job is submitted, with a remedy."""
 
 import json
 import re
@@ -17,24 +17,24 @@ PARTITIONS = {"short": ("Nodes=node[1-2]", "MaxTime=2:00:00"), "closed": ("Nodes
 
 @pytest.fixture(scope="module")
 def cluster(slurm):
-    """The shared one, with a partition for short jobs and one that is closed."""
+    """The shared cluster with a partition for short jobs and a closed one."""
     for name, more in PARTITIONS.items():
-        slurm.say("scontrol", "create", f"PartitionName={name}", *more)
+        slurm.run_command("scontrol", "create", f"PartitionName={name}", *more)
     yield slurm
     for name in PARTITIONS:
-        slurm.say("scontrol", "delete", f"PartitionName={name}")
+        slurm.run_command("scontrol", "delete", f"PartitionName={name}")
 
 
 @pytest.fixture
-def idle(cluster):
-    """The same when all its nodes take jobs, else Slurm truly has no room in a partition of two."""
+def idle_cluster(cluster):
+    """The cluster when all nodes accept jobs; otherwise a partition of two may have no room."""
     cluster.wait_until_idle()
     return cluster
 
 
 @pytest.fixture
-def asked(real_corpus, tmp_path):
-    """Findings about a run of four processes on a Slurm, with more options."""
+def check_request(real_corpus, tmp_path):
+    """Function that returns the exit code and findings of a run of four processes."""
 
     def findings(slurm, *options):
         config = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), "layout.data=4")
@@ -47,11 +47,11 @@ def asked(real_corpus, tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("--gpus-per-node=0",), ("--sbatch=--partition=large",), ("--sbatch=-pshort",)])
-def test_a_good_request_has_no_fault(idle, asked, more):
-    code, findings = asked(idle, "--nodes=2", "--time=1:00:00", *more)
+def test_valid_request_has_no_fault(idle_cluster, check_request, more):
+    code, findings = check_request(idle_cluster, "--nodes=2", "--time=1:00:00", *more)
     assert code == 0, findings
-    assert {one["state"] for one in findings} == {"ok", "unknown"}
-    assert [one["message"] for one in findings if one["topic"] == "slurm"][-1].startswith(
+    assert {finding["state"] for finding in findings} == {"ok", "unknown"}
+    assert [finding["message"] for finding in findings if finding["topic"] == "slurm"][-1].startswith(
         "sbatch --test-only accepts the job"
     )
 
@@ -82,20 +82,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_request_that_slurm_cannot_grant_is_the_only_fault(idle, asked, case):
+def test_invalid_request_is_the_only_fault(idle_cluster, check_request, case):
     options, sentence = REFUSED[case]
-    code, findings = asked(idle, "--nodes=2", *options)
+    code, findings = check_request(idle_cluster, "--nodes=2", *options)
     assert code == 2
-    assert [one["topic"] for one in findings if one["state"] == "fault"] == ["slurm"]
-    says = next(one["message"] for one in findings if one["state"] == "fault")
+    assert [finding["topic"] for finding in findings if finding["state"] == "fault"] == ["slurm"]
+    says = next(finding["message"] for finding in findings if finding["state"] == "fault")
     assert re.match(sentence, says), says
 
 
-def test_a_slurm_without_gpus_is_asked_for_none(asked):
-    with slurm_cluster(nodes=2, gpus=0) as plain:
-        _, findings = asked(plain, "--nodes=2")
-        [fault] = [one["message"] for one in findings if one["state"] == "fault"]
-        code, _ = asked(plain, "--nodes=2", "--gpus-per-node=0")
+def test_slurm_without_gpus(check_request):
+    with slurm_cluster(nodes=2, gpus=0) as cluster_without_gpus:
+        _, findings = check_request(cluster_without_gpus, "--nodes=2")
+        [fault] = [finding["message"] for finding in findings if finding["state"] == "fault"]
+        code, _ = check_request(cluster_without_gpus, "--nodes=2", "--gpus-per-node=0")
     assert fault == (
         "Slurm's partition main declares no GPUs, but the job requests 2 on each node: set GresTypes=gpu and "
         "Gres=gpu:N in slurm.conf, choose another partition, or use --gpus-per-node 0."
@@ -103,10 +103,10 @@ def test_a_slurm_without_gpus_is_asked_for_none(asked):
     assert code == 0
 
 
-def test_a_slurm_that_does_not_answer_is_named(cluster, asked, monkeypatch, tmp_path):
+def test_unresponsive_slurm_is_reported(cluster, check_request, monkeypatch, tmp_path):
     monkeypatch.setattr("megaptm.schedulers.slurm.command.ANSWER_SECONDS", 2.0)
     monkeypatch.setitem(cluster.environment, "SLURM_CONF", str(tmp_path / "slurm.conf"))
-    code, findings = asked(cluster, "--nodes=2")
+    code, findings = check_request(cluster, "--nodes=2")
     assert code == 2
-    [fault] = [one["message"] for one in findings if one["state"] == "fault"]
+    [fault] = [finding["message"] for finding in findings if finding["state"] == "fault"]
     assert re.match(r"Slurm does not answer \(scontrol: .*\): check that slurmctld runs", fault), fault

@@ -1,4 +1,4 @@
-"""What the shipped scripts ask of Slurm is what their configs need."""
+"""The scripts in slurm/ request what their configs need."""
 
 import os
 import re
@@ -16,14 +16,14 @@ SCRIPTS = sorted(path for path in (ROOT / "slurm").glob("*.sh") if path.name != 
 TRAINING = [path for path in SCRIPTS if path.name != "corpus.sh"]
 
 
-def asked(path):
-    """`--nodes=128` -> {"nodes": "128"}, of the file's #SBATCH lines."""
+def sbatch_options(path):
+    """Return the options of the #SBATCH lines: `--nodes=128` -> {"nodes": "128"}."""
     return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", path.read_text(), re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
-def test_a_script_asks_for_the_processes_of_its_layout(path):
-    options = asked(path)
+def test_script_requests_processes_of_layout(path):
+    options = sbatch_options(path)
     [words] = re.findall(r'^train (.*?) "\$@"', path.read_text(), re.MULTILINE)
     config, *overrides = words.split()
     layout = load(ROOT / config, overrides).layout
@@ -32,9 +32,9 @@ def test_a_script_asks_for_the_processes_of_its_layout(path):
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.name)
-def test_a_script_is_what_launch_would_write(path):
-    """The array says of each of its jobs where its run is; it differs in that."""
-    options, text = asked(path), path.read_text()
+def test_script_equals_generated_one(path):
+    """The array differs in the run folder of each job."""
+    options, text = sbatch_options(path), path.read_text()
     [words] = re.findall(r'^train (.*?) "\$@"', text, re.MULTILINE)
     job = JobScript(name=options["job-name"], nodes=int(options["nodes"]), output=options["output"])
     if "array" in options:
@@ -48,26 +48,26 @@ def test_a_script_is_what_launch_would_write(path):
 def test_nodes_have_time_to_pull_an_image(tmp_path: Path, image: str, seconds: str) -> None:
     stubs = "scontrol() { :; }; once() { :; }; timeout() { echo $1 >&3; }"
     commands = f"{stubs}; source {ROOT}/slurm/common.sh; {stubs}; logs={tmp_path}; compare_nodes"
-    given = {"MEGAPTM_HOME": str(tmp_path), "MEGAPTM_IMAGE": image, "SLURM_JOB_NUM_NODES": "128"}
-    given |= {"SLURM_JOB_NODELIST": "node[001-128]", "PATH": os.environ["PATH"]}
-    done = subprocess.run(["bash", "-c", f"{{ {commands}; }} 3>&1"], env=given, capture_output=True, text=True)
+    environment = {"MEGAPTM_HOME": str(tmp_path), "MEGAPTM_IMAGE": image, "SLURM_JOB_NUM_NODES": "128"}
+    environment |= {"SLURM_JOB_NODELIST": "node[001-128]", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", f"{{ {commands}; }} 3>&1"], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"{seconds}\n", "")
 
 
 @pytest.mark.real
-def test_slurm_takes_the_shipped_175b(slurm):
+def test_slurm_accepts_175b_script(slurm):
     script = str(ROOT / "slurm/gpt_175b.sh")
-    assert "on nodes large[001-128]" in slurm.say("sbatch", "--test-only", "--partition=large", script)
+    assert "on nodes large[001-128]" in slurm.run_command("sbatch", "--test-only", "--partition=large", script)
     job = slurm.submit("--hold", "--partition=large", script)
-    taken = slurm.job(job)
-    slurm.say("scancel", job)
-    wanted = {"NumTasks": "1024", "TresPerNode": "gres:gpu:8", "NtasksPerN:B:S:C": "8:0:*:*", "Requeue": "1"}
-    assert taken["NumNodes"].partition("-")[0] == "128"
-    assert taken | wanted == taken
+    accepted = slurm.job(job)
+    slurm.run_command("scancel", job)
+    expected = {"NumTasks": "1024", "TresPerNode": "gres:gpu:8", "NtasksPerN:B:S:C": "8:0:*:*", "Requeue": "1"}
+    assert accepted["NumNodes"].partition("-")[0] == "128"
+    assert accepted | expected == accepted
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("command", [c for c in all_commands() if c.words[0] == "sbatch"], ids=str)
-def test_slurm_takes_what_the_pages_show(slurm, command, monkeypatch):
+def test_slurm_accepts_documented_commands(slurm, command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert "to start at" in slurm.say("sbatch", "--test-only", "--partition=large", *command.words[1:])
+    assert "to start at" in slurm.run_command("sbatch", "--test-only", "--partition=large", *command.words[1:])

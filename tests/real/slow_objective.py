@@ -1,4 +1,4 @@
-"""GPT's objective whose samples take their time: a test that has seen a run of few steps begin meets it under way."""
+"""GPT's objective with slow samples, so that a test finds a short run still running."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.objective import Sample
 
 SECONDS = 0.05
-"""For a sample; the CPU is free meanwhile."""
+"""Seconds per sample, without using the CPU."""
 
 
-class PacedCausalLM(CausalLM):
+class SlowCausalLM(CausalLM):
     def make(self, *piece: Any) -> Sample:
         time.sleep(SECONDS)
         return super().make(*piece)
 
 
-PACED = PacedCausalLM()
+SLOW_OBJECTIVE = SlowCausalLM()
