@@ -19,9 +19,7 @@ def small(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
     return arguments(family, run, corpus, "model.layers=2", "data.workers=0", *overrides)
 
 
-def submit(
-    slurm: SlurmCluster, script: str, log: Path, arguments: list[str], *more: str, nodes: int, tasks: int
-) -> str:
-    """Run `sbatch slurm/SCRIPT.sh ARGUMENTS` on `nodes` with `tasks` processes each; return the job id."""
+def submit(slurm: SlurmCluster, script: str, log: Path, words: list[str], *more: str, nodes: int, tasks: int) -> str:
+    """Run `sbatch slurm/SCRIPT.sh WORDS` on `nodes` with `tasks` processes each; return the job id."""
     resources = (f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--cpus-per-task=1")
     return slurm.submit(*resources, *more, f"--output={log}", str(ROOT / f"slurm/{script}.sh"), *words)
