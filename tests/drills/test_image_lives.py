@@ -180,7 +180,9 @@ def label_logits(loaded: LoadedModel, images: list[Path]) -> Tensor:
     """Return the logits, [images, labels]."""
     task: Any = loaded.config.built_objective
     grid, rng = loaded.spec.grid, np.random.default_rng(0)
-    patches = [task.held_out().patches(path.read_bytes(), grid, rng, whose=str(path), remedy="") for path in images]
+    patches = [
+        task.for_validation().patches(path.read_bytes(), grid, rng, source=str(path), remedy="") for path in images
+    ]
     tokens = torch.full((len(images), loaded.spec.context), PATCH)
     tokens[:, 0] = IMAGE
     return loaded.model.logits({"tokens": tokens, "patches": torch.from_numpy(np.stack(patches))})["image-label"]
