@@ -16,7 +16,7 @@ from megaptm.run.build_command import build_command
 from megaptm.run.folder import absolute_paths
 from megaptm.tokenizers import load
 from tests.bad_input.mistakes import CONFIGS, content, told
-from tests.fuzz.seals import seal_manifest
+from tests.fuzz.rehash import rehash_manifest
 from tests.realtext import VOCABULARIES
 
 VOCABULARY = VOCABULARIES["byte-bpe"]
@@ -71,7 +71,7 @@ def test_values_of_a_wrong_type_in_made_from_are_refused(key, value, expected, t
     path = corpus / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["made_from"][key] = value
-    seal_manifest(path, manifest)
+    rehash_manifest(path, manifest)
     assert expected in train(corpus)
 
 

@@ -22,7 +22,7 @@ from megaptm.tokenizers import load
 from megaptm.tokenizers.word_cache import library_errors_as_user_errors, splits_at_spaces
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
-from tests.fuzz.seals import seal_corpus
+from tests.fuzz.rehash import rehash_corpus
 
 
 def test_lines_of_journals_that_cannot_be_counted_are_left_out(tmp_path):
@@ -107,7 +107,7 @@ def test_an_index_that_finds_numbers_which_are_no_ids(tmp_path):
     index = np.load(path)
     index[:, 0] = 512 * 2 + 100
     path.write_bytes(npy_bytes(index))
-    seal_corpus(tmp_path / "corpus")
+    rehash_corpus(tmp_path / "corpus")
     mix = open_mix(
         {str(tmp_path / "corpus"): 1.0}, objective="span-corruption", sequence=32, seed=0, special=tiny_special()
     )

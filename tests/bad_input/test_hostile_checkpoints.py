@@ -86,7 +86,7 @@ def test_a_layout_that_is_none_is_not_shown(config, layout):
 def test_a_tensor_of_which_there_is_little_takes_no_memory(store):
     for file in (0, 1):
         change(store, 10, ("files", file, "tensors", 0, "shape"), [1 << 50, 3])
-    with pytest.raises(UserError, match="its files hold 12 elements of weight/w"):
+    with pytest.raises(UserError, match="its files contain only 12 elements of weight/w"):
         store.load(10).reader.read("weight/w")
 
 

@@ -15,7 +15,7 @@ from megaptm.data.manifest import content_id
 from megaptm.errors import UserError
 from megaptm.storage import Cache, RetryPolicy, remote, validate_file_name
 from tests.data.corpora import tiny_corpus, tiny_special
-from tests.fuzz.seals import seal_corpus, seal_manifest
+from tests.fuzz.rehash import rehash_corpus, rehash_manifest
 
 NAMES = ["", ".", "..", "../x", "a/b", "/etc/x", "..\\x", "C:\\x", "a\0b", "a\nb", "\ud800", "x" * 201]
 
@@ -75,7 +75,7 @@ def test_a_place_that_is_not_in_the_shard_is_refused(folder, row, column, value)
     index = np.load(path)
     index[row, column] = value
     path.write_bytes(npy_bytes(index))
-    seal_corpus(folder)
+    rehash_corpus(folder)
     with pytest.raises(UserError, match="rebuild the corpus"):
         read_all(folder)
 
@@ -85,7 +85,7 @@ def test_a_document_that_takes_all_of_its_shard_is_not_counted_as_less(folder):
     index = np.load(path)
     index[0, 1] += 1
     path.write_bytes(npy_bytes(index))
-    seal_corpus(folder)
+    rehash_corpus(folder)
     with pytest.raises(UserError, match="has another number of tokens than the"):
         read_all(folder)
 
@@ -97,7 +97,7 @@ def test_an_id_beyond_the_tokenizer_is_refused(folder, verify):
     content = bytearray(path.read_bytes())
     content[at : at + 2 * count] = b"\xff\xff" * count
     path.write_bytes(content)
-    seal_corpus(folder)
+    rehash_corpus(folder)
     with pytest.raises(UserError, match="has token id 65,535, but its tokenizer has 1,000 ids"):
         read_all(folder, verify=verify)
 
@@ -112,7 +112,7 @@ def test_sentences_and_words_lie_in_their_document(folder, objective, value):
         for at, rows in places.tolist():
             content[at : at + 4 * rows] = np.full(rows, value, "<i4").tobytes()
     path.write_bytes(content)
-    seal_corpus(folder)
+    rehash_corpus(folder)
     try:
         read_all(folder, objective)
     except UserError as error:
@@ -124,7 +124,7 @@ def test_two_rows_of_one_shard_are_refused(folder):
     rows = np.load(path)
     rows["number"] = 0
     path.write_bytes(npy_bytes(rows))
-    seal_corpus(folder)
+    rehash_corpus(folder)
     with pytest.raises(UserError, match="has implausible numbers of documents, tokens or bytes"):
         Corpus.open(folder)
 
@@ -132,7 +132,7 @@ def test_two_rows_of_one_shard_are_refused(folder):
 def test_sums_that_are_not_those_of_the_table_are_refused(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["splits"]["train"]["tokens"] += 1
-    seal_manifest(folder / "manifest.json", manifest)
+    rehash_manifest(folder / "manifest.json", manifest)
     with pytest.raises(UserError, match="has other totals than the manifest"):
         Corpus.open(folder)
 
@@ -144,6 +144,6 @@ def test_a_link_in_a_shard_is_told(folder, kind):
         member = tarfile.TarInfo("000000000999.tokens.npy")
         member.type, member.linkname = kind, "/etc/passwd"
         tar.addfile(member)
-    seal_corpus(folder)
+    rehash_corpus(folder)
     [found] = [check.message for check in verify_corpus(folder) if check.name == path.name]
     assert "'000000000999.tokens.npy' is not a regular file; build the corpus again" in found

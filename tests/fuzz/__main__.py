@@ -1,4 +1,4 @@
-"""`make fuzz`: every kind of file, spoiled thousands of times; a table of what became of it."""
+"""`make fuzz`: mutate each kind of file thousands of times, and print a table of the outcomes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tests.fuzz.runner import Outcome, explain, run_cases
+from tests.fuzz.runner import Outcome, run_cases, run_one_case
 from tests.fuzz.targets import TARGETS
 
-GOOD = ("same", "changed", "refused")
-BAD = ("traceback", "hang", "memory", "died", "outside", "sentence", "silent")
+ACCEPTED = ("same", "changed", "refused")
+FAILURES = ("traceback", "hang", "memory", "died", "outside", "sentence", "silent")
 CHUNK = {"read": 100, "command": 10}
-"""Cases of one process. Hugging Face's tokenizers 0.23 never frees the word cache of a tokenizer that encoded texts (5
-MB each), so more cases would exceed the memory limit without a fault of ours."""
-SHOWN = 25
+"""Cases per process. Hugging Face's tokenizers 0.23 never frees the word cache of a tokenizer that encoded texts (5 MB
+each), so more cases would exceed the memory limit."""
+MAX_SHOWN = 25
 
 
 def prepare(sandbox: Path, names: list[str] | None = None) -> None:
-    """Imports once, for all children; homes and caches inside the sandbox; good files."""
+    """Import once for all children, set home and cache folders inside the sandbox, and write the unchanged files."""
     for name in ("HOME", "XDG_CACHE_HOME", "HF_HOME", "MPLCONFIGDIR", "TMPDIR"):
         os.environ[name] = str(sandbox / "scratch" / name)
         Path(os.environ[name]).mkdir(parents=True)
@@ -44,7 +44,7 @@ def prepare(sandbox: Path, names: list[str] | None = None) -> None:
     for module in ("data_pipeline.commands", "megaptm.inference.evaluate", "megaptm.inference.generate"):
         importlib.import_module(module)
 
-    for target in (TARGETS[name] for name in names or TARGETS):  # whatever its reader imports is imported now
+    for target in (TARGETS[name] for name in names or TARGETS):  # imports the modules of the reader
         shutil.copytree(sandbox / "materials" / target.folder, sandbox / "warm")
         target.read(sandbox / "warm")
         shutil.rmtree(sandbox / "warm")
@@ -54,14 +54,14 @@ def prepare(sandbox: Path, names: list[str] | None = None) -> None:
 def fuzz(
     sandbox: Path, *, seed: int, reads: int, commands: int, jobs: int, names: list[str] | None = None
 ) -> list[Outcome]:
-    """All outcomes. `sandbox` is prepared."""
+    """Run all cases in a prepared sandbox; return their outcomes."""
     work = [
-        (name, how, list(range(start, min(count, start + CHUNK[how]))), seed, sandbox)
+        (name, mode, list(range(start, min(count, start + CHUNK[mode]))), seed, sandbox)
         for name in names or TARGETS
-        for how, count in (("read", reads), ("command", commands))
-        for start in range(0, count, CHUNK[how])
+        for mode, count in (("read", reads), ("command", commands))
+        for start in range(0, count, CHUNK[mode])
     ]
-    # Commands first: they take longest.
+    # Commands first, because they take longest.
     work.sort(key=lambda item: item[1])
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
         chunks = track(pool.imap_unordered(_run, work), total=len(work), console=Console(stderr=True))
@@ -69,69 +69,69 @@ def fuzz(
 
 
 def _run(item: tuple[str, str, list[int], int, Path]) -> list[Outcome]:
-    name, how, numbers, seed, sandbox = item
-    return list(run_cases(TARGETS[name], how, numbers, seed=seed, sandbox=sandbox))
+    name, mode, numbers, seed, sandbox = item
+    return list(run_cases(TARGETS[name], mode, numbers, seed=seed, sandbox=sandbox))
 
 
-def table_of(outcomes: list[Outcome]) -> Table:
+def outcome_table(outcomes: list[Outcome]) -> Table:
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
-        counts[outcome.target, outcome.how][outcome.kind] += 1
-    table = Table("file", "how", "cases", *GOOD, *BAD, title="spoiled files", title_justify="left")
+        counts[outcome.target, outcome.mode][outcome.kind] += 1
+    table = Table("file", "mode", "cases", *ACCEPTED, *FAILURES, title="mutated files", title_justify="left")
     for name in TARGETS:
-        for how in ("read", "command"):
-            if found := counts.get((name, how)):
-                row = [str(found[kind]) if found[kind] else "" for kind in (*GOOD, *BAD)]
-                bad = any(found[kind] for kind in BAD)
-                table.add_row(name, how, str(found.total()), *row, style="red" if bad else "")
+        for mode in ("read", "command"):
+            if counted := counts.get((name, mode)):
+                row = [str(counted[kind]) if counted[kind] else "" for kind in (*ACCEPTED, *FAILURES)]
+                has_failures = any(counted[kind] for kind in FAILURES)
+                table.add_row(name, mode, str(counted.total()), *row, style="red" if has_failures else "")
     return table
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--reads", type=int, default=2000, help="cases of each kind of file, read in one process")
-    options.add_argument("--commands", type=int, default=50, help="and through a command")
-    options.add_argument("--jobs", type=int, default=2)
-    options.add_argument("--target", action="append", choices=list(TARGETS))
-    options.add_argument("--case", help="read/7 or command/7: run this one of --target, and show its traceback")
-    options.add_argument("--short", action="store_true", help="only kinds of files that are made in no time")
-    given = options.parse_args()
-    if given.short:
-        given.target = [name for name, target in TARGETS.items() if target.short]
-    console, begun = Console(width=140), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="megaptm-fuzz-", ignore_cleanup_errors=True) as place:
-        sandbox = Path(place).resolve()
-        prepare(sandbox, given.target)
-        if given.case:
-            how, _, number = given.case.partition("/")
-            explain(given.target[0], how, int(number), seed=given.seed, sandbox=sandbox)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--reads", type=int, default=2000, help="read cases of each kind of file")
+    parser.add_argument("--commands", type=int, default=50, help="command cases of each kind of file")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--target", action="append", choices=list(TARGETS))
+    parser.add_argument("--case", help="read/7 or command/7: run this case of --target, and show its traceback")
+    parser.add_argument("--short", action="store_true", help="only kinds of files that are written fast")
+    arguments = parser.parse_args()
+    if arguments.short:
+        arguments.target = [name for name, target in TARGETS.items() if target.is_short]
+    console, start_time = Console(width=140), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="megaptm-fuzz-", ignore_cleanup_errors=True) as folder:
+        sandbox = Path(folder).resolve()
+        prepare(sandbox, arguments.target)
+        if arguments.case:
+            mode, _, number = arguments.case.partition("/")
+            run_one_case(arguments.target[0], mode, int(number), seed=arguments.seed, sandbox=sandbox)
             return 0
         outcomes = fuzz(
             sandbox,
-            seed=given.seed,
-            reads=given.reads,
-            commands=given.commands,
-            jobs=given.jobs,
-            names=given.target,
+            seed=arguments.seed,
+            reads=arguments.reads,
+            commands=arguments.commands,
+            jobs=arguments.jobs,
+            names=arguments.target,
         )
         shutil.rmtree(sandbox / "materials")
-    console.print(table_of(outcomes))
+    console.print(outcome_table(outcomes))
     failures = [outcome for outcome in outcomes if outcome.failed]
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in failures:
         groups[f"{outcome.kind} {outcome.detail.split(': ')[0]}"].append(outcome)
-    for _, same in sorted(groups.items(), key=lambda item: -len(item[1]))[:SHOWN]:
-        first = same[0]
+    for _, group in sorted(groups.items(), key=lambda item: -len(item[1]))[:MAX_SHOWN]:
+        first = group[0]
+        case = f"--target '{first.target}' --case {first.mode}/{first.number}"
         console.print(
-            f"{len(same)} x {first.kind}: --target '{first.target}' --case {first.how}/{first.number}: {first.detail}",
+            f"{len(group)} x {first.kind}: {case}: {first.detail}",
             markup=False,
             highlight=False,
             soft_wrap=True,
         )
-    console.print(
-        f"{len(outcomes):,} cases, {len(failures):,} failed, seed {given.seed}, {time.monotonic() - begun:.0f} s"
-    )
+    seconds = time.monotonic() - start_time
+    console.print(f"{len(outcomes):,} cases, {len(failures):,} failed, seed {arguments.seed}, {seconds:.0f} s")
     return 1 if failures else 0
 
 

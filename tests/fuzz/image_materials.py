@@ -1,4 +1,4 @@
-"""Good files of the families of images: what they are built from, corpora, runs, exports, a table of meanings."""
+"""Unchanged files of families of images: sources, corpora, runs, exports, a table of meanings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import load as load_tokenizer
 from tests import ROOT
 from tests.data_pipeline.images.pictures import build, picture, write_tar
-from tests.fuzz.addresses import write_corpus_elsewhere
+from tests.fuzz.addresses import write_remote_corpus
 from tests.fuzz.image_targets import CAPTION_TOKENIZER, FAMILIES, REGION_TOKENIZER, image_targets
-from tests.fuzz.retrieved import write_found
+from tests.fuzz.retrieved import write_retrieved
 from tests.train.runs import save_initial
 
 SMALL = (
@@ -31,7 +31,7 @@ SMALL = (
     "train.batch=2",
     "layout.microbatch=2",
 )
-OF_A_FAMILY = {
+FAMILY_OPTIONS = {
     "vit": (),
     "clip": (
         "model.stacks={text: {layers: 1, context: 16}}",
@@ -42,12 +42,12 @@ OF_A_FAMILY = {
 }
 
 
-def make(folder: Path, wanted: set[str]) -> None:
-    """A folder for each kind of file in `folder`; where few are `wanted`, those that are made in no time."""
+def make(folder: Path, folders: set[str]) -> None:
+    """Write the requested folders of materials. With few requested, only those that take no time."""
     _write_sources(folder)
     labels, texts, regions = (folder / f"corpus-{name}" for name in ("labels", "captions", "regions"))
     build(folder / "images", labels, validation=0.5, shard_bytes=1 << 12)
-    if not wanted & {target.folder for target in image_targets() if not target.short}:
+    if not folders & {target.folder for target in image_targets() if not target.is_short}:
         return
     build(folder / "pairs", texts, texts=True, tokenizer=CAPTION_TOKENIZER, validation=0.5, seed=2)
     build(
@@ -63,8 +63,8 @@ def make(folder: Path, wanted: set[str]) -> None:
     meanings.parent.mkdir()
     shutil.copy(ROOT / "configs/unimo/shapes.tsv", meanings.with_name("it.tsv"))
     write_meanings(read_meanings(meanings.with_name("it.tsv")), load_tokenizer(regions / "tokenizer"), meanings)
-    write_found(regions, folder / "retrieved")
-    write_corpus_elsewhere(texts, folder / "corpus-elsewhere")
+    write_retrieved(regions, folder / "retrieved")
+    write_remote_corpus(texts, folder / "corpus-elsewhere")
     corpora = {"vit": labels, "clip": texts, "uniter": regions, "unimo": regions}
     _write_configs(folder, corpora, meanings)
     for family in FAMILIES:
@@ -78,13 +78,13 @@ def make(folder: Path, wanted: set[str]) -> None:
 
 
 def _write_sources(folder: Path) -> None:
-    """Images by their labels, in files and in shards; with texts, in files and in shards; regions with texts."""
+    """Write images by label, images with text, both as files and as shards, and regions with text."""
     for number in range(10):
         form = ("JPEG", "PNG", "WEBP", "GIF", "TIFF")[number % 5]
-        place = folder / "images" / ("cat", "dog")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        path = folder / "images" / ("cat", "dog")[number % 2]
+        path.mkdir(parents=True, exist_ok=True)
         suffix = {"JPEG": "jpg", "TIFF": "tif"}.get(form, form.lower())
-        (place / f"{number}.{suffix}").write_bytes(picture(form, 16, 12, seed=number))
+        (path / f"{number}.{suffix}").write_bytes(picture(form, 16, 12, seed=number))
     (folder / "pairs").mkdir()
     pairs: list[dict[str, bytes]] = [{}, {}]
     labels: list[dict[str, bytes]] = [{}, {}]
@@ -96,8 +96,8 @@ def _write_sources(folder: Path) -> None:
         (folder / f"pairs/{number}").with_suffix(".json" if number % 2 else ".txt").write_bytes(
             note if number % 2 else text
         )
-        said = {f"{number}.json": note} if number % 2 else {f"{number}.txt": text}
-        pairs[number % 2] |= {f"{number}.{suffix}": image, **said}
+        text_file = {f"{number}.json": note} if number % 2 else {f"{number}.txt": text}
+        pairs[number % 2] |= {f"{number}.{suffix}": image, **text_file}
         label = {f"{number}.json": note} if number % 2 else {f"{number}.cls": str(number % 2).encode()}
         labels[number % 2] |= {f"{number}.{suffix}": image, **label}
     for name, shards in (("pair-shards", pairs), ("label-shards", labels)):
@@ -109,17 +109,17 @@ def _write_sources(folder: Path) -> None:
 
 
 def _write_configs(folder: Path, corpora: dict[str, Path], meanings: Path) -> None:
-    """The tiny config of each family, smaller, on the corpora here."""
-    place = folder / "config-images"
-    place.mkdir()
+    """Write the tiny config of each family, smaller, with the corpora in `folder`."""
+    config_folder = folder / "config-images"
+    config_folder.mkdir()
     for family in FAMILIES:
         config = yaml.safe_load((ROOT / f"configs/{family}/tiny.yaml").read_text())
         config["extends"], config["run"] = str(ROOT / "configs/defaults.yaml"), "run"
         config["data"]["mix"] = {str(corpora[family]): 1.0}
         if "contrast" in config["objective"]:
             config["objective"]["contrast"]["meanings"] = str(meanings)
-        (place / f"{family}.yaml").write_text(yaml.safe_dump(config))
+        (config_folder / f"{family}.yaml").write_text(yaml.safe_dump(config))
         vocabulary = load_tokenizer(corpora[family] / "tokenizer").vocabulary
-        words = [*SMALL, *OF_A_FAMILY[family], f"model.vocabulary={vocabulary}"]
-        written = load(place / f"{family}.yaml", words)
-        (place / f"{family}.yaml").write_text(dump(written))
+        words = [*SMALL, *FAMILY_OPTIONS[family], f"model.vocabulary={vocabulary}"]
+        smaller = load(config_folder / f"{family}.yaml", words)
+        (config_folder / f"{family}.yaml").write_text(dump(smaller))

@@ -1,4 +1,4 @@
-"""Files of the families of images (docs/images.md): what is spoiled, who reads it, and which commands read it."""
+"""Targets of families of images (docs/images.md): mutations, readers and commands."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from typing import Any
 from data_pipeline.images.region_shapes import DETECTOR
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.errors import UserError
-from tests.fuzz.addresses import addresses_commands, read_addresses, spoil_addresses
-from tests.fuzz.corpora import spoil_index, spoil_manifest, spoil_shard, spoil_table, spoil_tokenizer
+from tests.fuzz.addresses import addresses_commands, mutate_addresses, read_addresses
+from tests.fuzz.corpora import mutate_index, mutate_manifest, mutate_shard, mutate_table, mutate_tokenizer
 from tests.fuzz.models import (
     import_commands,
+    mutate_checkpoint,
+    mutate_safetensors,
+    mutate_tensors,
+    mutate_weights_index,
     read_run,
-    spoil_checkpoint,
-    spoil_safetensors,
-    spoil_tensors,
-    spoil_weights_index,
 )
 from tests.fuzz.mutations import Random, change_bytes, change_file, change_json, change_yaml
-from tests.fuzz.pictures import spoil_by_name, spoil_tar
-from tests.fuzz.retrieved import found_commands, read_found, spoil_found
-from tests.fuzz.seals import seal_corpus
+from tests.fuzz.pictures import mutate_by_name, mutate_tar
+from tests.fuzz.rehash import rehash_corpus
+from tests.fuzz.retrieved import mutate_retrieved, read_retrieved, retrieved_commands
 from tests.fuzz.target import Command, Target
 
 IMAGE_LABELS = ({"image-labels": {"size": 8}}, 5)
 PATCHES = ({"masked-patches": {"size": 8, "crop": "none"}}, 5)
 IMAGE_TEXT = ({"image-text": {"size": 8, "text_length": 12}}, 5)
-OF_SHAPES = {"regions": 6, "features": 24}
+SHAPE_OPTIONS = {"regions": 6, "features": 24}
 REGIONS = tuple(
-    ({name: OF_SHAPES | {"classes": 17}}, 24)
+    ({name: SHAPE_OPTIONS | {"classes": 17}}, 24)
     for name in ("image-text-matching", "image-text-masked-lm", "masked-regions-distribution", "masked-areas-class")
 )
-"""Objectives, each with the places of a row."""
+"""Objectives, each with its number of positions."""
 CAPTION_TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=265, specials="clip")
 REGION_TOKENIZER = TokenizerRecipe(kind="byte-bpe", vocabulary=270, specials="roberta")
 Objectives = tuple[tuple[dict[str, Any], int], ...]
@@ -47,7 +47,7 @@ FAMILIES = ("vit", "clip", "uniter", "unimo")
 
 
 def samples(folder: Path, objectives: Objectives) -> Iterator[Any]:
-    """All rows of a corpus, of both splits."""
+    """Yield the first samples of each split of a corpus."""
     from megaptm.data import open_mix
     from megaptm.data.shards import Corpus
     from megaptm.run.corpora import tokenizer_of
@@ -63,36 +63,36 @@ def samples(folder: Path, objectives: Objectives) -> Iterator[Any]:
                 yield mix.sample(number)
 
 
-def digest_of(rows: Iterator[Any]) -> str:
+def digest_of(samples: Iterator[Any]) -> str:
     digest = hashlib.sha256()
-    for row in rows:
-        for name, field in row.items():
+    for sample in samples:
+        for name, field in sample.items():
             digest.update(name.encode() + field.tobytes())
     return digest.hexdigest()
 
 
-def reads_corpus(*objectives: tuple[dict[str, Any], int]) -> Callable[[Path], Any]:
-    """Who reads all of a corpus."""
+def corpus_reader(*objectives: tuple[dict[str, Any], int]) -> Callable[[Path], Any]:
+    """Return a function that reads a corpus."""
 
     def read(folder: Path) -> Any:
         from data_pipeline.verify import verify_corpus
 
-        refused, found = None, []
-        for one in objectives:
+        refused, digests = None, []
+        for objective in objectives:
             try:
-                found.append(digest_of(samples(folder, (one,))))
+                digests.append(digest_of(samples(folder, (objective,))))
             except UserError as error:
                 refused = error
         list(verify_corpus(folder))
         if refused:
             raise refused
-        return found
+        return digests
 
     return read
 
 
-def reads_source(*objectives: tuple[dict[str, Any], int], **options: Any) -> Callable[[Path], Any]:
-    """Who builds a corpus of a folder; what was kept is good, and is read to the end."""
+def source_reader(*objectives: tuple[dict[str, Any], int], **options: Any) -> Callable[[Path], Any]:
+    """Return a function that builds a corpus from a folder. What it does not drop must be readable."""
 
     def read(folder: Path) -> Any:
         from rich.console import Console
@@ -107,12 +107,12 @@ def reads_source(*objectives: tuple[dict[str, Any], int], **options: Any) -> Cal
             report = build_images(recipe, built, workers=0, console=quiet, overwrite=True)
             assert all(check.is_valid for check in verify_corpus(built))
             try:
-                found = digest_of(samples(built, objectives))
+                digest = digest_of(samples(built, objectives))
             except UserError as error:
                 raise AssertionError(f"kept, and then: {error}") from error
         finally:
             shutil.rmtree(built, ignore_errors=True)
-        return [found, report.dropped]
+        return [digest, report.dropped]
 
     return read
 
@@ -123,15 +123,15 @@ def source_commands(*words: str) -> Callable[[Path], list[Command]]:
     ]
 
 
-def spoil_source(folder: Path, draw: Random) -> bool:
-    """A file of a folder, or of a shard there."""
-    path = draw.choice(sorted(one for one in folder.rglob("*") if one.is_file()))
+def mutate_source(folder: Path, rng: Random) -> bool:
+    """Change a file in a folder, or in a shard there."""
+    path = rng.choice(sorted(file for file in folder.rglob("*") if file.is_file()))
     if path.suffix == ".tar":
-        spoil_tar(path, draw)
+        mutate_tar(path, rng)
     elif path.name == "names.txt":
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
+        path.write_bytes(change_bytes(path.read_bytes(), rng))
     else:
-        path.write_bytes(spoil_by_name(path.name, path.read_bytes(), draw))
+        path.write_bytes(mutate_by_name(path.name, path.read_bytes(), rng))
     return False
 
 
@@ -150,50 +150,52 @@ def corpus_commands(family: str, objective: str, sequence: int) -> Callable[[Pat
     ]
 
 
-def spoil_corpus(folder: Path, draw: Random) -> bool:
-    ways = (spoil_manifest, spoil_table, spoil_index, spoil_shard, spoil_picture_of_shard, spoil_tokenizer)
-    return draw.choice(ways)(folder, draw)
+def mutate_corpus(folder: Path, rng: Random) -> bool:
+    ways = (mutate_manifest, mutate_table, mutate_index, mutate_shard, mutate_picture_of_shard, mutate_tokenizer)
+    return rng.choice(ways)(folder, rng)
 
 
-def spoil_picture_of_shard(folder: Path, draw: Random) -> bool:
-    """The bytes of an image where the index says it is; hashes are right again."""
-    path = folder / f"{draw.choice(['train', 'validation'])}-000000.tar"
+def mutate_picture_of_shard(folder: Path, rng: Random) -> bool:
+    """Change the bytes of an image in a shard, and update the hashes."""
+    path = folder / f"{rng.choice(['train', 'validation'])}-000000.tar"
     content = path.read_bytes()
     with tarfile.open(path) as tar:
-        places = [(one.offset_data, one.size) for one in tar if not one.name.endswith((".json", ".txt", ".cls"))]
-        name = next(one.name for one in tar if not one.name.endswith((".json", ".txt", ".cls")))
-    start, size = draw.choice(places)
-    spoiled = spoil_by_name(name, content[start : start + size], draw)[:size].ljust(size, b"\0")
-    path.write_bytes(content[:start] + spoiled + content[start + size :])
-    seal_corpus(folder)
+        ranges = [
+            (member.offset_data, member.size) for member in tar if not member.name.endswith((".json", ".txt", ".cls"))
+        ]
+        name = next(member.name for member in tar if not member.name.endswith((".json", ".txt", ".cls")))
+    start, size = rng.choice(ranges)
+    mutated = mutate_by_name(name, content[start : start + size], rng)[:size].ljust(size, b"\0")
+    path.write_bytes(content[:start] + mutated + content[start + size :])
+    rehash_corpus(folder)
     return False
 
 
-def spoil_hugging_face(folder: Path, draw: Random) -> bool:
+def mutate_hugging_face(folder: Path, rng: Random) -> bool:
     names = ["config.json"] * 4 + ["preprocessor_config.json"] * 3 + ["index", "weights", "weights"]
     names += [path.name for path in folder.glob("tokenizer*.json")]
-    name = draw.choice(names)
+    name = rng.choice(names)
     if name == "weights":
-        return spoil_safetensors(folder, draw)
+        return mutate_safetensors(folder, rng)
     if name == "index":
-        return spoil_weights_index(folder, draw)
-    change_json(folder / name, draw)
+        return mutate_weights_index(folder, rng)
+    change_json(folder / name, rng)
     return False
 
 
 def read_hugging_face(folder: Path) -> Any:
-    """Imported, as it is and for larger images, and asked."""
+    """Import a model as it is and for larger images; return its outputs."""
     from megaptm.hub.import_run import import_run
     from megaptm.inference.loaded_model import load_model
 
     loaded = load_model(folder)
-    answers = asked(loaded)
+    outputs = model_outputs(loaded)
     import_run(str(folder), folder / "imported", ["model.context=26"])
-    return answers
+    return outputs
 
 
-def asked(loaded: Any) -> Any:
-    """What a model of images and texts says of some; of others the sum of what they are."""
+def model_outputs(loaded: Any) -> Any:
+    """Return outputs of a CLIP model; for other models, the sum of their parameters."""
     from tests.data_pipeline.images.pictures import picture
 
     if loaded.spec.name == "clip":
@@ -219,7 +221,7 @@ def hugging_face_commands(family: str) -> Callable[[Path], list[Command]]:
 def run_commands(family: str) -> Callable[[Path], list[Command]]:
     def commands(folder: Path) -> list[Command]:
         materials = folder.parent / "materials"
-        found = [
+        result = [
             ["evaluate", str(folder)],
             ["generate", str(folder), "--prompt", "a <mask> cat", "--tokens", "2"],
             ["export", "hf", str(folder), str(folder / "exported")],
@@ -233,42 +235,42 @@ def run_commands(family: str) -> Callable[[Path], list[Command]]:
             ],
         ]
         if family == "vit":
-            found.append([*found[-1][:2], f"distill={{teacher: {folder}, hidden: 1}}", *found[-1][3:]])
+            result.append([*result[-1][:2], f"distill={{teacher: {folder}, hidden: 1}}", *result[-1][3:]])
         if family == "clip":
-            found.append(["evaluate", str(folder), "--rows", "2", "--zero-shot", str(materials / "corpus-labels")])
-        return found
+            result.append(["evaluate", str(folder), "--rows", "2", "--zero-shot", str(materials / "corpus-labels")])
+        return result
 
     return commands
 
 
-def spoil_run(folder: Path, draw: Random) -> bool:
-    way = draw.randrange(3)
+def mutate_run(folder: Path, rng: Random) -> bool:
+    way = rng.randrange(3)
     if way == 0:
-        return spoil_checkpoint(folder, draw)
+        return mutate_checkpoint(folder, rng)
     if way == 1:
-        return spoil_tensors(folder, draw)
-    change_yaml(folder / "config.yaml", draw)
+        return mutate_tensors(folder, rng)
+    change_yaml(folder / "config.yaml", rng)
     return False
 
 
 def read_image_run(folder: Path) -> Any:
     from megaptm.inference.loaded_model import load_model
 
-    return [read_run(folder), asked(load_model(folder))]
+    return [read_run(folder), model_outputs(load_model(folder))]
 
 
-def spoil_config(folder: Path, draw: Random) -> bool:
-    """One of the families'; the others are put aside."""
-    chosen = draw.choice(FAMILIES)
+def mutate_config(folder: Path, rng: Random) -> bool:
+    """Change the config of one family, and remove the others."""
+    chosen = rng.choice(FAMILIES)
     for family in FAMILIES:
         if family != chosen:
             (folder / f"{family}.yaml").unlink()
-    change_yaml(folder / f"{chosen}.yaml", draw)
+    change_yaml(folder / f"{chosen}.yaml", rng)
     return False
 
 
 def read_config(folder: Path) -> Any:
-    """As `megaptm train` does before the first process."""
+    """Read configs as `megaptm train` does before it starts processes."""
     from megaptm.config import dump, resolve_model
     from megaptm.plan.count import count_parameters
     from megaptm.run.changes import flat
@@ -293,14 +295,14 @@ def config_commands(folder: Path) -> list[Command]:
     ]
 
 
-def spoil_meanings(folder: Path, draw: Random) -> bool:
-    path = folder / draw.choice(["it.json", "it.json", "it.tsv"])
-    change_file(path, draw)
+def mutate_meanings(folder: Path, rng: Random) -> bool:
+    path = folder / rng.choice(["it.json", "it.json", "it.tsv"])
+    change_file(path, rng)
     return False
 
 
 def read_meanings(folder: Path) -> Any:
-    """Both files, and captions rewritten by the first."""
+    """Read both files, and return captions that are rewritten by the first."""
     import numpy as np
 
     from data_pipeline.annotate.meanings import read_meanings as read
@@ -314,7 +316,7 @@ def read_meanings(folder: Path) -> Any:
     tokenizer = tokenizer_of(Corpus.open(corpus))
     write_meanings(read(folder / "it.tsv"), tokenizer, folder / "again.json")
     load_meanings.cache_clear()
-    words = OF_SHAPES | {
+    words = SHAPE_OPTIONS | {
         "classes": 17,
         "max_paraphrases": 1,
         "max_rewritten_negatives": 2,
@@ -339,7 +341,7 @@ def meanings_commands(folder: Path) -> list[Command]:
     ]
 
 
-OF_REGIONS = ("texts=true", "regions=true", "detector=[24, 17]", "tokenizer.vocabulary=120")
+REGION_WORDS = ("texts=true", "regions=true", "detector=[24, 17]", "tokenizer.vocabulary=120")
 TEXTS = ("texts=true", "tokenizer.vocabulary=265")
 
 
@@ -347,31 +349,31 @@ SHORT = ("corpus of labels",)
 
 
 def image_targets() -> Iterator[Target]:
-    """All of them."""
-    return (replace(target, short=target.name in SHORT) for target in _targets())
+    """Yield all targets."""
+    return (replace(target, is_short=target.name in SHORT) for target in _targets())
 
 
 def _targets() -> Iterator[Target]:
     captions = {"texts": True, "tokenizer": CAPTION_TOKENIZER}
     regions = {"texts": True, "regions": True, "detector": DETECTOR, "tokenizer": REGION_TOKENIZER}
-    yield Target("images by label", "images", spoil_source, reads_source(IMAGE_LABELS, PATCHES), source_commands())
-    yield Target("shards with labels", "label-shards", spoil_source, reads_source(IMAGE_LABELS), source_commands())
+    yield Target("images by label", "images", mutate_source, source_reader(IMAGE_LABELS, PATCHES), source_commands())
+    yield Target("shards with labels", "label-shards", mutate_source, source_reader(IMAGE_LABELS), source_commands())
     yield Target(
-        "images with texts", "pairs", spoil_source, reads_source(IMAGE_TEXT, **captions), source_commands(*TEXTS)
+        "images with texts", "pairs", mutate_source, source_reader(IMAGE_TEXT, **captions), source_commands(*TEXTS)
     )
     yield Target(
         "shards with texts",
         "pair-shards",
-        spoil_source,
-        reads_source(IMAGE_TEXT, duplicates="near", **captions),
+        mutate_source,
+        source_reader(IMAGE_TEXT, duplicates="near", **captions),
         source_commands(*TEXTS, "duplicates=exact"),
     )
     yield Target(
         "regions with texts",
         "regions",
-        spoil_source,
-        reads_source(*REGIONS, **regions),
-        source_commands(*OF_REGIONS),
+        mutate_source,
+        source_reader(*REGIONS, **regions),
+        source_commands(*REGION_WORDS),
     )
     corpora = (
         ("labels", "vit", "image-labels", 17, (IMAGE_LABELS, PATCHES)),
@@ -380,18 +382,18 @@ def _targets() -> Iterator[Target]:
     )
     for name, family, objective, sequence, objectives in corpora:
         commands = corpus_commands(family, objective, sequence)
-        yield Target(f"corpus of {name}", f"corpus-{name}", spoil_corpus, reads_corpus(*objectives), commands)
+        yield Target(f"corpus of {name}", f"corpus-{name}", mutate_corpus, corpus_reader(*objectives), commands)
     for family in ("vit", "clip"):
         yield Target(
             f"Hugging Face's {family}",
             f"hf-{family}",
-            spoil_hugging_face,
+            mutate_hugging_face,
             read_hugging_face,
             hugging_face_commands(family),
         )
     for family in FAMILIES:
-        yield Target(f"run of {family}", f"run-{family}", spoil_run, read_image_run, run_commands(family))
-    yield Target("configs of images", "config-images", spoil_config, read_config, config_commands)
-    yield Target("meanings", "meanings", spoil_meanings, read_meanings, meanings_commands)
-    yield Target("retrieved documents", "retrieved", spoil_found, read_found, found_commands)
-    yield Target("addresses of shards", "corpus-elsewhere", spoil_addresses, read_addresses, addresses_commands)
+        yield Target(f"run of {family}", f"run-{family}", mutate_run, read_image_run, run_commands(family))
+    yield Target("configs of images", "config-images", mutate_config, read_config, config_commands)
+    yield Target("meanings", "meanings", mutate_meanings, read_meanings, meanings_commands)
+    yield Target("retrieved documents", "retrieved", mutate_retrieved, read_retrieved, retrieved_commands)
+    yield Target("addresses of shards", "corpus-elsewhere", mutate_addresses, read_addresses, addresses_commands)

@@ -1,4 +1,4 @@
-"""Good files of every kind, small and as a user would have them: what is spoiled."""
+"""Small unchanged files of each kind, as of a user."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.models.recurrent import tiny_elmo
 from tests.train.runs import build, save_untrained, write_text
 
 
-def make(folder: Path, wanted: set[str]) -> None:
-    """A folder for each kind of file in `folder`: text, corpora, a run, its export, an ELMo, logits of a teacher, a
-    config, a recipe, a machine; and those of images that are `wanted`."""
+def make(folder: Path, folders: set[str]) -> None:
+    """Write a folder for each kind of file: text, corpora, a run, its export, ELMo, logits of a teacher, a config, a
+    recipe, a machine; and the requested ones of images."""
     text = write_text(folder / "text", documents=24)
     for family in ("gpt2", "bert", "t5"):
         build(text, folder / f"corpus-{family}", family)
@@ -38,7 +38,7 @@ def make(folder: Path, wanted: set[str]) -> None:
     to_hugging_face(checkpoint.spec, checkpoint.weights(), checkpoint.tokenizer, folder / "hf", dtype=torch.float32)
     _write_elmo(folder / "elmo")
     _write_logits(folder / "logits")
-    make_images(folder, wanted)
+    make_images(folder, folders)
     (folder / "config").mkdir()
     (folder / "config/parent.yaml").write_text((ROOT / "configs/defaults.yaml").read_text())
     config = yaml.safe_load((ROOT / "configs/gpt2/tiny.yaml").read_text())
@@ -60,12 +60,12 @@ def make(folder: Path, wanted: set[str]) -> None:
 
 
 def _write_logits(folder: Path) -> None:
-    """Of three samples of eight places, two words each."""
+    """Write logits of three samples with eight positions and two tokens each."""
     folder.mkdir()
     path = folder / file_name("train", 0)
-    places, ids = np.arange(8, dtype=np.int32), np.arange(16, dtype=np.int32).reshape(8, 2)
-    kept = SampleLogits(places, ids, -ids.astype(np.float16))
-    write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [kept] * 3)
+    positions, ids = np.arange(8, dtype=np.int32), np.arange(16, dtype=np.int32).reshape(8, 2)
+    logits = SampleLogits(positions, ids, -ids.astype(np.float16))
+    write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [logits] * 3)
     numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
     words = {"format": FORMAT, "teacher": "it", "head": "mlm", "positions": "all", "dtype": "float16"}
     manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: file_hash(path)}}
@@ -73,7 +73,7 @@ def _write_logits(folder: Path) -> None:
 
 
 def _write_elmo(folder: Path) -> None:
-    """As the released code names its files, with a text file of vectors beside them."""
+    """Write files with the names of the released code, and a text file of vectors."""
     folder.mkdir()
     model = build_model(spec := tiny_elmo())
     fill(model, seed=1)

@@ -1,4 +1,4 @@
-"""Ways to spoil the files of a trained model, a run's and Hugging Face's; who reads them."""
+"""Mutations and readers of the files of trained models: runs and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_json, cha
 from tests.fuzz.target import Command
 
 
-def spoil_checkpoint(folder: Path, draw: Random) -> bool:
+def mutate_checkpoint(folder: Path, rng: Random) -> bool:
     path = folder / "checkpoints/step-00000007/manifest.json"
-    if draw.random() < 0.3:
-        change_json(path, draw)
+    if rng.random() < 0.3:
+        change_json(path, rng)
         return True
-    manifest = change_tree(json.loads(path.read_text()), draw)
+    manifest = change_tree(json.loads(path.read_text()), rng)
     if isinstance(manifest, dict):
         manifest = {**manifest, "id": checkpoint_id(manifest)}
     path.write_text(json.dumps(manifest))
     return False
 
 
-def spoil_tensors(folder: Path, draw: Random) -> bool:
+def mutate_tensors(folder: Path, rng: Random) -> bool:
     path = folder / "checkpoints/step-00000007/rank-00000.safetensors"
-    path.write_bytes(change_bytes(path.read_bytes(), draw))
-    if sealed := draw.random() < 0.5:
-        place = path.with_name("manifest.json")
-        manifest = json.loads(place.read_text())
+    path.write_bytes(change_bytes(path.read_bytes(), rng))
+    if rehashed := rng.random() < 0.5:
+        manifest_path = path.with_name("manifest.json")
+        manifest = json.loads(manifest_path.read_text())
         manifest["files"][0] |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-        place.write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
-    return not sealed
+        manifest_path.write_text(json.dumps({**manifest, "id": checkpoint_id(manifest)}))
+    return not rehashed
 
 
 def read_run(folder: Path) -> Any:
@@ -42,43 +42,43 @@ def read_run(folder: Path) -> Any:
     from megaptm.run.compatibility import compatibility, refuse_another, refuse_other_text
 
     trained = load_model(folder)
-    for check, wanted in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
+    for check, expected in ((refuse_another, compatibility(trained.spec, "")), (refuse_other_text, {})):
         try:
-            check(open_checkpoint(folder).checkpoint, wanted)  # type: ignore[operator]
+            check(open_checkpoint(folder).checkpoint, expected)  # type: ignore[operator]
         except UserError:
             continue
     return float(sum(value.double().nan_to_num(0, 1, -1).sum() for value in trained.model.parameters()))
 
 
-def spoil_safetensors(folder: Path, draw: Random) -> bool:
+def mutate_safetensors(folder: Path, rng: Random) -> bool:
     path = folder / "model.safetensors"
     content = path.read_bytes()
-    if draw.random() < 0.3:
-        path.write_bytes(change_bytes(content, draw))
+    if rng.random() < 0.3:
+        path.write_bytes(change_bytes(content, rng))
         return False
     size = int.from_bytes(content[:8], "little")
-    header = json.dumps(change_tree(json.loads(content[8 : 8 + size]), draw)).encode()
-    length = len(header) if draw.random() < 0.8 else abs(draw.choice(NUMBERS)) % 2**64
+    header = json.dumps(change_tree(json.loads(content[8 : 8 + size]), rng)).encode()
+    length = len(header) if rng.random() < 0.8 else abs(rng.choice(NUMBERS)) % 2**64
     path.write_bytes(length.to_bytes(8, "little") + header + content[8 + size :])
     return False
 
 
-def spoil_hugging_face(folder: Path, draw: Random) -> bool:
-    name = draw.choice(
+def mutate_hugging_face(folder: Path, rng: Random) -> bool:
+    name = rng.choice(
         ["config.json"] * 3 + ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "index"]
     )
     if name != "index":
-        change_json(folder / name, draw)
+        change_json(folder / name, rng)
         return False
-    return spoil_weights_index(folder, draw)
+    return mutate_weights_index(folder, rng)
 
 
-def spoil_weights_index(folder: Path, draw: Random) -> bool:
-    """Which file has which tensor, as folders with several have it."""
+def mutate_weights_index(folder: Path, rng: Random) -> bool:
+    """Write an index of several weight files, as large models have."""
     tensors = json.loads(_header(folder / "model.safetensors"))
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(change_tree(index, draw)))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(change_tree(index, rng)))
     return False
 
 

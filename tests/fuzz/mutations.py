@@ -1,4 +1,4 @@
-"""Ways to spoil a file: as a disk does, as a hurried hand does, and as an attacker does."""
+"""Mutations of files, as by a bad disk, a careless user or an attacker."""
 
 from __future__ import annotations
 
@@ -45,67 +45,69 @@ TEXTS = [
 ]
 
 
-def deep(depth: int) -> Any:
+def nested_list(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-def anything(draw: Random) -> Any:
-    """A value of any type, likely one that hurts."""
+def random_value(rng: Random) -> Any:
+    """Return a value of any type that is likely to cause an error."""
     kinds: list[Callable[[], Any]] = [
-        lambda: draw.choice(NUMBERS),
-        lambda: draw.choice(FLOATS),
-        lambda: draw.choice(NAMES),
-        lambda: draw.choice(TEXTS),
-        lambda: draw.choice([None, True, False]),
-        lambda: draw.choice([[], {}, [[]], {"": {}}, [None] * 300, list(range(2000)), deep(60), deep(300)]),
+        lambda: rng.choice(NUMBERS),
+        lambda: rng.choice(FLOATS),
+        lambda: rng.choice(NAMES),
+        lambda: rng.choice(TEXTS),
+        lambda: rng.choice([None, True, False]),
+        lambda: rng.choice(
+            [[], {}, [[]], {"": {}}, [None] * 300, list(range(2000)), nested_list(60), nested_list(300)]
+        ),
     ]
-    return draw.choice(kinds)()
+    return rng.choice(kinds)()
 
 
-def places(value: Any, above: Path_ = ()) -> Iterator[Path_]:
-    """The path of every value in a tree."""
+def all_paths(value: Any, above: Path_ = ()) -> Iterator[Path_]:
+    """Yield the path of each value in a tree."""
     yield above
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in inner:
-        yield from places(child, (*above, key))
+        yield from all_paths(child, (*above, key))
 
 
-def at(tree: Any, path: Path_) -> Any:
+def value_at(tree: Any, path: Path_) -> Any:
     for key in path:
         tree = tree[key]
     return tree
 
 
-def change_tree(tree: Any, draw: Random, *, times: int | None = None, under: Path_ = ()) -> Any:
-    """A copy of a tree (JSON, YAML) with some values of another type or size, keys gone, doubled or renamed."""
+def change_tree(tree: Any, rng: Random, *, times: int | None = None, under: Path_ = ()) -> Any:
+    """Return a copy of a JSON or YAML tree with changed values, and with keys removed, duplicated or renamed."""
     tree = deepcopy(tree)
-    for _ in range(times or draw.choice([1, 1, 1, 2, 3])):
+    for _ in range(times or rng.choice([1, 1, 1, 2, 3])):
         if isinstance(tree, dict | list) and tree:
-            # Small trees wholly; of large ones (a vocabulary), the parts that are few as often as those that are many.
-            path = _some_place(tree, draw)
-            _change_at(tree, path, draw)
+            # In large trees (a vocabulary), rare parts are chosen as often as frequent ones.
+            path = _random_path(tree, rng)
+            _change_at(tree, path, rng)
         else:
-            tree = anything(draw)
+            tree = random_value(rng)
     return tree
 
 
-def _some_place(tree: Any, draw: Random) -> Path_:
-    """Downwards from the root, so that each level is as likely as another."""
+def _random_path(tree: Any, rng: Random) -> Path_:
+    """Return a random path. Each level is equally likely."""
     path: list[Any] = []
-    while isinstance(tree, dict | list) and tree and (not path or draw.random() < 0.75):
-        key = draw.choice(list(tree)) if isinstance(tree, dict) else draw.randrange(len(tree))
+    while isinstance(tree, dict | list) and tree and (not path or rng.random() < 0.75):
+        key = rng.choice(list(tree)) if isinstance(tree, dict) else rng.randrange(len(tree))
         path.append(key)
         tree = tree[key]
     return tuple(path)
 
 
-def _change_at(tree: Any, path: Path_, draw: Random) -> None:
-    parent, key = at(tree, path[:-1]), path[-1]
+def _change_at(tree: Any, path: Path_, rng: Random) -> None:
+    parent, key = value_at(tree, path[:-1]), path[-1]
     value = parent[key]
-    ways: list[Callable[[], Any]] = [lambda: anything(draw), lambda: anything(draw)]
+    ways: list[Callable[[], Any]] = [lambda: random_value(rng), lambda: random_value(rng)]
     if isinstance(value, bool | None):
         ways.append(lambda: not value)
     elif isinstance(value, int | float):
@@ -114,14 +116,14 @@ def _change_at(tree: Any, path: Path_, draw: Random) -> None:
             lambda: value + 1,
             lambda: value * 2**40,
             lambda: str(value),
-            lambda: draw.choice(NUMBERS),
+            lambda: rng.choice(NUMBERS),
         ]
     elif isinstance(value, str):
         ways += [
             lambda: "../" * 6 + value,
             lambda: value[:-1],
             lambda: value * 50,
-            lambda: draw.choice(NAMES),
+            lambda: rng.choice(NAMES),
             lambda: 7,
         ]
     elif isinstance(value, list):
@@ -133,27 +135,27 @@ def _change_at(tree: Any, path: Path_, draw: Random) -> None:
             lambda: [value],
         ]
     elif isinstance(value, dict):
-        ways += [lambda: list(value.items()), lambda: {**value, draw.choice(NAMES): anything(draw)}, lambda: [value]]
-    choice = draw.random()
+        ways += [lambda: list(value.items()), lambda: {**value, rng.choice(NAMES): random_value(rng)}, lambda: [value]]
+    choice = rng.random()
     if choice < 0.1:
         del parent[key]
     elif choice < 0.2 and isinstance(parent, dict):
-        parent[draw.choice([*NAMES, *TEXTS, *map(str, parent)])] = parent.pop(key)
+        parent[rng.choice([*NAMES, *TEXTS, *map(str, parent)])] = parent.pop(key)
     elif choice < 0.25 and isinstance(parent, dict):
-        parent[draw.choice(NAMES)] = deepcopy(value)
+        parent[rng.choice(NAMES)] = deepcopy(value)
     else:
-        parent[key] = draw.choice(ways)()
+        parent[key] = rng.choice(ways)()
 
 
-def change_bytes(content: bytes, draw: Random) -> bytes:
-    """Truncated, flipped, cut, doubled, overwritten."""
+def change_bytes(content: bytes, rng: Random) -> bytes:
+    """Truncate, flip, cut, duplicate or overwrite bytes."""
     changed = bytearray(content)
-    for _ in range(draw.choice([1, 1, 2, 5])):
+    for _ in range(rng.choice([1, 1, 2, 5])):
         size = len(changed)
-        # The beginning, where headers are, as often as all the rest.
-        start = draw.randrange(max(1, min(size, 600) if draw.random() < 0.5 else size))
-        stop = min(size, start + draw.choice([1, 1, 2, 8, 64, 512, 4096]))
-        way = draw.randrange(8)
+        # The start, which has the headers, as often as the rest.
+        start = rng.randrange(max(1, min(size, 600) if rng.random() < 0.5 else size))
+        stop = min(size, start + rng.choice([1, 1, 2, 8, 64, 512, 4096]))
+        way = rng.randrange(8)
         if way == 0:
             del changed[start:]
         elif way == 1:
@@ -161,33 +163,33 @@ def change_bytes(content: bytes, draw: Random) -> bytes:
         elif way == 2:
             changed[start:start] = changed[start:stop]
         elif way == 3:
-            changed[start:stop] = bytes([draw.choice([0, 0xFF, 0x20, 0x7F])]) * (stop - start)
+            changed[start:stop] = bytes([rng.choice([0, 0xFF, 0x20, 0x7F])]) * (stop - start)
         elif way == 4:
-            changed[start:start] = draw.randbytes(stop - start)
+            changed[start:start] = rng.randbytes(stop - start)
         elif way == 5:
-            changed += draw.randbytes(stop - start)
+            changed += rng.randbytes(stop - start)
         else:
-            for place in range(start, stop):
-                changed[place] ^= 1 << draw.randrange(8)
+            for index in range(start, stop):
+                changed[index] ^= 1 << rng.randrange(8)
     return bytes(changed)
 
 
-def change_json(path: Path, draw: Random) -> None:
-    """Of a JSON file its values, or (one time in four) its bytes."""
+def change_json(path: Path, rng: Random) -> None:
+    """Change the values of a JSON file, or in a quarter of the cases its bytes."""
     content = path.read_bytes()
-    if draw.random() < 0.25:
-        path.write_bytes(change_bytes(content, draw))
+    if rng.random() < 0.25:
+        path.write_bytes(change_bytes(content, rng))
     else:
-        path.write_text(json.dumps(change_tree(json.loads(content), draw)))
+        path.write_text(json.dumps(change_tree(json.loads(content), rng)))
 
 
-def change_kind(folder: Path, draw: Random) -> None:
-    """A file below a folder is gone, or a folder, a pipe, a link: to nowhere, to itself, out of the folder, to
-    what has no end."""
-    path = draw.choice(sorted(one for one in folder.rglob("*") if one.is_file()))
+def change_kind(folder: Path, rng: Random) -> None:
+    """Remove a file in a folder, or replace it by a folder, a pipe, or a link: dangling, to itself, out of the folder,
+    or to an endless device."""
+    path = rng.choice(sorted(file for file in folder.rglob("*") if file.is_file()))
     content = path.read_bytes()
     path.unlink()
-    way = draw.randrange(7)
+    way = rng.randrange(7)
     if way == 0:
         path.mkdir()
     elif way == 1:
@@ -198,7 +200,7 @@ def change_kind(folder: Path, draw: Random) -> None:
         path.symlink_to(["/nowhere/at/all", path.name, "/dev/zero", outside][way - 2])
 
 
-TRICKS = [
+YAML_TRICKS = [
     "model: &m {layers: *m}\n",
     "a: &a [x, x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\n" + "d: [" + "*c, " * 50 + "*c]\n",
     "<<: {run: x}\n",
@@ -215,26 +217,26 @@ TRICKS = [
 ]
 
 
-def change_yaml(path: Path, draw: Random) -> None:
-    """Of a YAML file its values, its bytes, or a trick of the language put before it."""
+def change_yaml(path: Path, rng: Random) -> None:
+    """Change the values or bytes of a YAML file, or add unusual YAML."""
     content = path.read_bytes()
-    way = draw.random()
+    way = rng.random()
     if way < 0.2:
-        path.write_bytes(change_bytes(content, draw))
+        path.write_bytes(change_bytes(content, rng))
     elif way < 0.3:
-        path.write_bytes(draw.choice(TRICKS).encode() + content)
+        path.write_bytes(rng.choice(YAML_TRICKS).encode() + content)
     elif way < 0.35:
-        path.write_bytes(content + draw.choice(TRICKS).encode())
+        path.write_bytes(content + rng.choice(YAML_TRICKS).encode())
     else:
-        tree = change_tree(yaml.safe_load(content), draw)
+        tree = change_tree(yaml.safe_load(content), rng)
         path.write_text(
-            yaml.safe_dump(tree, allow_unicode=draw.random() < 0.5), encoding="utf-8", errors="surrogatepass"
+            yaml.safe_dump(tree, allow_unicode=rng.random() < 0.5), encoding="utf-8", errors="surrogatepass"
         )
 
 
-def change_file(path: Path, draw: Random) -> None:
-    """Change its JSON where it is some, else its bytes."""
+def change_file(path: Path, rng: Random) -> None:
+    """Change the values of a JSON file, or the bytes of another."""
     if path.suffix == ".json":
-        change_json(path, draw)
+        change_json(path, rng)
     else:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
+        path.write_bytes(change_bytes(path.read_bytes(), rng))

@@ -1,4 +1,4 @@
-"""The file of documents that are like others."""
+"""Mutations of the file of retrieved documents."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from tests.fuzz.mutations import NUMBERS, Random, change_bytes, change_tree
 from tests.fuzz.target import Command
 
 NAME = "it.safetensors"
-OF_SHAPES = {"regions": 6, "features": DETECTOR[0], "classes": DETECTOR[1]}
+SHAPE_OPTIONS = {"regions": 6, "features": DETECTOR[0], "classes": DETECTOR[1]}
 
 
-def write_found(corpus: Path, folder: Path) -> None:
-    """Of a corpus of pairs, with captions of others and, as texts, its own."""
+def write_retrieved(corpus: Path, folder: Path) -> None:
+    """Write the retrieved documents of a corpus of images with text."""
     folder.mkdir()
-    how = RetrievalOptions(detector=DETECTOR, threshold=0.1)
+    options = RetrievalOptions(detector=DETECTOR, threshold=0.1)
     opened = Corpus.open(corpus)
-    retrieve(opened, folder / NAME, how, texts=opened)
+    retrieve(opened, folder / NAME, options, texts=opened)
 
 
-def spoil_found(folder: Path, draw: Random) -> bool:
-    """Its bytes, what it says of itself, its header, or its numbers."""
+def mutate_retrieved(folder: Path, rng: Random) -> bool:
+    """Change bytes, metadata, header or numbers."""
     path = folder / NAME
-    content, way = path.read_bytes(), draw.random()
+    content, way = path.read_bytes(), rng.random()
     size = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + size])
     if way < 0.2:
-        path.write_bytes(change_bytes(content, draw))
+        path.write_bytes(change_bytes(content, rng))
     elif way < 0.5:
-        said = change_tree(json.loads(header["__metadata__"][METADATA]), draw)
-        save_file(load_file(path), path, {METADATA: json.dumps(said)})
+        metadata = change_tree(json.loads(header["__metadata__"][METADATA]), rng)
+        save_file(load_file(path), path, {METADATA: json.dumps(metadata)})
     elif way < 0.7:
-        changed = json.dumps(change_tree(header, draw)).encode()
+        changed = json.dumps(change_tree(header, rng)).encode()
         path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
     else:
         tables = load_file(path)
-        tables = _other_numbers(tables, draw)
+        tables = _mutate_tables(tables, rng)
         path.write_bytes(save(tables, header["__metadata__"]))
     return False
 
 
-def _other_numbers(tables: dict[str, np.ndarray], draw: Random) -> dict[str, np.ndarray]:
-    name = draw.choice(sorted(tables))
+def _mutate_tables(tables: dict[str, np.ndarray], rng: Random) -> dict[str, np.ndarray]:
+    name = rng.choice(sorted(tables))
     table = tables[name].copy()
-    way = draw.randrange(6)
+    way = rng.randrange(6)
     if way < 3:
-        table[draw.randrange(len(table)), draw.randrange(table.shape[1])] = draw.choice(NUMBERS) % 2**32 - 2**31
+        table[rng.randrange(len(table)), rng.randrange(table.shape[1])] = rng.choice(NUMBERS) % 2**32 - 2**31
     elif way == 3:
-        table = table.astype(draw.choice(["int64", "float32", "uint8", "bool"]))
+        table = table.astype(rng.choice(["int64", "float32", "uint8", "bool"]))
     elif way == 4:
-        table = draw.choice([table[:-1], table[:, :0], table[:0], table[0], table[None], np.repeat(table, 2, 0)])
+        table = rng.choice([table[:-1], table[:, :0], table[:0], table[0], table[None], np.repeat(table, 2, 0)])
     else:
-        return {**{key: one for key, one in tables.items() if key != name}, draw.choice(["x", "", "train."]): table}
+        return {**{key: value for key, value in tables.items() if key != name}, rng.choice(["x", "", "train."]): table}
     return {**tables, name: np.ascontiguousarray(table)}
 
 
-def read_found(folder: Path) -> Any:
-    """Rows of the contrast, and of whether a pair matches, with what it names."""
+def read_retrieved(folder: Path) -> Any:
+    """Return digests of samples of the contrast and of image-text matching."""
     from megaptm.data import open_mix
     from megaptm.data.retrieved import load_retrieved
     from megaptm.run.corpora import tokenizer_of
@@ -75,18 +75,18 @@ def read_found(folder: Path) -> Any:
     load_retrieved.cache_clear()
     corpus = Corpus.open(folder.parent / "materials/corpus-regions")
     cache = Cache(folder / "cache", retry=RetryPolicy(seconds=0.0, deadline=2.0))
-    told: dict[str, Any] = {"sequence": 64, "seed": 0, "special": tokenizer_of(corpus).special, "cache": cache}
-    found = []
+    options: dict[str, Any] = {"sequence": 64, "seed": 0, "special": tokenizer_of(corpus).special, "cache": cache}
+    digests = []
     for task in ("cross-modal-contrast", "image-text-matching"):
-        objective = {task: {**OF_SHAPES, "retrieved": str(folder / NAME)}}
+        objective = {task: {**SHAPE_OPTIONS, "retrieved": str(folder / NAME)}}
         for split in ("train", "validation"):
-            mix = open_mix({str(corpus.folder): 1.0}, split=split, objective=objective, **told)
-            found.append(digest_of(mix.sample(number) for number in range(6)))
-    return found
+            mix = open_mix({str(corpus.folder): 1.0}, split=split, objective=objective, **options)
+            digests.append(digest_of(mix.sample(number) for number in range(6)))
+    return digests
 
 
-def found_commands(folder: Path) -> list[Command]:
+def retrieved_commands(folder: Path) -> list[Command]:
     config = str(folder.parent / "materials/config-images/unimo.yaml")
-    told = ", ".join(f"{name}: {number}" for name, number in OF_SHAPES.items())
-    objective = f"objective={{cross-modal-contrast: {{{told}, retrieved: '{folder / NAME}'}}}}"
+    options = ", ".join(f"{name}: {number}" for name, number in SHAPE_OPTIONS.items())
+    objective = f"objective={{cross-modal-contrast: {{{options}, retrieved: '{folder / NAME}'}}}}"
     return [["train", config, objective, f"run={folder / 'run'}", "train.batch=1048576"]]

@@ -1,4 +1,4 @@
-"""A row of the table of what is spoiled."""
+"""Kind of file to mutate, with its readers."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Any
 from tests.fuzz.mutations import Random, change_kind
 
 Command = list[str]
-OTHER_KINDS = 0.05
-"""Share of the cases in which a file becomes something else than a file."""
+OTHER_KIND_SHARE = 0.05
+"""Share of cases in which a file is replaced by something that is not a file."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of file."""
+    """Kind of file."""
 
     name: str
     folder: str
-    """Of `materials`, which is copied for each case."""
-    spoil: Callable[[Path, Random], bool]
-    """Change a file of the copied folder; whether a hash still tells, so that nothing else may be read than before."""
+    """Folder of `materials`, which is copied for each case."""
+    mutate: Callable[[Path, Random], bool]
+    """Change a file in the folder; return whether a hash detects it, so that no other content may be read."""
     read: Callable[[Path], Any]
-    """Read all that a command would read; what it returns is compared."""
+    """Read everything that a command would read; the result is compared with that of the unchanged files."""
     commands: Callable[[Path], list[Command]]
-    short: bool = True
-    """Whether the short form that runs with the tests has it: its good files are made in no time."""
+    is_short: bool = True
+    """Whether the short form includes it, because its files are written fast."""
 
-    def change(self, folder: Path, draw: Random) -> bool:
-        """`spoil`, or make a link, a folder or a pipe of a file."""
-        if draw.random() < OTHER_KINDS:
-            change_kind(folder, draw)
+    def change(self, folder: Path, rng: Random) -> bool:
+        """Call `mutate`, or replace a file by a link, a folder or a pipe."""
+        if rng.random() < OTHER_KIND_SHARE:
+            change_kind(folder, rng)
             return False
-        return self.spoil(folder, draw)
+        return self.mutate(folder, rng)

@@ -1,4 +1,4 @@
-"""What is spoiled, who reads it in this process, and which commands read it."""
+"""Targets: mutations, readers in this process, and commands."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 import torch
 
 from megaptm.errors import UserError
-from tests.fuzz.corpora import spoil_index, spoil_manifest, spoil_shard, spoil_table, spoil_tokenizer
+from tests.fuzz.corpora import mutate_index, mutate_manifest, mutate_shard, mutate_table, mutate_tokenizer
 from tests.fuzz.image_targets import image_targets
 from tests.fuzz.models import (
     import_commands,
+    mutate_checkpoint,
+    mutate_hugging_face,
+    mutate_safetensors,
+    mutate_tensors,
     read_hugging_face,
     read_run,
-    spoil_checkpoint,
-    spoil_hugging_face,
-    spoil_safetensors,
-    spoil_tensors,
 )
 from tests.fuzz.mutations import Random, change_bytes, change_file, change_json, change_tree, change_yaml
 from tests.fuzz.target import Command, Target
 
-COUNTED = 12
-"""Samples that are read of a mix."""
+NUM_SAMPLES = 12
+"""Number of samples that are read."""
 
 
 def read_corpus(folder: Path) -> Any:
@@ -44,18 +44,18 @@ def read_corpus(folder: Path) -> Any:
         for name, needed in (("masked-lm-next-sentence", "mask"), ("causal-lm", "end"), ("span-corruption", "pad"))
         if getattr(special, needed) is not None and (name != "span-corruption" or special.sentinels)
     ]
-    refused = None
+    error_of_sample = None
     for objective in objectives:
         try:
             mix = open_mix({str(folder): 1.0}, objective=objective, sequence=32, seed=0, special=special)
-            for number in range(COUNTED):
+            for number in range(NUM_SAMPLES):
                 for name, field in mix.sample(number).items():
                     digest.update(name.encode() + field.tobytes())
         except UserError as error:
-            refused = error
+            error_of_sample = error
     list(verify_corpus(folder))
-    if refused:
-        raise refused
+    if error_of_sample:
+        raise error_of_sample
     return digest.hexdigest()
 
 
@@ -95,14 +95,14 @@ def run_commands(folder: Path) -> list[Command]:
     ]
 
 
-def spoil_journals(folder: Path, draw: Random) -> bool:
-    path = folder / draw.choice(["events.jsonl", "metrics.jsonl"])
+def mutate_journals(folder: Path, rng: Random) -> bool:
+    path = folder / rng.choice(["events.jsonl", "metrics.jsonl"])
     lines = path.read_bytes().splitlines()
-    if draw.random() < 0.2:
-        path.write_bytes(change_bytes(path.read_bytes(), draw))
+    if rng.random() < 0.2:
+        path.write_bytes(change_bytes(path.read_bytes(), rng))
         return False
-    number = draw.randrange(len(lines))
-    lines[number] = json.dumps(change_tree(json.loads(lines[number]), draw)).encode()
+    number = rng.randrange(len(lines))
+    lines[number] = json.dumps(change_tree(json.loads(lines[number]), rng)).encode()
     path.write_bytes(b"\n".join(lines) + b"\n")
     return False
 
@@ -117,9 +117,9 @@ def read_journals(folder: Path) -> Any:
     summary.report(folder, console=Console(file=io.StringIO()))
 
 
-def spoil_elmo(folder: Path, draw: Random) -> bool:
-    path = draw.choice(sorted(one for one in folder.iterdir() if one.name != "vectors.txt"))
-    change_file(path, draw)
+def mutate_elmo(folder: Path, rng: Random) -> bool:
+    path = rng.choice(sorted(file for file in folder.iterdir() if file.name != "vectors.txt"))
+    change_file(path, rng)
     return False
 
 
@@ -129,9 +129,9 @@ def read_elmo(folder: Path) -> Any:
     import_elmo(folder, folder / "imported")
 
 
-def spoil_vectors(folder: Path, draw: Random) -> bool:
+def mutate_vectors(folder: Path, rng: Random) -> bool:
     path = folder / "vectors.txt"
-    path.write_bytes(change_bytes(path.read_bytes(), draw))
+    path.write_bytes(change_bytes(path.read_bytes(), rng))
     return False
 
 
@@ -145,8 +145,8 @@ def elmo_commands(folder: Path) -> list[Command]:
     return [["import", "elmo", str(folder), str(folder / "imported")]]
 
 
-def spoil_yaml(folder: Path, draw: Random) -> bool:
-    change_yaml(draw.choice(sorted(folder.glob("*.yaml"))), draw)
+def mutate_yaml(folder: Path, rng: Random) -> bool:
+    change_yaml(rng.choice(sorted(folder.glob("*.yaml"))), rng)
     return False
 
 
@@ -168,7 +168,7 @@ def config_commands(folder: Path) -> list[Command]:
     return [
         ["plan", path, "--machine", "a100-80g"],
         ["plan", path, "--machine", "a100-80g", "--nodes", "1", "--search"],
-        ["train", path],  # whose corpus is nowhere
+        ["train", path],  # its corpus does not exist
     ]
 
 
@@ -199,30 +199,30 @@ def machine_commands(folder: Path) -> list[Command]:
     ]
 
 
-def kept_sample(number: int) -> dict[str, np.ndarray]:
-    """Of whose places logits are kept."""
+def logits_sample(number: int) -> dict[str, np.ndarray]:
+    """Return the sample of which logits are cached."""
     return {"tokens": np.arange(number, number + 8)}
 
 
-def spoil_logits(folder: Path, draw: Random) -> bool:
-    if draw.random() < 0.4:
-        change_json(folder / "manifest.json", draw)
+def mutate_logits(folder: Path, rng: Random) -> bool:
+    if rng.random() < 0.4:
+        change_json(folder / "manifest.json", rng)
         return False
     path = folder / "train-000000.safetensors"
-    path.write_bytes(change_bytes(path.read_bytes(), draw))
-    if sealed := draw.random() < 0.8:
+    path.write_bytes(change_bytes(path.read_bytes(), rng))
+    if rehashed := rng.random() < 0.8:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
         (folder / "manifest.json").write_text(json.dumps(manifest))
-    return not sealed
+    return not rehashed
 
 
 def read_logits(folder: Path) -> Any:
     from megaptm.data.teacher_logits import TeacherLogits
 
     logits = TeacherLogits.open(folder).split("train")
-    found = [logits.fields(number, kept_sample(number)) for number in range(3)]
-    return [(name, field.tolist()) for fields in found for name, field in fields.items()]
+    fields_by_sample = [logits.fields(number, logits_sample(number)) for number in range(3)]
+    return [(name, field.tolist()) for fields in fields_by_sample for name, field in fields.items()]
 
 
 def logits_commands(folder: Path) -> list[Command]:
@@ -233,24 +233,24 @@ def logits_commands(folder: Path) -> list[Command]:
 TARGETS = {
     target.name: target
     for target in (
-        Target("config", "config", spoil_yaml, read_config, config_commands),
-        Target("manifest", "corpus-bert", spoil_manifest, read_corpus, corpus_commands),
-        Target("shard table", "corpus-bert", spoil_table, read_corpus, corpus_commands),
-        Target("index", "corpus-bert", spoil_index, read_corpus, corpus_commands),
-        Target("shard", "corpus-bert", spoil_shard, read_corpus, corpus_commands),
-        Target("tokenizer byte-bpe", "corpus-gpt2", spoil_tokenizer, read_tokenizer, corpus_commands),
-        Target("tokenizer wordpiece", "corpus-bert", spoil_tokenizer, read_tokenizer, corpus_commands),
-        Target("tokenizer unigram", "corpus-t5", spoil_tokenizer, read_tokenizer, corpus_commands),
-        Target("checkpoint manifest", "run", spoil_checkpoint, read_run, run_commands),
-        Target("checkpoint tensors", "run", spoil_tensors, read_run, run_commands),
-        Target("journals", "run", spoil_journals, read_journals, lambda run: [["report", str(run)]]),
-        Target("safetensors header", "hf", spoil_safetensors, read_hugging_face, import_commands),
-        Target("Hugging Face folder", "hf", spoil_hugging_face, read_hugging_face, import_commands),
-        Target("ELMo folder", "elmo", spoil_elmo, read_elmo, elmo_commands),
-        Target("word vectors", "elmo", spoil_vectors, read_vectors, elmo_commands),
-        Target("teacher logits", "logits", spoil_logits, read_logits, logits_commands),
-        Target("recipe", "recipe", spoil_yaml, read_recipe, recipe_commands),
-        Target("machine", "machine", spoil_yaml, read_machine, machine_commands),
+        Target("config", "config", mutate_yaml, read_config, config_commands),
+        Target("manifest", "corpus-bert", mutate_manifest, read_corpus, corpus_commands),
+        Target("shard table", "corpus-bert", mutate_table, read_corpus, corpus_commands),
+        Target("index", "corpus-bert", mutate_index, read_corpus, corpus_commands),
+        Target("shard", "corpus-bert", mutate_shard, read_corpus, corpus_commands),
+        Target("tokenizer byte-bpe", "corpus-gpt2", mutate_tokenizer, read_tokenizer, corpus_commands),
+        Target("tokenizer wordpiece", "corpus-bert", mutate_tokenizer, read_tokenizer, corpus_commands),
+        Target("tokenizer unigram", "corpus-t5", mutate_tokenizer, read_tokenizer, corpus_commands),
+        Target("checkpoint manifest", "run", mutate_checkpoint, read_run, run_commands),
+        Target("checkpoint tensors", "run", mutate_tensors, read_run, run_commands),
+        Target("journals", "run", mutate_journals, read_journals, lambda run: [["report", str(run)]]),
+        Target("safetensors header", "hf", mutate_safetensors, read_hugging_face, import_commands),
+        Target("Hugging Face folder", "hf", mutate_hugging_face, read_hugging_face, import_commands),
+        Target("ELMo folder", "elmo", mutate_elmo, read_elmo, elmo_commands),
+        Target("word vectors", "elmo", mutate_vectors, read_vectors, elmo_commands),
+        Target("teacher logits", "logits", mutate_logits, read_logits, logits_commands),
+        Target("recipe", "recipe", mutate_yaml, read_recipe, recipe_commands),
+        Target("machine", "machine", mutate_yaml, read_machine, machine_commands),
         *image_targets(),
     )
 }

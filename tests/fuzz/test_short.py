@@ -1,4 +1,4 @@
-"""The short form of `make fuzz`: some cases of every kind of file, the same each time."""
+"""Short form of `make fuzz`: some cases of each kind of file, with a fixed seed."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 from tests import ROOT
 
 
-def test_spoiled_files_end_with_a_sentence_or_do_no_harm():
+def test_mutated_files_are_rejected_or_harmless():
     done = subprocess.run(
         [sys.executable, "-m", "tests.fuzz", "--short", "--reads", "6", "--commands", "1", "--seed", "1"],
         capture_output=True,

@@ -108,7 +108,7 @@ def test_a_run_continues_with_a_corpus_that_was_moved(corpora, monkeypatch):
     wanted = read_config(run, ["data.mix={moved: 1}"])
     prepare(wanted)
     assert read_config(run).data.mix == {str(corpora / "moved"): 1.0}
-    [event] = told(run, "moved")
+    [event] = told(run, "data-moved")
     assert (event["step"], event["before"], event["after"]) == (DONE, str(corpora / "tales"), str(corpora / "moved"))
 
 
@@ -162,7 +162,7 @@ def test_a_file_of_a_task_may_be_moved_and_not_changed(tmp_path):
     run = begin(config(table), ids={})
     moved = table.rename(tmp_path / "moved.npz")
     prepare(config(moved))
-    assert [event["after"] for event in told(run, "moved")] == [str(moved)]
+    assert [event["after"] for event in told(run, "data-moved")] == [str(moved)]
     assert told(run, "objective") == []
     other = tmp_path / "other.npz"
     other.write_bytes(b"two")

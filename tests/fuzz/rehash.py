@@ -1,4 +1,4 @@
-"""Hashes made right again after a change, as an attacker makes them: what is behind them is then read."""
+"""Updates of hashes after a mutation, as by an attacker, so that the content behind them is read."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from megaptm.data.table import ROW, index_name, shard_name
 from megaptm.tokenizers import load
 
 
-def seal_manifest(path: Path, manifest: Any) -> None:
-    """Write a corpus's manifest with its id."""
+def rehash_manifest(path: Path, manifest: Any) -> None:
+    """Write the manifest of a corpus with its id."""
     if isinstance(manifest, dict):
         manifest = {**manifest, "id": content_id(manifest)}
     path.write_text(json.dumps(manifest))
 
 
-def seal_corpus(folder: Path, *, tokens: dict[str, int] | None = None) -> None:
-    """Make the tables and the manifest name the hashes of the shards, indexes and tokenizer that lie there."""
+def rehash_corpus(folder: Path, *, tokens: dict[str, int] | None = None) -> None:
+    """Update the hashes of shards, indexes and tokenizer in the tables and the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text())
     for split, sums in manifest["splits"].items():
         path = folder / f"{split}.shards.npy"
@@ -40,4 +40,4 @@ def seal_corpus(folder: Path, *, tokens: dict[str, int] | None = None) -> None:
         sums["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     if (folder / "tokenizer").is_dir():
         manifest["tokenizer"]["fingerprint"] = load(folder / "tokenizer").fingerprint
-    seal_manifest(folder / "manifest.json", manifest)
+    rehash_manifest(folder / "manifest.json", manifest)
