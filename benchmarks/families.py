@@ -15,7 +15,7 @@ has fewer biases, for GPT-3 with bands; two of their models, trained as `common/
 DeBERTa-v3.
 
 Theirs runs in a process of its own, as its users run it: our engine tells the allocator of its process to keep what is
-freed (`megaptm.processes.keep_freed_memory`), which would make theirs faster, too; `--peer-keeps-memory` tells theirs
+freed (`megaptm.cpu_tuning.keep_freed_memory`), which would make theirs faster, too; `--peer-keeps-memory` tells theirs
 the same, so that what remains is the work itself.
 """
 

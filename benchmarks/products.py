@@ -1,11 +1,10 @@
-"""Products and attention of a layer on this CPU, as models here compute them, beside torch's own.
+"""Products and attention of a layer on this CPU, as a run computes them (`megaptm.cpu_tuning`), beside torch's own.
 
     python benchmarks/products.py [--rounds 9] [--threads 1]
 
-A linear map of 1,024 rows with its two gradients (`layers.product.linear`) beside `F.linear`, in fp32 and bf16; and
-attention of 12 heads of 64, forward and backward, in both, by the kernel that is chosen here (`bricks.kernels`) beside
-torch's fused one. Where both are the same on this processor, so are the numbers. Rounds alternate, and ratios are of
-medians; freed memory stays with the process, for both.
+A linear map of 1,024 rows with its two gradients, and attention of 12 heads of 64, forward and backward, in fp32 and
+bf16. Where nothing is tuned on this processor, both are the same. Rounds alternate, and ratios are of medians; freed
+memory stays with the process, for both.
 """
 
 from __future__ import annotations
@@ -16,13 +15,8 @@ import torch
 import torch.nn.functional as F
 from common.options import Options
 from common.rounds import median_seconds
-from torch import Tensor
 
-from megaptm.bricks.kernels import FUSED, choose
-from megaptm.layers.kernels import attend_by, device_of, work_of
-from megaptm.layers.mask import Mask
-from megaptm.layers.product import linear
-from megaptm.processes import keep_freed_memory
+from megaptm import cpu_tuning
 
 HEADS, HEAD = 12, 64
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -33,29 +27,28 @@ def maps(dtype: torch.dtype, rows: int, width: int) -> dict[str, Callable[[], ob
     x, weight = (torch.randn(n, width).to(dtype).requires_grad_() for n in (rows, 4 * width))
     d_out = torch.randn(rows, 4 * width).to(dtype)
 
-    def by(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(multiply(x, weight), (x, weight), d_out)
-
-    return {"megaptm": by(linear), "torch": by(F.linear)}
+    return tuned_and_plain(lambda: torch.autograd.grad(F.linear(x, weight), (x, weight), d_out))
 
 
 def attentions(dtype: torch.dtype, rows: int, length: int, *, causal: bool) -> dict[str, Callable[[], object]]:
     q, k, v = (torch.randn(length, rows, HEADS, HEAD).to(dtype).requires_grad_() for _ in range(3))
     d_out, scale = torch.randn(length, rows, HEADS, HEAD).to(dtype), HEAD**-0.5
-    mask = Mask((length, length), q.device, causal=causal)
-    kernel = choose(work_of(q, mask, None, 0.0), device_of(q.device)).kernel
 
-    def fused() -> Tensor:
+    def attend() -> object:
         heads = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
+        out = F.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale).permute(2, 0, 1, 3)
+        return torch.autograd.grad(out, (q, k, v), d_out)
 
-    def chosen() -> Tensor:
-        return fused() if kernel == FUSED else attend_by(kernel, q, k, v, mask, None, scale=scale, dropout=0.0)
+    return tuned_and_plain(attend)
 
-    def with_gradients(attend: Callable[[], Tensor]) -> Callable[[], object]:
-        return lambda: torch.autograd.grad(attend(), (q, k, v), d_out)
 
-    return {"megaptm": with_gradients(chosen), "torch": with_gradients(fused)}
+def tuned_and_plain(compute: Callable[[], object]) -> dict[str, Callable[[], object]]:
+    def tuned() -> None:
+        restore = cpu_tuning.install()  # takes less than a millisecond
+        compute()
+        restore()
+
+    return {"megaptm": tuned, "torch": compute}
 
 
 def main() -> None:
@@ -65,7 +58,7 @@ def main() -> None:
     arguments.add_argument("--threads", type=int, default=1)
     options = arguments.read()
     torch.set_num_threads(options.threads)
-    keep_freed_memory()
+    cpu_tuning.keep_freed_memory()
     rows, metrics = 1024, []
     print(f"{'':<28}{'megaptm':>12}{'torch':>12}{'ratio':>8}")
     for name, dtype in FORMATS.items():

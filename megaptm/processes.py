@@ -1,5 +1,4 @@
-"""Process behavior: end with the parent, survive a closed terminal, collect garbage rarely, retain freed memory, exit
-at once."""
+"""Process behavior: end with the parent, survive a closed terminal, collect garbage rarely, exit at once."""
 
 from __future__ import annotations
 
@@ -18,10 +17,6 @@ from typing import Any, NoReturn
 from megaptm.errors import EXIT_FAILURE
 
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
-"""Options of glibc's `mallopt`."""
-MAX_BYTES = 2**31 - 1
-"""Maximum value of an option: `mallopt` takes an int."""
 
 
 class DetachableStream(io.FileIO):
@@ -68,19 +63,6 @@ def collect_garbage_rarely() -> None:
     the other ranks wait.
     """
     gc.set_threshold(100_000, 50, 100)
-
-
-def keep_freed_memory() -> None:
-    """Retain freed memory in this process, up to 2 GiB, if the allocator is glibc's.
-
-    Otherwise it is returned to Linux, which zeroes each page on the next allocation. That takes a quarter of a training
-    step on a CPU, whose large tensors are the same in every step.
-    """
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None:
-        # glibc before 2.35 accepts at most 32 MiB; the trim threshold alone would then fix the limit at 128 KiB.
-        if not mallopt(M_MMAP_THRESHOLD, MAX_BYTES):
-            mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, MAX_BYTES)
 
 
 def end_with_parent(parent: int) -> Callable[[], None]:

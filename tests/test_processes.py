@@ -1,6 +1,5 @@
 """Inspection of zombies and of ended processes."""
 
-import platform
 import subprocess
 import sys
 import time
@@ -53,38 +52,3 @@ def test_forked_child_is_left_out():
         for process in (parent, *children):
             process.kill()
         forked.communicate()
-
-
-FAULTS = """
-import ctypes, resource
-from megaptm import processes
-
-class Older:
-    def __init__(self, found):
-        self.found = found
-    def mallopt(self, option, value):
-        if option == processes.M_MMAP_THRESHOLD and value > 32 << 20:
-            return 0
-        return self.found.mallopt(option, value)
-
-library, libc = ctypes.CDLL, ctypes.CDLL(None)
-if {older}:
-    processes.ctypes.CDLL = lambda name: Older(library(name))
-processes.keep_freed_memory()
-libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-libc.free.argtypes = [ctypes.c_void_p]
-for _ in range(2):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    memory = libc.malloc(64 << 20)
-    ctypes.memset(memory, 1, 64 << 20)
-    libc.free(memory)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc")
-@pytest.mark.parametrize("older", [False, True])
-def test_freed_memory_is_kept_with_old_glibc(older):
-    """Page faults for 64 MiB that is allocated again: 16,384 if the memory was returned to Linux."""
-    command = [sys.executable, "-c", FAULTS.format(older=older)]
-    assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) < 10

@@ -17,7 +17,7 @@ class PeerProcess:
     """Process that builds steps and runs them. It ends with this process."""
 
     def __init__(self, *, threads: int, keeps_memory: bool = False) -> None:
-        """`keeps_memory`: whether to apply `processes.keep_freed_memory` nevertheless."""
+        """`keeps_memory`: whether to apply `cpu_tuning.keep_freed_memory` nevertheless."""
         context = multiprocessing.get_context("spawn")
         self._pipe, child_connection = context.Pipe()
         process = context.Process(target=_serve, args=(child_connection, threads, keeps_memory), daemon=True)
@@ -58,7 +58,7 @@ class PeerStep:
 def _serve(pipe: Any, threads: int, keeps_memory: bool) -> None:
     torch.set_num_threads(threads)
     if keeps_memory:
-        from megaptm.processes import keep_freed_memory
+        from megaptm.cpu_tuning import keep_freed_memory
 
         keep_freed_memory()
     steps: list[Callable[[], object]] = []

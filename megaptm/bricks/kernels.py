@@ -14,7 +14,6 @@ from megaptm.batch import BatchSpec
 from megaptm.bricks.layer import kinds, sublayers
 from megaptm.bricks.pattern import Pattern, SlidingWindow
 from megaptm.errors import UserError
-from megaptm.processor import has_instructions, is_amd
 from megaptm.spec import ModelSpec
 
 AUTO, FUSED = "auto", "fused"
@@ -65,16 +64,6 @@ def installed() -> frozenset[str]:
     return frozenset(name for name in MODULES.values() if importlib.util.find_spec(name) is not None)
 
 
-def prefers_tiles() -> bool:
-    """Whether this processor computes bfloat16 attention faster in tiles than with torch's fused kernel.
-
-    True for AMD cores with bfloat16 product instructions. Measured forward and backward on one thread of an EPYC of
-    family 26, with 12 heads: 2 sequences of 512 positions 25 against 54 ms; 8 sequences of 128: 8 against 28
-    (benchmarks/products.py). Not measured on Intel.
-    """
-    return is_amd() and has_instructions("avx512_bf16")
-
-
 @dataclass(frozen=True)
 class ComputeDevice:
     """Device that computes the attention."""
@@ -86,8 +75,6 @@ class ComputeDevice:
     deterministic: bool = False
     any_length: bool = False
     """Whether sequence lengths vary freely, as in inference."""
-    prefers_tiles: bool = field(default_factory=prefers_tiles)
-    """Whether tiles are faster on this CPU in bfloat16, even for dense attention."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +165,6 @@ def choose(work: AttentionWork, device: ComputeDevice, wanted: str = AUTO) -> Ke
     if work.hashed:
         return KernelChoice("chunks", "places are sorted by hashes, and near ones compared")
     if not work.sparse:
-        by_tiles = device.kind == "cpu" and device.prefers_tiles and work.precision == "bf16"
-        if by_tiles and not _refusal("tiles", work, device):
-            return KernelChoice("tiles", "products of bfloat16 are fast on this processor")
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
     for name in OF_SPARSE:

@@ -55,21 +55,10 @@ class Lookup(torch.autograd.Function):
         if kept is None:
             # In float32: CPU kernels accumulate in the input dtype, and bfloat16 would lose small values.
             return None, _summed(d_output.to(sum_dtype(d_output.dtype)), ids, len(weight_VD)).to(d_output.dtype)
-        # Counting distinct rows would synchronize with a GPU. A short table has most of its rows looked up anyway.
-        add = add_all_rows if weight_VD.is_cuda or ids.numel() > len(weight_VD) else add_distinct_rows
-        add(kept.total, d_output.to(kept.total.dtype), ids)
+        # Most rows receive zero. Counting distinct rows would synchronize with a GPU.
+        total_VD = kept.total
+        total_VD += _summed(d_output.to(total_VD.dtype), ids, len(total_VD))
         return None, kept.added()
-
-
-def add_all_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
-    """Add the gradients of all positions to their rows. Most rows receive zero."""
-    total_VD += _summed(d_output, ids, len(total_VD))
-
-
-def add_distinct_rows(total_VD: Tensor, d_output: Tensor, ids: Tensor) -> None:
-    """Add the gradients of all positions to their rows, with memory for the distinct rows only."""
-    rows, place = ids.unique(return_inverse=True)
-    total_VD[rows] += _summed(d_output, place, len(rows))
 
 
 def _summed(d_output: Tensor, ids: Tensor, rows: int) -> Tensor:

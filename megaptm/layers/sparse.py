@@ -168,7 +168,7 @@ class _ByTiles(torch.autograd.Function):
         grad_q_SBHK = torch.empty(q_SBHK.shape, dtype=q_SBHK.dtype, device=q_SBHK.device)
         grad_q_SNK, grad_SNK = grad_q_SBHK.flatten(1, 2), grad_SBHK.flatten(1, 2)
         for tile, q, k, weights, drop in _weights(q_SBHK, keys, work):
-            grad = _together(grad_SNK[tile.queries].transpose(0, 1))
+            grad = grad_SNK[tile.queries].transpose(0, 1)
             used = weights if drop is None else weights * drop
             values.add(tile, torch.bmm(used.transpose(1, 2), grad))
             grad_weights = torch.bmm(grad, values.take(tile).transpose(1, 2))
@@ -187,7 +187,7 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
     q_SNK, seen = q_SBHK.flatten(1, 2), _Seen(work, q_SBHK)
     generator = torch.Generator(q_SBHK.device).manual_seed(work.seed) if work.dropout else None
     for tile in _tiles_of(work.mask):
-        q, k = _together(q_SNK[tile.queries].transpose(0, 1) * work.scale), keys.take(tile)
+        q, k = q_SNK[tile.queries].transpose(0, 1) * work.scale, keys.take(tile)
         scores = torch.bmm(q, k.transpose(1, 2))
         if (visible := seen.of(tile)) is not None:
             scores.unflatten(0, (q_SBHK.shape[1], -1)).masked_fill_(~visible, float("-inf"))
@@ -197,11 +197,6 @@ def _weights(q_SBHK: Tensor, keys: _Side, work: _Work) -> Iterator[tuple[_Tile, 
             drop = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)
             drop /= 1 - work.dropout
         yield tile, q, k, weights, drop
-
-
-def _together(x: Tensor) -> Tensor:
-    """Return contiguous x on a CPU, where products of strided tensors take four times as long. GPUs need no copy."""
-    return x.contiguous() if x.device.type == "cpu" else x
 
 
 class _Seen:
@@ -262,7 +257,7 @@ class _Side:
     def __init__(self, x_SBHK: Tensor, x_GBHK: Tensor | None, mask: Mask) -> None:
         self.x_SBHK, self.x_GBHK = x_SBHK, x_GBHK
         self.block = 0 if mask.pattern is None else mask.pattern.tile_block
-        self.x_NSK = _together(x_SBHK.flatten(1, 2).transpose(0, 1))
+        self.x_NSK = x_SBHK.flatten(1, 2).transpose(0, 1)
         if self.block:
             missing = -len(x_SBHK) % self.block
             self.x_NSK = F.pad(self.x_NSK, (0, 0, 0, missing)).contiguous()

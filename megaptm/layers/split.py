@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from megaptm.bricks import Map
 from megaptm.layers.accumulate import Lookup
-from megaptm.layers.product import linear
 
 
 class Linear(nn.Linear):
@@ -46,7 +45,7 @@ class Linear(nn.Linear):
         """Do nothing: `models.initial` computes initial values from the seed and the parameter's name."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
-from megaptm.layers.product import linear, matmul
 from megaptm.layers.table_gradient import TableGradient, scaled
 from megaptm.losses.token import drops_unlabeled
 
@@ -35,7 +35,7 @@ class Projected(NamedTuple):
 
     def logits(self) -> Tensor:
         """Return logits [N, V]."""
-        return linear(*self)
+        return F.linear(*self)
 
 
 class LargestLogits(NamedTuple):
@@ -174,7 +174,7 @@ class _SoftTargets(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_CV.sum(0)
             d_CV = d_CV.to(weight_VD.dtype)
-            d_hidden[rows] = matmul(d_CV, weight_VD)
+            d_hidden[rows] = d_CV @ weight_VD
             d_weight.add(d_CV, hidden_ND[rows])
         if total_ranks is not None:
             total_ranks(loss)

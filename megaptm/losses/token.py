@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.bricks.head import ROWS_PROJECTED
 from megaptm.layers.accumulate import gradient_sum_of
-from megaptm.layers.product import linear, matmul, widens
 from megaptm.layers.table_gradient import TableGradient, scaled
 
 SAMPLING_CHUNK = 256
@@ -55,7 +55,7 @@ class TokenLoss(nn.Module):
     def logits(self, hidden: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return logits, [..., D] -> [..., vocabulary]."""
         bias = bias_V[: self.vocabulary] if bias_V is not None else None
-        return linear(hidden, weight_VD[: self.vocabulary], bias)
+        return F.linear(hidden, weight_VD[: self.vocabulary], bias)
 
 
 class ReplicatedTokenLoss(TokenLoss):
@@ -106,10 +106,6 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=ROWS_PROJECTED)
-        hidden_dtype = hidden_ND.dtype
-        if widens(hidden_ND):  # once here, instead of widening the table for each chunk
-            hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
-            bias_V = None if bias_V is None else bias_V.float()
         loss = hidden_ND.new_zeros((), dtype=torch.float32)
         d_hidden = torch.empty_like(hidden_ND)
         d_bias = torch.zeros_like(bias_V, dtype=torch.float32) if bias_V is not None else None
@@ -117,7 +113,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             rows = slice(start, start + ROWS_PROJECTED)
             hidden_CD, labels_C1 = hidden_ND[rows], labels_N[rows].clamp(min=0)[:, None]
             counted_C1 = (labels_N[rows] != IGNORED)[:, None]
-            logits_CV = linear(hidden_CD, weight_VD, bias_V)
+            logits_CV = F.linear(hidden_CD, weight_VD, bias_V)
             logits_CV[:, vocabulary:] = float("-inf")
             d_CV = torch.softmax(logits_CV, -1, dtype=torch.float32)
             # The normalizer follows from the largest probability, which is at least 1/V: no second pass of
@@ -143,12 +139,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             if logits_CV.dtype != d_CV.dtype:
                 d_CV = logits_CV.copy_(d_CV)
             # Samples without a label are masked on the narrow side of each product.
-            torch.mul(matmul(d_CV, weight_VD), counted_C1, out=d_hidden[rows])
+            torch.mul(d_CV @ weight_VD, counted_C1, out=d_hidden[rows])
             d_weight.add(d_CV, hidden_CD * counted_C1)
             if d_bias is not None:
                 d_bias += (d_CV.t() @ counted_C1.to(d_CV.dtype)).squeeze(1)
         if wants_gradient:
-            ctx.gradients = (d_hidden.to(hidden_dtype), d_weight, d_bias)
+            ctx.gradients = (d_hidden, d_weight, d_bias)
         return loss
 
     @staticmethod

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from megaptm.batch import IGNORED
 from megaptm.bricks import HeadBrick
 from megaptm.layers.norm import Norm
-from megaptm.layers.product import linear
 from megaptm.layers.split import Linear
 from megaptm.losses.transport import cosine_costs, transport_distance
 from megaptm.models.loss import Loss, class_loss, count_labels
@@ -56,7 +55,7 @@ class RegionFeatureHead(_HiddenRegions):
 
     def _features(self, x: Tensor, tied: Tensor | None) -> Tensor:
         assert tied is not None
-        return linear(x, tied.t(), self.bias)
+        return F.linear(x, tied.t(), self.bias)
 
 
 class _RegionClasses(_HiddenRegions):

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from megaptm.bricks.kernels import AUTO
 from megaptm.config import CommunicationConfig, Layout
-from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.stage import Stage, attach_main_grads, build_stages, reduce_untouched, transformer_config
 from megaptm.parallel.tied_parameters import TiedParameters
-from megaptm.processes import keep_freed_memory
 from megaptm.spec import Distillation, ModelSpec
 
 
@@ -71,8 +70,6 @@ def build_parallel_model(
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
     - `attention_kernel`: one of `bricks.kernels.KERNELS`, or `auto`.
     """
-    if device().type == "cpu":
-        keep_freed_memory()
     ranks = open_groups(layout, timeout_minutes=timeout_minutes)
     communication = communication or CommunicationConfig()
     config = transformer_config(spec, layout, communication, precision)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.parallel_state import get_tensor_model_parallel_group
 from megatron.core.tensor_parallel import (
@@ -30,7 +31,6 @@ from megaptm.layers.attention import PatternAttend
 from megaptm.layers.convolution import Convolution
 from megaptm.layers.layer import Stack
 from megaptm.layers.lsh import HashedAttend
-from megaptm.layers.product import linear
 from megaptm.layers.split import Dropout, Embedding, HeadBias, HeadTable, Linear, VocabularyBias
 from megaptm.losses.soft_targets import SoftTargetLoss, VocabularyRanks
 from megaptm.losses.token import SAMPLING_CHUNK, ReplicatedTokenLoss, TokenLoss, cumulative_shares, pick
@@ -158,7 +158,7 @@ class VocabularySplitTokenLoss(nn.Module):
         group, columns = get_tensor_model_parallel_group(), weight_VD.shape[0]
         tokens = []
         for hidden_CD, draws_C in zip(hidden_ND.split(SAMPLING_CHUNK), draws_N.split(SAMPLING_CHUNK), strict=True):
-            logits_CV = linear(hidden_CD, weight_VD, bias_V).float()
+            logits_CV = F.linear(hidden_CD, weight_VD, bias_V).float()
             logits_CV[:, max(0, self.vocabulary - self.rank * columns) :] = -torch.inf
             largest_C1 = logits_CV.max(-1, keepdim=True).values
             dist.all_reduce(largest_C1, dist.ReduceOp.MAX, group=group)

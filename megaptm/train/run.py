@@ -66,6 +66,7 @@ def _work(
         log(f"warning: {warning}")
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
+    from megaptm import cpu_tuning
     from megaptm.parallel.custom_patterns import refuse_other_patterns
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
@@ -89,6 +90,8 @@ def _work(
         timeout_minutes=minutes,
         listener=rank_env.listener,
     )
+    if device().type == "cpu" or not isinstance(spec, ModelSpec):  # CPUs train word vectors
+        cpu_tuning.install()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     log("opening the corpora")

@@ -18,7 +18,6 @@ from megaptm.families.words import WordSpec
 from megaptm.objectives.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.parallel.groups import Ranks, open_groups
 from megaptm.parallel.step_result import REMEDY, DivergedError, StepResult
-from megaptm.processes import keep_freed_memory
 from megaptm.words import kernels
 from megaptm.words.sharded_table import Exchange, RowChange, ShardedTable
 from megaptm.words.subwords import subword_rows
@@ -68,7 +67,6 @@ class WordEngine:
     ) -> None:
         """`special`: ids that are no words. `names`: names of all ids, for their subwords. `count_words` is called when
         the tables are initialized; a checkpoint contains the counts."""
-        keep_freed_memory()  # the arrays of a step are as large in the next one
         self.spec, self.task, self.seed = spec, task, seed
         self.losses: dict[str, float] = dict(task.losses)
         self.ranks: Ranks = open_groups(layout, timeout_minutes=timeout_minutes)

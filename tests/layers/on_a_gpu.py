@@ -64,7 +64,7 @@ def choices() -> dict[str, list[str]]:
     for case, (tensors, besides, packages, _) in CHOICES.items():
         work = replace(on_a_gpu(**tensors), **besides)
         chosen = choose(work, ComputeDevice("cuda", packages))
-        elsewhere = ComputeDevice("cpu", packages, prefers_tiles=False)
+        elsewhere = ComputeDevice("cpu", packages)
         made[case] = [chosen.kernel, chosen.why, choose(work, elsewhere).kernel]
     return made
 

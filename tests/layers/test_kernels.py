@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -226,12 +225,3 @@ def test_a_model_on_a_cpu_refuses_flex() -> None:
 def test_every_kernel_but_torchs_is_in_some_choice() -> None:
     taken = {expected for *_, expected in CHOICES.values()}
     assert taken == {*KERNELS}
-
-
-def test_a_processor_with_products_of_bfloat16_computes_attention_by_tiles() -> None:
-    work = AttentionWork(queries=512, key_width=64, precision="bf16", causal=True, documents=True)
-    with_products, without = ComputeDevice("cpu", prefers_tiles=True), ComputeDevice("cpu", prefers_tiles=False)
-    assert choose(work, with_products).kernel == "tiles"
-    assert choose(work, without).kernel == choose(work, ComputeDevice("cuda", prefers_tiles=True)).kernel == "fused"
-    for cannot in ({"precision": "fp32"}, {"scored": True}, {"of_memory": True}):
-        assert choose(replace(work, **cannot), with_products).kernel == "fused"

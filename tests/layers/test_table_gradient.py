@@ -21,7 +21,7 @@ class Sum:
 @pytest.mark.parametrize("chunk", [20, 7])
 @pytest.mark.parametrize("rows", [0, 3, 20, 26])
 def test_it_is_the_product_whoever_takes_it_and_when(monkeypatch, dtype, chunk, rows):
-    monkeypatch.setattr(table_gradient, "ROWS_MULTIPLIED", 16)
+    monkeypatch.setattr(table_gradient, "NUMBERS_MULTIPLIED", 16 * 12)
     torch.manual_seed(0)
     weight, scale = torch.zeros(50, 12, dtype=dtype), torch.tensor(0.25)
     left, right = torch.randn(rows, 50, dtype=dtype), torch.randn(rows, 12, dtype=dtype)
@@ -49,7 +49,7 @@ def test_factors_are_kept_of_one_chunk_alone_where_they_are_not_much_more_than_t
     assert (gradient._total is None) == factors
 
 
-@pytest.mark.parametrize(("device", "width", "parts"), [("cpu", 8, 13), ("meta", 768, 1), ("meta", 12288, 10)])
+@pytest.mark.parametrize(("device", "width", "parts"), [("cpu", 8, 1), ("meta", 768, 1), ("meta", 12288, 10)])
 def test_an_accelerator_is_sent_few_large_products(device, width, parts):
     """Of a table of 50,304 rows."""
     gradient = TableGradient(torch.empty(50304, width, device=device), rows=2, chunk=1024)

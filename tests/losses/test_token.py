@@ -56,25 +56,6 @@ def test_token_loss_equals_cross_entropy(
         torch.testing.assert_close(gradient.double(), expected_gradient, rtol=tolerance, atol=tolerance / 10)
 
 
-@pytest.mark.parametrize("chunk", [1024, 7])
-def test_widened_bfloat16_is_rounded_only_at_the_end(monkeypatch, chunk):
-    monkeypatch.setattr(token, "widens", lambda x: x.dtype == torch.bfloat16)
-    monkeypatch.setattr(token, "ROWS_PROJECTED", chunk)
-    torch.manual_seed(0)
-    inputs = [torch.randn(*shape).bfloat16().requires_grad_() for shape in ((20, 8), (ROWS, 8), (ROWS,))]
-    labels = torch.randint(0, VOCABULARY, (20,))
-    labels[[3, 8, 19]] = IGNORED
-    loss = TokenLoss(VOCABULARY)(*inputs, labels)
-    gradients = torch.autograd.grad(loss, inputs)
-
-    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    expected = F.cross_entropy(F.linear(*exact)[:, :VOCABULARY], labels, reduction="sum", ignore_index=IGNORED)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    for gradient, expected_gradient in zip(gradients, torch.autograd.grad(expected, exact), strict=True):
-        assert gradient.dtype == torch.bfloat16
-        torch.testing.assert_close(gradient.double(), expected_gradient, rtol=2.0**-8, atol=1e-6)
-
-
 def test_vocabulary_padding_gets_no_gradient() -> None:
     torch.manual_seed(0)
     hidden = torch.randn(5, 8)

@@ -16,7 +16,6 @@ from megaptm.config.schema import AdafactorConfig
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
-from megaptm.layers import product
 from megaptm.losses import token
 from megaptm.models import Model, fill
 from megaptm.models.contrast import ContrastHead
@@ -214,9 +213,7 @@ def saved_bytes(family: Family, layers: int, *, masked: bool) -> int:
 def test_memory_of_losses_equals_torch(monkeypatch: pytest.MonkeyPatch, name: str, precision: str) -> None:
     """Each projecting head saves the gradient of its logits until its backward pass. The plan neglects small tensors
     such as the input of a norm."""
-    # As on a GPU; oneDNN copies transposed matrices.
-    monkeypatch.setattr(token, "widens", lambda x: False)
-    monkeypatch.setattr(product, "prefers_onednn", lambda: False)
+    # As on a GPU.
     monkeypatch.setattr(token, "drops_unlabeled", lambda hidden: False)
     square = torch.ones(64, 64, dtype=torch.bfloat16)
     if precision == "bf16" and peak_bytes(lambda: square @ square) > square.nbytes:
