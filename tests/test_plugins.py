@@ -300,7 +300,7 @@ def test_invalid_plugin_is_rejected(folder, override, expected):
         ("replace(GPT2, objectives=())", "objectives is empty"),
         ("replace(GPT2, vocabulary='many')", "vocabulary: "),
         ("replace(GPT2, context=-1)", "context is -1"),
-        ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is no stack or layer of one"),
+        ("replace(GPT2, reads={'lm': 'encoder'})", "reads has lm: encoder, which is neither a stack nor STACK.LAYER"),
         ("replace(GPT2, reads={'lm': 'decoder.last'})", r"reads has lm: decoder\.last"),
         ("replace(GPT2, drawn={'decoder': 'lm'})", "drawn has decoder: lm"),
         ("replace(WORD2VEC, sizes={})", "sizes is empty"),

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, embedding
 
 from megaptm.batch import IGNORED
 from megaptm.hub.huggingface import hugging_face_config
-from megaptm.hub.stacks import alone
+from megaptm.hub.stacks import split_stack
 from megaptm.spec import ModelSpec, Size, change
 
 
@@ -48,7 +48,9 @@ class ReplacedTokenModels(nn.Module):
         from transformers import DebertaV2ForMaskedLM, DebertaV2Model, ElectraForMaskedLM, ElectraForPreTraining
 
         super().__init__()
-        generator, discriminator = (hugging_face_config(alone(spec, {}, stack)[0]) for stack in spec.family.stacks)
+        generator, discriminator = (
+            hugging_face_config(split_stack(spec, {}, stack)[0]) for stack in spec.family.stacks
+        )
         for config in (generator, discriminator):
             config.use_cache = False
         self.differs = spec.family.drawn_tables == "gradient-disentangled"

@@ -71,8 +71,8 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     if done.unused:
         names = ", ".join(done.unused[:4]) + (f" and {len(done.unused) - 4} more" if len(done.unused) > 4 else "")
         echo(f"{source} has weights that no objective here trains: {names}; an export writes them unchanged")
-    if done.differing_rates:
-        rates = " and ".join(done.differing_rates)
+    if done.differing_dropouts:
+        rates = " and ".join(done.differing_dropouts)
         echo(f"{source} was trained with {rates}: here one rate applies to all, model.dropout={config.model.dropout}")
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"

@@ -7,7 +7,7 @@ A folder's `__init__.py` has the tables, `FAMILIES`, and loads no torch. `huggin
 from importlib import import_module
 
 from megaptm.errors import UserError
-from megaptm.families.own import refuse_broken
+from megaptm.families.own import refuse_invalid_family
 from megaptm.families.words import WORDS, WordFamily
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.spec import Family
@@ -66,5 +66,5 @@ def find_family(name: str) -> Family | WordFamily | None:
     found = load_plugin(name, "model.family", "family")
     if not isinstance(found, Family | WordFamily):
         raise UserError(f"model.family: `{name}` is not a `megaptm.spec.Family`: correct the name.")
-    refuse_broken(found, name)
+    refuse_invalid_family(found, name)
     return found

@@ -10,16 +10,16 @@ from megaptm.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Names such as `gpt2` and `google-bert/bert-base-uncased`."""
-PATTERNS = (
+FILE_PATTERNS = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.*", "merges.txt", "spiece.model"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-ANSWER_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
-def model_folder(source: str) -> Path:
+def find_or_download(source: str) -> Path:
     """Return the folder `source`; if it does not exist and may be a name on the hub, download that model."""
     folder = Path(source)
     if folder.exists() or not NAME.fullmatch(source):
@@ -27,22 +27,22 @@ def model_folder(source: str) -> Path:
     # If a folder `exported` exists here, exported/gpt2 means a folder.
     if "/" in source and folder.parent.exists():
         return folder
-    return _fetched(source)
+    return _download(source)
 
 
-def _fetched(name: str) -> Path:
+def _download(name: str) -> Path:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     absent = f"{name} is not a folder here, and "
     try:
         # Queried once first: the download of a missing model would be retried many times.
-        revision = HfApi().model_info(name, timeout=ANSWER_SECONDS).sha
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(PATTERNS)))
+        revision = HfApi().model_info(name, timeout=TIMEOUT_SECONDS).sha
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILE_PATTERNS)))
     except RepositoryNotFoundError:
         raise UserError(
-            f"{absent}the Hugging Face hub shows no model of that name: correct the path or the name, or log in with "
-            "`hf auth login` where the model is private."
+            f"{absent}the Hugging Face hub has no public model of that name: correct the path or the name, or log in "
+            "with `hf auth login` if the model is private."
         ) from None
     # The libraries raise dozens of types: name resolution, proxies, certificates, timeouts, status codes.
     except Exception as error:
@@ -50,6 +50,6 @@ def _fetched(name: str) -> Path:
             return Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{absent}the Hugging Face hub cannot be asked for it ({in_brief(error)}): correct the path, or "
-                f"fetch the model where there is a network (`hf download {name}`) and give its folder."
+                f"{absent}the Hugging Face hub cannot be reached ({in_brief(error)}): correct the path, or download "
+                f"the model on a machine with network access (`hf download {name}`) and give its folder."
             ) from None

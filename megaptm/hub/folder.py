@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-# With such fields `transformers` would run code of the folder, if allowed.
-OWN_CODE = ("auto_map", "custom_pipelines")
-FILES_OF_JSON = (CONFIG, "tokenizer_config.json")
+# Fields with which `transformers` would run code of the folder, if allowed.
+CODE_FIELDS = ("auto_map", "custom_pipelines")
+JSON_FILES = (CONFIG, "tokenizer_config.json")
 REMEDY = "restore it from where the model came from"
 LFS_POINTER = b"version https://git-lfs"
 
-CONVERT = (
-    'if you trust who made it, convert it with `python -c "import glob, torch, huggingface_hub as hub; '
+CONVERT_REMEDY = (
+    'if you trust its author, convert it with `python -c "import glob, torch, huggingface_hub as hub; '
     "hub.save_torch_state_dict({{name: value for file in glob.glob('{0}/pytorch_model*.bin') for name, value in "
     "torch.load(file, map_location='cpu', weights_only=True).items()}}, '{0}')\"`."
 )
 
 
-class Index(Record):
+class WeightIndex(Record):
     """Content of the index file: tensor name -> file."""
 
     weight_map: dict[str, FileName]
@@ -37,17 +37,17 @@ class Index(Record):
 def check_folder(folder: Path) -> None:
     """Raise UserError if this is not a model folder, or one with its own code or pickled weights."""
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {what}: give a folder with {CONFIG}, {WEIGHTS} and a tokenizer.")
+        problem = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"{folder} {problem}: give a folder with {CONFIG}, {WEIGHTS} and a tokenizer.")
     if not (folder / CONFIG).is_file():
-        what = "has no " + CONFIG if any(folder.iterdir()) else "is empty"
-        raise UserError(f"{folder} {what}: give a folder that `save_pretrained` of transformers wrote.")
-    for name in FILES_OF_JSON:
+        problem = "has no " + CONFIG if any(folder.iterdir()) else "is empty"
+        raise UserError(f"{folder} {problem}: give a folder that `save_pretrained` of transformers wrote.")
+    for name in JSON_FILES:
         content = read_json_object(folder / name, remedy=REMEDY) if (folder / name).is_file() else {}
-        if own := next((key for key in OWN_CODE if content.get(key)), None):
+        if field := next((key for key in CODE_FIELDS if content.get(key)), None):
             raise UserError(
-                f"{folder / name}: {own} names code that comes with the model, which is never run here; give a model "
-                "of transformers' own classes."
+                f"{folder / name}: {field} names code in the model's folder, which megaptm never runs; give a model "
+                "whose class is part of transformers."
             )
 
 
@@ -57,24 +57,24 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     for file in _weight_files(folder):
         for name, tensor in read_tensors(file):
             if name in weights:
-                raise UserError(f"{file}: {name} is in another file of this folder too; save the model again.")
+                raise UserError(f"{file}: {name} is also in another file of this folder; save the model again.")
             weights[name] = tensor
     return weights
 
 
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file():
-        index = validate(Index, read_json_object(folder / INDEX, remedy=REMEDY), folder / INDEX, remedy=REMEDY)
+        index = validate(WeightIndex, read_json_object(folder / INDEX, remedy=REMEDY), folder / INDEX, remedy=REMEDY)
         names = sorted(set(index.weight_map.values()))
         if missing := next((name for name in names if not (folder / name).is_file()), None):
-            raise UserError(f"{folder / INDEX} names {missing}, which is not there: complete the folder.")
+            raise UserError(f"{folder / INDEX} lists {missing}, which is not in the folder: add the file.")
         return [folder / name for name in names]
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if any(folder.glob("pytorch_model*.bin")):
         raise UserError(
-            f"{folder} has its weights as a pickle, which can run code when it is read, and no {WEIGHTS}; "
-            + CONVERT.format(folder)
+            f"{folder} has no {WEIGHTS}, only pickled weights, which can run code when they are loaded; "
+            + CONVERT_REMEDY.format(folder)
         )
     raise UserError(f"{folder} has no {WEIGHTS}: give a model saved as safetensors, as `save_pretrained` does.")
 
@@ -85,7 +85,7 @@ def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
     with file.open("rb") as opened:
         if opened.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise UserError(f"{file} only points to the weights: fetch them with `git lfs pull`.")
+            raise UserError(f"{file} is a Git LFS pointer, not the weights: download them with `git lfs pull`.")
     try:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (not a mapping)

@@ -27,11 +27,11 @@ from megaptm.hub.counterparts import find_counterpart, find_counterparts, is_fir
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.image_processor import read_processor, write_processor
 from megaptm.hub.images import label_names
-from megaptm.hub.imported_weights import ImportedModel, heads_not_in_hugging_face, imported_model
+from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
 from megaptm.hub.library import quiet, transformers
-from megaptm.hub.stacks import alone, joined, renamed, together
+from megaptm.hub.stacks import join_specs, join_weights, rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.hub.tokenizer import exported_tokenizer
+from megaptm.hub.tokenizer import export_tokenizer
 from megaptm.objectives import BaseObjective, build_objective
 from megaptm.spec import ModelSpec, attention_options, change
 from megaptm.storage import AtomicFile, read_json_object
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 FAMILY = "megaptm_family"
 """Config field with megaptm's family, where several families have the same `model_type`."""
 ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
-FORCED = ("forced_bos_token_id", "forced_eos_token_id")
+FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 """First and last token of generated text, regardless of the model's prediction; in few configs."""
-OF_TEXT = "text_config"
+TEXT_CONFIG = "text_config"
 """Section of a config that describes the text model."""
-LARGEST_ID_ENDS = 2
+LEGACY_END_ID = 2
 """End-of-text id with which `CLIPTextModel` uses the largest id of a text as its end."""
-SPECIAL = (*ROLES, "decoder_start_token_id", *FORCED)
+SPECIAL_IDS = (*ROLES, "decoder_start_token_id", *FORCED_IDS)
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,16 @@ def to_hugging_face(
                 f"{tokenizer_folder} has {tokenizer.vocabulary} tokens, more than the {spec.vocabulary} of the model: "
                 "give the tokenizer with which the model was trained."
             )
-    trained_on = objective or build_objective(spec.family.objectives[0])
+    training_objective = objective or build_objective(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
         longest = spec.longest if spec.family.reads_images else sequence  # here `sequence` counts image positions
-        tokenizer = exported_tokenizer(tokenizer, spec, objective=trained_on, sequence=longest or spec.context)
+        tokenizer = export_tokenizer(tokenizer, spec, objective=training_objective, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.drawn:
         # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
         stacks = {"." if stack in spec.family.drawn else stack: stack for stack in spec.family.stacks}
-        models = {subfolder: alone(spec, weights, stack) for subfolder, stack in stacks.items()}
-    start = trained_on.task_for_prompt(next(iter(trained_on.prompts), "text")).decoder_start
+        models = {subfolder: split_stack(spec, weights, stack) for subfolder, stack in stacks.items()}
+    start = training_objective.task_for_prompt(next(iter(training_objective.prompts), "text")).decoder_start
     converted = {subfolder: _convert(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
@@ -114,7 +114,7 @@ def to_hugging_face(
             part = unfinished / subfolder
             part.mkdir(parents=True, exist_ok=True)
             if spec.family.reads_images:
-                write_processor(spec, part, trained_on)
+                write_processor(spec, part, training_objective)
             if spec.family.reads_images and not spec.family.has_tokens:
                 # The tokenizer holds label names, which the config includes.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
@@ -129,7 +129,7 @@ def to_hugging_face(
     left_out = [
         head
         for counterpart, model in exported.values()
-        for head in (*_left_out(model, counterpart), *heads_not_in_hugging_face(model, counterpart))
+        for head in (*_heads_left_out(model, counterpart), *heads_missing_in_hf_class(model, counterpart))
     ]
     warnings = tuple(warning for counterpart, model in exported.values() if (warning := counterpart.warning(model)))
     classes = {subfolder: exported[subfolder][0].model for subfolder in sorted(exported)}
@@ -142,7 +142,7 @@ def _unused_weights(unused: Mapping[str, Tensor], subfolder: str, dtype: torch.d
     return {own: unused[name].to(dtype) for name, (stack, _, own) in names.items() if (stack or ".") == subfolder}
 
 
-def _left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
+def _heads_left_out(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Return the heads that the class of `transformers` does not have, such as those added by an objective."""
     return tuple(head for head in spec.family.heads if head not in counterpart.family_table.heads)
 
@@ -157,15 +157,15 @@ def _convert(
     """Return config, generation config and weights in Hugging Face's format; `start`: `BaseObjective.decoder_start`."""
     counterpart = find_counterpart(spec)
     # Projections to the width of a teacher are used only in pre-training, too.
-    added = (*(f"head.{head}." for head in _left_out(spec, counterpart)), "distill.")
+    added = (*(f"head.{head}." for head in _heads_left_out(spec, counterpart)), "distill.")
     known = {name: weight for name, weight in weights.items() if not name.startswith(added)}
     hf_weights = export_weights(counterpart.rules, spec, known)
     hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zero_parameters(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
     check_pad(counterpart, special["pad_token_id"])
-    if counterpart.sections and special["eos_token_id"] == LARGEST_ID_ENDS < spec.vocabulary - 1:
+    if counterpart.sections and special["eos_token_id"] == LEGACY_END_ID < spec.vocabulary - 1:
         raise UserError(
-            f"the tokenizer's end id is {LARGEST_ID_ENDS}, so that {counterpart.model} takes the largest id of a text "
+            f"the tokenizer's end id is {LEGACY_END_ID}, for which {counterpart.model} takes the largest id of a text "
             "as its end: the model cannot be exported. Use `megaptm.load(RUN)` in Python."
         )
     config = hugging_face_config(spec, **special)
@@ -202,24 +202,24 @@ def from_hugging_face(
         state, where = source.state_dict(), type(source).__name__
     if detector is not None:
         if not spec.family.reads_regions:
-            raise UserError(f"model.detector is for image regions, which {spec.name} does not read: remove it.")
+            raise UserError(f"model.detector is for models of image regions, which {spec.name} is not: remove it.")
         spec = replace(spec, size=change(spec.size, detector=detector))
     if context is not None and counterpart.repeated_table:
         spec = replace(spec, context=context)
     model = replace(
         imported_model(counterpart, spec, state, where),
-        text_end=_text_end(counterpart, config),
-        differing_rates=_differing_rates(counterpart, spec, config),
-        open_keys=_open_keys(counterpart, spec),
+        text_end=_text_end_id(counterpart, config),
+        differing_dropouts=_differing_dropouts(counterpart, spec, config),
+        settable_keys=_settable_keys(counterpart, spec),
     )
     if spec.family.reads_images and isinstance(source, Path):
-        return _with_processor(model, source)
+        return _apply_image_processor(model, source)
     if counterpart.stack and isinstance(source, Path):
         model = _join_stacks(model, counterpart, source)
-    return _without_lacking_decoder(model)
+    return _drop_absent_mask_decoder(model)
 
 
-def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
+def _drop_absent_mask_decoder(model: ImportedModel) -> ImportedModel:
     """Return the model without a mask decoder if the files lack its position table, as the class of `transformers`
     computes it."""
     lacking = {name.partition(".")[0] for name in model.absent if name.endswith(".place_table.weight")}
@@ -233,13 +233,13 @@ def _without_lacking_decoder(model: ImportedModel) -> ImportedModel:
     return replace(model, spec=replace(model.spec, family=change(model.spec.family, stacks=stacks)), absent=absent)
 
 
-def _text_end(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:
-    section = config.get(OF_TEXT)
+def _text_end_id(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:
+    section = config.get(TEXT_CONFIG)
     usual = counterpart.special_ids.get("eos_token_id")
-    return section.get("eos_token_id", usual) if OF_TEXT in counterpart.sections and section else None
+    return section.get("eos_token_id", usual) if TEXT_CONFIG in counterpart.sections and section else None
 
 
-def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
+def _settable_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
     """Return the keys of the attention pattern for which config.json has no field."""
     if not counterpart.import_only:
         return ()
@@ -247,7 +247,7 @@ def _open_keys(counterpart: Counterpart, spec: ModelSpec) -> tuple[str, ...]:
     return tuple(f"attention.{name}" for name in sorted(options.difference(counterpart.fields.values())))
 
 
-def _with_processor(model: ImportedModel, folder: Path) -> ImportedModel:
+def _apply_image_processor(model: ImportedModel, folder: Path) -> ImportedModel:
     """Return the model with the pixel statistics and options of the image processor in the folder, if there is one."""
     if (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
@@ -261,17 +261,17 @@ def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -
     if counterpart.stack not in family.drawn or not other_stacks:
         return model
     parts = {**{stack: from_hugging_face(folder / stack) for stack in other_stacks}, counterpart.stack: model}
-    spec = together(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
+    spec = join_specs(family, {stack: part.spec for stack, part in parts.items()}, str(folder))
     decoders = {stack: part.spec.family.last_block.last_layer for stack, part in parts.items()}
     stacks = {stack: change(block, last_layer=decoders[stack]) for stack, block in spec.family.stacks.items()}
     spec = replace(spec, family=change(spec.family, stacks=stacks))
-    weights = joined(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
-    absent = renamed(family, {stack: part.absent for stack, part in parts.items()})
+    weights = join_weights(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
+    absent = rename_to_full(family, {stack: part.absent for stack, part in parts.items()})
     own = {f"{stack}/{name}": tensor for stack in other_stacks for name, tensor in parts[stack].unused.items()}
     return ImportedModel(spec, weights, absent, {**model.unused, **own})
 
 
-def _differing_rates(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _differing_dropouts(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the fields of `Counterpart.dropout_fields` in which config.json differs from megaptm's model."""
     defaults, own_values = _config_class(counterpart)(), config_values(counterpart, spec)
     rates = {name: config.get(name, getattr(defaults, name)) for name in counterpart.dropout_fields}
@@ -307,11 +307,11 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
     counterpart = find_counterpart(spec)
     family_field = {} if is_first_of_its_type(counterpart) else {FAMILY: counterpart.family}
     config_class = _config_class(counterpart)
-    known = {name: id_ for name, id_ in special.items() if name not in FORCED or hasattr(config_class, name)}
+    known = {name: id_ for name, id_ in special.items() if name not in FORCED_IDS or hasattr(config_class, name)}
     if counterpart.sections:
         # The end of a text is found by its id, or as the largest id if that is unknown.
-        known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LARGEST_ID_ENDS}
-        known = {f"{OF_TEXT}.{name}": id_ for name, id_ in known.items()}
+        known |= {} if known.get("eos_token_id") is not None else {"eos_token_id": LEGACY_END_ID}
+        known = {f"{TEXT_CONFIG}.{name}": id_ for name, id_ in known.items()}
     values = nest_sections(counterpart, {**config_values(counterpart, spec), **family_field, **known})
     config = config_class(**values, architectures=[counterpart.model])
     if not spec.family.tied:
@@ -333,14 +333,14 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     derived = {name: read(config) for name, read in counterpart.derived.items()}
     config = {**config, **derived}
-    numbers = {name: check_value(counterpart, name, config[name]) for name in counterpart.fields if name in config}
+    configured = {name: check_value(counterpart, name, config[name]) for name in counterpart.fields if name in config}
     # T5's class decides with the first whether its head scales the input, Marian's needs the ids, and older files have
     # the last two instead of `rope_parameters`.
-    others = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
-    other_values = {name: config[name] for name in others if name in config}
+    other_names = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
+    other_values = {name: config[name] for name in other_names if name in config}
     # Without the published special ids, which exceed a small vocabulary: transformers would warn.
     try:
-        complete = config_class(**numbers, **other_values, bos_token_id=None, eos_token_id=None)
+        complete = config_class(**configured, **other_values, bos_token_id=None, eos_token_id=None)
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
@@ -356,9 +356,9 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `_with_defaults` of a config with a section for each of several models."""
     file = flatten_sections(counterpart, config)
-    numbers = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
+    configured = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
     try:
-        complete = _config_class(counterpart)(**nest_sections(counterpart, numbers))
+        complete = _config_class(counterpart)(**nest_sections(counterpart, configured))
     except Exception as error:  # of many types
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
@@ -386,13 +386,15 @@ def _special_ids(
     if tokenizer is None:
         return {
             name: value if value is not None and value < spec.vocabulary else None
-            for name, value in ({name: counterpart.special_ids.get(name) for name in SPECIAL}).items()
+            for name, value in ({name: counterpart.special_ids.get(name) for name in SPECIAL_IDS}).items()
         }
     own = {name: getattr(tokenizer.special, role) for name, role in ROLES.items()}
-    # The published ids tell which role the others have: BART always ends text with the end token.
+    # The published ids tell which role the other fields have: BART always ends text with the end token.
     names = {id_: name for name, id_ in counterpart.special_ids.items() if name in ROLES}
-    derived = {name: own[names[counterpart.special_ids[name]]] for name in SPECIAL if name in counterpart.special_ids}
+    derived = {
+        name: own[names[counterpart.special_ids[name]]] for name in SPECIAL_IDS if name in counterpart.special_ids
+    }
     if "decoder_start_token_id" in derived:
         first, *second = [getattr(tokenizer.special, role) for role in start]
         derived |= {"decoder_start_token_id": first, "forced_bos_token_id": second[0] if second else None}
-    return {**own, **{name: derived.get(name) for name in SPECIAL if name not in ROLES}}
+    return {**own, **{name: derived.get(name) for name in SPECIAL_IDS if name not in ROLES}}

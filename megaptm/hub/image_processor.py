@@ -24,18 +24,18 @@ from megaptm.spec import MOST_OF_PIXELS, ModelSpec, PixelStatistics
 from megaptm.storage import read_json_object, write_atomically
 
 PROCESSOR = "preprocessor_config.json"
-OF_ALL = "processor_config.json"
+PROCESSOR_OF_MODEL = "processor_config.json"
 """File that transformers reads first, if it has a section for images."""
 SECTION = "image_processor"
-KIND = re.compile(r"(\w+?)(?:FeatureExtractor|ImageProcessor)(?:Fast|Pil)?")
+CLASS_NAME = re.compile(r"(\w+?)(?:FeatureExtractor|ImageProcessor)(?:Fast|Pil)?")
 """Old and new class names."""
-LEVELS = 255
+MAX_PIXEL_VALUE = 255
 """Largest pixel value."""
-LARGEST = 1 << 14
+MAX_SIDE = 1 << 14
 """Largest side in pixels, the same as for the option `size` of the objective."""
 
 HALVES = [0.5] * CHANNELS
-OF_CLIP = {
+CLIP_DEFAULTS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
     "resample": RESAMPLINGS.index("bicubic"),
@@ -43,16 +43,28 @@ OF_CLIP = {
     "crop_size": 224,
     "do_center_crop": True,
 }
-OF_VIT = {"image_mean": HALVES, "image_std": HALVES, "resample": RESAMPLINGS.index("bilinear"), "size": 224}
+VIT_DEFAULTS = {"image_mean": HALVES, "image_std": HALVES, "resample": RESAMPLINGS.index("bilinear"), "size": 224}
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "ViT": OF_VIT,
-    "DeiT": {**OF_VIT, "resample": RESAMPLINGS.index("bicubic"), "size": 256, "crop_size": 224, "do_center_crop": True},
-    "CLIP": OF_CLIP,
-    "Bit": OF_CLIP,
+    "ViT": VIT_DEFAULTS,
+    "DeiT": {
+        **VIT_DEFAULTS,
+        "resample": RESAMPLINGS.index("bicubic"),
+        "size": 256,
+        "crop_size": 224,
+        "do_center_crop": True,
+    },
+    "CLIP": CLIP_DEFAULTS,
+    "Bit": CLIP_DEFAULTS,
 }
 """Class name without its suffix -> default values. Other classes do further steps."""
-ALWAYS = {"do_resize": True, "do_center_crop": False, "do_rescale": True, "do_normalize": True, "do_pad": False}
-KEEP_SHAPE = ("CLIP", "Bit")
+COMMON_DEFAULTS = {
+    "do_resize": True,
+    "do_center_crop": False,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_pad": False,
+}
+KEEP_ASPECT_RATIO = ("CLIP", "Bit")
 """Classes for which a single number in `size` means the shorter side; for the others it means both sides."""
 
 
@@ -86,20 +98,22 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
     tasks = [task.objective for task in tasks_of(objective)]
     # The preprocessing of user-defined objectives is unknown.
     task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).for_validation()
-    scaled = round(side / task.crop_fraction)
-    cut = task.crop == "center" or scaled != side
+    scaled_side = round(side / task.crop_fraction)
+    has_crop = task.crop == "center" or scaled_side != side
     content = {
         # CLIP's class crops in all versions of transformers.
-        "image_processor_type": "CLIPImageProcessor" if cut or spec.family.has_tokens else "ViTImageProcessor",
+        "image_processor_type": "CLIPImageProcessor" if has_crop or spec.family.has_tokens else "ViTImageProcessor",
         **({"processor_class": "CLIPProcessor"} if spec.family.has_tokens else {}),
         "do_convert_rgb": True,
         "do_resize": True,
-        "size": {"shortest_edge": scaled} if task.crop == "center" else {"height": scaled, "width": scaled},
+        "size": {"shortest_edge": scaled_side}
+        if task.crop == "center"
+        else {"height": scaled_side, "width": scaled_side},
         "resample": RESAMPLINGS.index(task.resample),
-        "do_center_crop": cut,
-        **({"crop_size": {"height": side, "width": side}} if cut else {}),
+        "do_center_crop": has_crop,
+        **({"crop_size": {"height": side, "width": side}} if has_crop else {}),
         "do_rescale": True,
-        "rescale_factor": 1 / LEVELS,
+        "rescale_factor": 1 / MAX_PIXEL_VALUE,
         "do_normalize": True,
         "image_mean": [*spec.pixels.mean],
         "image_std": [*spec.pixels.std],
@@ -110,12 +124,12 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
 def read_processor(spec: ModelSpec, folder: Path, *, remedy: str) -> ImageProcessor | None:
     """Return the image processor of a folder, or None. Raise UserError for settings that megaptm cannot reproduce,
     including another number of pixels than the model's."""
-    for name in (OF_ALL, PROCESSOR):
+    for name in (PROCESSOR_OF_MODEL, PROCESSOR):
         if (folder / name).is_file():
             content = read_json_object(folder / name, remedy=remedy)
-            fields = content.get(SECTION) if name == OF_ALL else content
+            fields = content.get(SECTION) if name == PROCESSOR_OF_MODEL else content
             if isinstance(fields, Mapping):
-                return ProcessorFields(folder / name, fields, spec).processor()
+                return ProcessorFields(folder / name, fields, spec).parse()
     return None
 
 
@@ -126,51 +140,51 @@ class ProcessorFields:
         self.path, self.spec = path, spec
         kind = fields.get("image_processor_type") or fields.get("feature_extractor_type")
         kind = kind or ("CLIPImageProcessor" if spec.family.has_tokens else "ViTImageProcessor")
-        match = KIND.fullmatch(kind) if isinstance(kind, str) else None
+        match = CLASS_NAME.fullmatch(kind) if isinstance(kind, str) else None
         self.kind = match[1] if match else ""
         if self.kind not in DEFAULTS:
             known = ", ".join(f"{name}ImageProcessor" for name in DEFAULTS)
             raise UserError(f"{path}: image_processor_type is {shown(kind)}; only {known} can be imported.")
-        self.values = ALWAYS | DEFAULTS[self.kind] | {"rescale_factor": 1 / LEVELS}
+        self.values = COMMON_DEFAULTS | DEFAULTS[self.kind] | {"rescale_factor": 1 / MAX_PIXEL_VALUE}
         self.values |= {name: value for name, value in fields.items() if value is not None}
 
-    def processor(self) -> ImageProcessor:
-        if not self.flag("do_resize"):
+    def parse(self) -> ImageProcessor:
+        if not self.parse_flag("do_resize"):
             self.refuse("do_resize", "true")
-        if self.flag("do_pad"):
+        if self.parse_flag("do_pad"):
             self.refuse("do_pad", "false")
         resample = self.values["resample"]
         if type(resample) is not int or not 0 <= resample < len(RESAMPLINGS):
             self.refuse("resample", f"Pillow's 0 to {len(RESAMPLINGS) - 1}")
-        crop, scaled = self.scaled()
-        cut = self.square("crop_size", scaled) if self.flag("do_center_crop") else scaled
-        if crop == "center" and not self.flag("do_center_crop"):
+        crop, scaled_side = self.parse_size()
+        crop_side = self.parse_square("crop_size", scaled_side) if self.parse_flag("do_center_crop") else scaled_side
+        if crop == "center" and not self.parse_flag("do_center_crop"):
             self.refuse("do_center_crop", "true if size is the shorter side")
-        if cut > scaled:
-            self.refuse("crop_size", f"at most the {scaled} of size")
+        if crop_side > scaled_side:
+            self.refuse("crop_size", f"at most the {scaled_side} of size")
         assert self.spec.size.patch is not None
-        if cut != (side := self.spec.grid * self.spec.size.patch):
-            self.refuse("crop_size" if self.flag("do_center_crop") else "size", f"the {side} pixels of the model")
-        return ImageProcessor(self.pixels(), RESAMPLINGS[resample], crop, cut / scaled)
+        if crop_side != (side := self.spec.grid * self.spec.size.patch):
+            self.refuse("crop_size" if self.parse_flag("do_center_crop") else "size", f"the {side} pixels of the model")
+        return ImageProcessor(self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
-    def pixels(self) -> PixelStatistics:
+    def parse_pixels(self) -> PixelStatistics:
         """Return the statistics that normalize pixels from 0 to 1 equally."""
-        factor = self.values["rescale_factor"] if self.flag("do_rescale") else 1
+        factor = self.values["rescale_factor"] if self.parse_flag("do_rescale") else 1
         if type(factor) not in (int, float) or not 1 / MOST_OF_PIXELS <= factor <= MOST_OF_PIXELS:
             self.refuse("rescale_factor", f"a number from {1 / MOST_OF_PIXELS:g} to {MOST_OF_PIXELS:,.0f}")
         mean, std = (0.0,) * CHANNELS, (1.0,) * CHANNELS
-        if self.flag("do_normalize"):
-            mean = self.per_channel("image_mean", -MOST_OF_PIXELS)
-            std = self.per_channel("image_std", 1 / MOST_OF_PIXELS)
-        if not math.isclose(factor, 1 / LEVELS):
-            mean, std = (tuple(value / (LEVELS * factor) for value in values) for values in (mean, std))
+        if self.parse_flag("do_normalize"):
+            mean = self.parse_channels("image_mean", -MOST_OF_PIXELS)
+            std = self.parse_channels("image_std", 1 / MOST_OF_PIXELS)
+        if not math.isclose(factor, 1 / MAX_PIXEL_VALUE):
+            mean, std = (tuple(value / (MAX_PIXEL_VALUE * factor) for value in values) for values in (mean, std))
             if any(not 1 / MOST_OF_PIXELS <= value <= MOST_OF_PIXELS for value in std):
                 self.refuse("rescale_factor", "a factor after which mean and std are in range")
             if any(abs(value) > MOST_OF_PIXELS for value in mean):
                 self.refuse("rescale_factor", "a factor after which mean and std are in range")
         return PixelStatistics(mean, std)  # type: ignore[arg-type]
 
-    def per_channel(self, name: str, minimum: float) -> tuple[float, ...]:
+    def parse_channels(self, name: str, minimum: float) -> tuple[float, ...]:
         """Return three numbers from a list, or from one number for all channels."""
         value = self.values[name]
         numbers = value if isinstance(value, list) else [value] * CHANNELS
@@ -180,16 +194,16 @@ class ProcessorFields:
             self.refuse(name, f"{CHANNELS} numbers from {minimum:g} to {MOST_OF_PIXELS:,.0f}")
         return tuple(map(float, numbers))
 
-    def scaled(self) -> tuple[str, int]:
-        """Return the crop mode and the scaled side in pixels."""
+    def parse_size(self) -> tuple[str, int]:
+        """Return the crop mode and the side in pixels after scaling."""
         size = self.values["size"]
-        if type(size) is int and self.kind in KEEP_SHAPE:
+        if type(size) is int and self.kind in KEEP_ASPECT_RATIO:
             size = {"shortest_edge": size}
         if isinstance(size, Mapping) and {*size} == {"shortest_edge"}:
             return "center", self.check_side("size", size["shortest_edge"])
-        return "none", self.square("size", None)
+        return "none", self.parse_square("size", None)
 
-    def square(self, name: str, default: int | None) -> int:
+    def parse_square(self, name: str, default: int | None) -> int:
         """Return the side of a square, from one number or from height and width."""
         side = self.values.get(name, default)
         if isinstance(side, Mapping) and {*side} == {"height", "width"} and side["height"] == side["width"]:
@@ -197,11 +211,11 @@ class ProcessorFields:
         return self.check_side(name, side)
 
     def check_side(self, name: str, side: Any) -> int:
-        if type(side) is not int or not 1 <= side <= LARGEST:
-            self.refuse(name, f"a square, of 1 to {LARGEST:,} pixels")
+        if type(side) is not int or not 1 <= side <= MAX_SIDE:
+            self.refuse(name, f"a square, of 1 to {MAX_SIDE:,} pixels")
         return int(side)
 
-    def flag(self, name: str) -> bool:
+    def parse_flag(self, name: str) -> bool:
         if type(self.values[name]) is not bool:
             self.refuse(name, "true or false")
         return bool(self.values[name])

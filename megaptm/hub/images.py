@@ -24,8 +24,8 @@ def label_names(tokenizer: Tokenizer | None, labels: int) -> dict[int, str]:
 def read_labels(folder: Path, config_file: str, *, remedy: str, labels: int) -> Tokenizer:
     """Return the label names in a folder's config as a tokenizer. Duplicate names get their index appended."""
     config: Mapping[str, Any] = read_json_object(folder / config_file, remedy=remedy)
-    said = config.get("id2label")
-    table = said if isinstance(said, Mapping) else {}
+    id2label = config.get("id2label")
+    table = id2label if isinstance(id2label, Mapping) else {}
     names = [str(table.get(str(label), f"LABEL_{label}")) for label in range(labels)]
-    twice = {name for name, count in Counter(names).items() if count > 1}
-    return label_tokenizer([f"{name} ({label})" if name in twice else name for label, name in enumerate(names)])
+    duplicates = {name for name, count in Counter(names).items() if count > 1}
+    return label_tokenizer([f"{name} ({label})" if name in duplicates else name for label, name in enumerate(names)])

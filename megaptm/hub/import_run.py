@@ -20,14 +20,14 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, VISION
 from megaptm.hub.config_fields import MAX_VALUE, field_name
 from megaptm.hub.counterparts import COUNTERPARTS
-from megaptm.hub.download import model_folder
+from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
-from megaptm.hub.huggingface import LARGEST_ID_ENDS, from_hugging_face
+from megaptm.hub.huggingface import LEGACY_END_ID, from_hugging_face
 from megaptm.hub.images import read_labels
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.library import transformers
-from megaptm.hub.resolution import at_context
+from megaptm.hub.resolution import resize_position_table
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models import build_model, initial_value
 from megaptm.objectives import build_objective
@@ -54,15 +54,15 @@ RECIPE: dict[str, Any] = {
     },
     "train": {"steps": 1000, "batch": 8, "log_every": 10},
 }
-LONGEST_ROW = 512
-FAMILY, CONTEXT, DETECTOR = OF_IMPORT = ("model.family=", "model.context=", "model.detector=")
+MAX_SEQUENCE = 512
+FAMILY, CONTEXT, DETECTOR = IMPORT_OPTIONS = ("model.family=", "model.context=", "model.detector=")
 """Overrides that select how a model is imported; the last of several counts. Its config determines the rest."""
-BESIDES = (
-    f", model.family where several are of its type, {CONTEXT}PLACES of one that reads images or takes another's places "
-    "in turn (LED, Longformer, BigBird), with what such a one sees and the other does not say (model.attention: "
-    f"window, block_size), and {DETECTOR}[FEATURES,CLASSES] of one that reads regions"
+IMPORT_OPTIONS_HELP = (
+    ", model.family if several families have the model's type, model.attention.window and block_size if the files have "
+    f"no such value, {CONTEXT}POSITIONS of models of images, LED, Longformer and BigBird, and "
+    f"{DETECTOR}[FEATURES,CLASSES] of models of image regions"
 )
-KNOWN = CATALOGUE | VISION
+FAMILIES = CATALOGUE | VISION
 """Families that can be imported from Hugging Face."""
 UNUSED = "unused.safetensors"
 """File of a run with `ImportedModel.unused`, which an export writes again."""
@@ -70,14 +70,14 @@ SHARING_VALUES = ("groups", "cycle")
 
 
 @dataclass(frozen=True)
-class Import:
+class ImportedRun:
     """Result of an import."""
 
     config: Config
     fresh: tuple[str, ...]
     """Heads that the model lacks, which are initialized."""
-    differing_rates: tuple[str, ...] = ()
-    """Dropout rates in which its config differs: `ImportedModel.differing_rates`."""
+    differing_dropouts: tuple[str, ...] = ()
+    """Dropout rates in which its config differs: `ImportedModel.differing_dropouts`."""
     unused: tuple[str, ...] = ()
     """Parameters that megaptm does not read: `ImportedModel.unused`."""
     decoders: tuple[str, ...] = ()
@@ -86,16 +86,16 @@ class Import:
 
 def import_run(
     source: str, run: str | Path, overrides: Sequence[str] = (), *, tokenizer: str | Path | None = None
-) -> Import:
+) -> ImportedRun:
     """Create the run folder from a model in a folder or on the hub, atomically.
 
     `tokenizer`: folder of the tokenizer, if not the model's own. A run without any takes that of its corpus.
     """
     run = Path(run)
-    refuse_taken(run)
-    options = {key: word.removeprefix(key) for word in overrides for key in OF_IMPORT if word.startswith(key)}
-    overrides = [word for word in overrides if not word.startswith(OF_IMPORT)]
-    refuse_of_model(overrides, source, free=("attention",), besides=BESIDES)  # before any download
+    refuse_existing_run(run)
+    options = {key: text.removeprefix(key) for text in overrides for key in IMPORT_OPTIONS if text.startswith(key)}
+    overrides = [text for text in overrides if not text.startswith(IMPORT_OPTIONS)]
+    refuse_model_overrides(overrides, source, settable=("attention",), also=IMPORT_OPTIONS_HELP)  # before any download
     context = _parse_context(options[CONTEXT]) if CONTEXT in options else None
     model, model_tokenizer = read_model(
         source,
@@ -104,18 +104,18 @@ def import_run(
         detector=_parse_detector(options[DETECTOR]) if DETECTOR in options else None,
         context=context,
     )
-    refuse_of_model(overrides, source, free=model.open_keys, besides=BESIDES)
+    refuse_model_overrides(overrides, source, settable=model.settable_keys, also=IMPORT_OPTIONS_HELP)
     _check_trainable(model.spec, source)
     if context not in (None, model.spec.context):
-        model = at_context(model, context)
+        model = resize_position_table(model, context)
     model, decoders = _with_mask_decoder(model)
-    config = write_run(run, source, _first_values(model, run), overrides, model, model_tokenizer)
-    return Import(config, model.fresh, model.differing_rates, (*model.unused,), decoders)
+    config = write_run(run, source, _default_values(model, run), overrides, model, model_tokenizer)
+    return ImportedRun(config, model.fresh, model.differing_dropouts, (*model.unused,), decoders)
 
 
 def _with_mask_decoder(model: ImportedModel) -> tuple[ImportedModel, tuple[str, ...]]:
     """Return the model with its family's mask decoders, and the modules of these that it lacks."""
-    spec, table = model.spec, KNOWN[model.spec.name]
+    spec, table = model.spec, FAMILIES[model.spec.name]
     stacks = {
         name: change(block, last_layer=table.stacks[name].last_layer) for name, block in spec.family.stacks.items()
     }
@@ -136,8 +136,8 @@ def _parse_context(text: str) -> int:
 
 
 def _parse_detector(text: str) -> tuple[int, int]:
-    numbers = [word.strip() for word in text.strip("[] ").split(",")]
-    are_valid = all(word.isascii() and word.isdecimal() and len(word) < 8 and int(word) for word in numbers)
+    numbers = [number.strip() for number in text.strip("[] ").split(",")]
+    are_valid = all(number.isascii() and number.isdecimal() and len(number) < 8 and int(number) for number in numbers)
     if len(numbers) != 2 or not are_valid:
         raise UserError(
             f"{DETECTOR}{text} must be [FEATURES,CLASSES], two positive integers, as in {DETECTOR}[2048,1601]."
@@ -146,19 +146,24 @@ def _parse_detector(text: str) -> tuple[int, int]:
     return features, classes
 
 
-def refuse_taken(run: Path) -> None:
+def refuse_existing_run(run: Path) -> None:
     """Raise UserError if the run folder is not empty."""
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
         raise UserError(f"{run} exists and is not empty: import to a new folder.")
 
 
-def refuse_of_model(overrides: Sequence[str], source: str, *, free: Iterable[str] = (), besides: str = "") -> None:
-    """Raise UserError if an override contradicts the model's files; `free`: keys that the files do not determine."""
-    free = ("model.dropout=", "model.attention.dropout=", *(f"model.{name}" for name in free))
-    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(free)]:
+def refuse_model_overrides(
+    overrides: Sequence[str], source: str, *, settable: Iterable[str] = (), also: str = ""
+) -> None:
+    """Raise UserError if an override contradicts the model's files.
+
+    `settable`: keys that the files do not determine; `also`: end of the message.
+    """
+    settable = ("model.dropout=", "model.attention.dropout=", *(f"model.{name}" for name in settable))
+    if fixed := [key for key in overrides if key.startswith("model.") and not key.startswith(settable)]:
         raise UserError(
-            f"{fixed[0]}: the model is that of {source}; only model.dropout and model.attention.dropout can be "
-            f"set{besides}."
+            f"{fixed[0]}: the files in {source} determine the model; only these keys of it can be set: model.dropout, "
+            f"model.attention.dropout{also}."
         )
 
 
@@ -182,7 +187,7 @@ def write_run(
             tokenizer.save(unfinished / "tokenizer")
         if model.unused:
             save_file(dict(model.unused), unfinished / UNUSED)
-        _save(config, complete(model, seed=config.train.seed), unfinished, tokenizer)
+        _save_checkpoint(config, complete_weights(model, seed=config.train.seed), unfinished, tokenizer)
         with Events(unfinished) as events:
             events.write(ImportEvent(source=source, parameters=count_parameters(model.spec), new_heads=model.fresh))
     return config
@@ -204,7 +209,7 @@ def read_model(
             f"train.init_from={source}."
         )
     transformers()  # raises UserError before any download
-    folder = model_folder(source)
+    folder = find_or_download(source)
     model = from_hugging_face(folder, family=family, detector=detector, context=context)
     if not model.spec.family.has_tokens and model.spec.family.reads_images:
         return model, read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)
@@ -224,22 +229,22 @@ def read_model(
 def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
     """Raise UserError if the class of `transformers` would read another position than the end of a text."""
     end, model_end = tokenizer.special.end, model.text_end
-    if model_end in (None, end) and model_end != LARGEST_ID_ENDS:
+    if model_end in (None, end) and model_end != LEGACY_END_ID:
         return
-    if model_end != LARGEST_ID_ENDS:
+    if model_end != LEGACY_END_ID:
         raise UserError(
             f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, but the tokenizer in {folder} ends texts with id "
-            f"{end}, so that transformers would read another position; restore the wrong file."
+            f"{end}, so that transformers would read another position; correct one of the two."
         )
     if end != tokenizer.vocabulary - 1:
         raise UserError(
-            f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, by which transformers takes the largest id of a "
-            f"text for its end; the tokenizer in {folder} ends texts with id {end} and has ids up to "
+            f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, for which transformers takes the largest id of a "
+            f"text as its end; the tokenizer in {folder} ends texts with id {end} and has ids up to "
             f"{tokenizer.vocabulary - 1}, so such a model cannot be imported."
         )
 
 
-def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
+def complete_weights(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
     """Return all parameters. Absent ones are initialized as in a new run of this seed."""
     spec = model.spec
     return model.weights | {name: initial_value(spec, name, shape, seed) for name, shape in model.absent.items()}
@@ -247,7 +252,7 @@ def complete(model: ImportedModel, *, seed: int) -> dict[str, Tensor]:
 
 def _check_trainable(spec: ModelSpec, source: str) -> None:
     """Raise UserError if a model can be read but not trained."""
-    if (family := KNOWN.get(spec.name)) is None:
+    if (family := FAMILIES.get(spec.name)) is None:
         full_family = max((name for name in CATALOGUE if spec.name.startswith(f"{name}-")), key=len)
         missing = [stack for stack in CATALOGUE[full_family].stacks if stack not in spec.family.stacks]
         raise UserError(
@@ -263,31 +268,31 @@ def _check_trainable(spec: ModelSpec, source: str) -> None:
             )
 
 
-def first_config(model: ImportedModel, run: Path) -> Config:
+def default_config(model: ImportedModel, run: Path) -> Config:
     """Return the default config of a run in the folder `run` that imports the model."""
-    return absolute_paths(UncheckedConfig.from_mapping(_first_values(model, run)).load())
+    return absolute_paths(UncheckedConfig.from_mapping(_default_values(model, run)).load())
 
 
-def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
+def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     spec = imported.spec
     stacks = {
-        stack: _shape(size) | ({} if size.context is None else {"context": size.context})
+        stack: _size_values(size) | ({} if size.context is None else {"context": size.context})
         for stack, size in spec.size.stacks.items()
     }
-    shape = _shape(spec.size) | {"stacks": stacks}
+    shape = _size_values(spec.size) | {"stacks": stacks}
     model = {"family": spec.name, "size": _size_name(spec), **shape}
     numbers = {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     numbers |= {"tasks": spec.family.tasks} if "task" in spec.family.inputs else {}
-    usual, block = KNOWN[spec.name].first_block, spec.family.first_block
+    usual, block = FAMILIES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
     numbers |= {name: value for name, value in sharing.items() if value != getattr(usual.sharing, name)}
     options = attention_options(usual)
     if changed := {name: value for name, value in attention_options(block).items() if value != options.get(name)}:
         numbers["attention"] = changed
     objective: dict[str, Any] = {}
-    if (name := _objective(imported)) != KNOWN[spec.name].objectives[0]:
+    if (name := _choose_objective(imported)) != FAMILIES[spec.name].objectives[0]:
         objective = {"objective": name}
-    longest = min(LONGEST_ROW, *map(spec.context_of, spec.family.stacks))
+    longest = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": longest}
     if spec.family.reads_images:
         assert spec.size.patch is not None
@@ -295,7 +300,7 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
         image_options: dict[str, Any] = {"size": spec.grid * spec.size.patch, **imported.image_options}
         if spec.own_pixels is not None:
             numbers |= {"pixel_mean": [*spec.own_pixels.mean], "pixel_std": [*spec.own_pixels.std]}
-        name = KNOWN[spec.name].objectives[0]
+        name = FAMILIES[spec.name].objectives[0]
         objective = {
             "objective": {name: image_options | ({"text_length": spec.longest} if spec.family.has_tokens else {})}
         }
@@ -313,14 +318,14 @@ def _first_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     return {"run": str(run), "model": {**model, **numbers}, "data": data, **objective, **RECIPE}
 
 
-def _objective(imported: ImportedModel) -> str:
+def _choose_objective(imported: ImportedModel) -> str:
     """Return an objective of the family: the first with the fewest heads that the class of `transformers` has and the
     model lacks."""
     lacking = {name.split(".")[1] for name in imported.absent if name.startswith("head.")} - imported.missing_heads
-    return min(KNOWN[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
+    return min(FAMILIES[imported.spec.name].objectives, key=lambda name: len(lacking & {*build_objective(name).losses}))
 
 
-def _shape(size: Size) -> dict[str, Any]:
+def _size_values(size: Size) -> dict[str, Any]:
     shape: dict[str, Any] = {name: getattr(size, name) for name in ("layers", "width", "heads", "ffn")}
     # The default width is left out, as in megaptm's configs, with one of which the run may continue.
     is_default = size.key_width * size.heads == size.width
@@ -333,9 +338,9 @@ def _shape(size: Size) -> dict[str, Any]:
     return shape | {name: number for name, number in optional.items() if number is not None}
 
 
-def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
+def _save_checkpoint(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: Tokenizer | None) -> None:
     """Write the checkpoint of step 0: weights without moments, because there was no update."""
-    begin = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
+    start = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
         store = Store(run, fence=lock.is_held, token=lock.token)
         store.prepare(0)
@@ -345,7 +350,7 @@ def _save(config: Config, weights: Mapping[str, Tensor], run: Path, tokenizer: T
         )
         store.write(0, 0, pieces)
         store.commit(
-            0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **begin}, ranks=1
+            0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **start}, ranks=1
         )
 
 
@@ -355,5 +360,5 @@ def _size_name(spec: ModelSpec) -> str:
         stacks = {stack: plain(own) for stack, own in size.stacks.items()}
         return replace(size, head_width=size.key_width, context=None, stacks=stacks)
 
-    sizes = KNOWN[spec.name].sizes
+    sizes = FAMILIES[spec.name].sizes
     return next((name for name, size in sizes.items() if plain(size) == plain(spec.size)), "custom")

@@ -19,7 +19,7 @@ from megaptm.spec import ModelSpec
 
 # `transformers` stores these with the weights of old checkpoints; they are not trained. The last one is a table of T5
 # that the released code never reads.
-BUFFERS = (
+UNTRAINED = (
     *(".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids"),
     "EncDecAttention.relative_attention_bias.weight",
 )
@@ -41,10 +41,10 @@ class ImportedModel:
     """Parameters in the files that megaptm's model does not have, by name; with the prefix `STACK/` for stacks that are
     separate models. An export writes them again."""
     text_end: int | None = None
-    """Id by which the class of `transformers` finds the end of a text, or `LARGEST_ID_ENDS`; None if it needs none."""
-    differing_rates: tuple[str, ...] = ()
+    """Id by which the class of `transformers` finds the end of a text, or `LEGACY_END_ID`; None if it needs none."""
+    differing_dropouts: tuple[str, ...] = ()
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
-    open_keys: tuple[str, ...] = ()
+    settable_keys: tuple[str, ...] = ()
     """Numbers of attention patterns that config.json has no field for (families that are only imported)."""
     image_options: Mapping[str, Any] = field(default_factory=dict)
     """Options of an objective that prepare images as the model's processor does, if they differ from the defaults."""
@@ -65,7 +65,7 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
     with torch.device("meta"):
         parameters = dict(build_model(spec).named_parameters())
     shapes = {name: tensor.shape for name, tensor in export_weights(counterpart.rules, spec, parameters).items()}
-    state = _without_zeros(counterpart, spec, state, where)
+    state = _drop_zero_parameters(counterpart, spec, state, where)
     hf_weights, unused = _rename_parameters(counterpart, state, shapes, where)
     if (table := hf_weights.get(counterpart.repeated_table)) is not None:
         hf_weights[counterpart.repeated_table] = _repeat_positions(counterpart, spec, table, where)
@@ -100,11 +100,11 @@ def imported_model(counterpart: Counterpart, spec: ModelSpec, state: Mapping[str
     absent = {name: tuple(parameter.shape) for name, parameter in parameters.items() if name not in weights}
     # A model that is only an initialization for another family has another class, with other names.
     exported_unused = {} if counterpart.import_only else unused
-    without = spec.family.heads if counterpart.import_only else heads_not_in_hugging_face(spec, counterpart)
-    return ImportedModel(spec, weights, absent, exported_unused, missing_heads=frozenset(without))
+    missing_heads = spec.family.heads if counterpart.import_only else heads_missing_in_hf_class(spec, counterpart)
+    return ImportedModel(spec, weights, absent, exported_unused, missing_heads=frozenset(missing_heads))
 
 
-def _without_zeros(
+def _drop_zero_parameters(
     counterpart: Counterpart, spec: ModelSpec, state: Mapping[str, Tensor], where: str
 ) -> dict[str, Tensor]:
     """Return the parameters without those of `Counterpart.zero_parameters`, which must be zero."""
@@ -129,7 +129,7 @@ def _rename_parameters(
     unused: dict[str, Tensor] = {}
     unknown = []
     for file_name, tensor in state.items():
-        if file_name.endswith(BUFFERS):
+        if file_name.endswith(UNTRAINED):
             continue
         new_name = re.sub("|".join(map(re.escape, OLD_NAMES)), lambda old: OLD_NAMES[old[0]], file_name)
         for pattern, replacement in counterpart.renames.items():
@@ -179,7 +179,7 @@ def _shorten_list(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def heads_not_in_hugging_face(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
+def heads_missing_in_hf_class(spec: ModelSpec, counterpart: Counterpart) -> tuple[str, ...]:
     """Return the heads of the family for which the class of `transformers` has no parameters."""
     rules = {
         head: [rule for rule in counterpart.rules if rule.name.startswith(f"{HEADS}{head}.")]

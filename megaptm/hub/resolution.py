@@ -14,30 +14,30 @@ from megaptm.hub.imported_weights import ImportedModel
 POSITIONS = "embed.position.weight"
 
 
-def at_context(model: ImportedModel, context: int) -> ImportedModel:
+def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
     """Return the model with `context` positions: the class token, and a square of patches. Position embeddings of
-    patches are interpolated bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); all else is
+    patches are interpolate_positions bicubically in two dimensions (ViT, arXiv:2010.11929, section 3.2); all else is
     unchanged."""
     spec = replace(model.spec, context=context)
     if not spec.family.reads_images:
         raise UserError(
-            f"model.context ({context}): a {spec.name} has the places of its files; only those of images, and of "
-            "families that take another's in turn (LED, Longformer, BigBird), are made of others: leave it out."
+            f"model.context ({context}): the files of a {spec.name} determine its number of positions; only models of "
+            "images, LED, Longformer and BigBird can be imported with another one: remove it."
         )
     if context < 2 or spec.grid**2 + 1 != context:
         raise UserError(
-            f"model.context ({context}) must be one more than a square, for the patches of an image and itself: "
+            f"model.context ({context}) must be a square number of patches plus 1 for the class token: "
             f"{max(spec.grid, 1) ** 2 + 1} or {(spec.grid + 1) ** 2 + 1}."
         )
     weights = dict(model.weights)
     if context != model.spec.context:
-        weights[POSITIONS] = interpolated(weights[POSITIONS], before=model.spec.grid, after=spec.grid)
+        weights[POSITIONS] = interpolate_positions(weights[POSITIONS], before=model.spec.grid, after=spec.grid)
     return replace(model, spec=spec, weights=weights)
 
 
-def interpolated(rows_SD: Tensor, *, before: int, after: int) -> Tensor:
+def interpolate_positions(rows_SD: Tensor, *, before: int, after: int) -> Tensor:
     """Return [1 + after x after, D] from [1 + before x before, D]: the class token's row unchanged, and the
-    interpolated grid."""
+    interpolate_positions grid."""
     grid_1DHW = rows_SD[1:].float().t().reshape(1, -1, before, before)
     larger_1DHW = F.interpolate(grid_1DHW, (after, after), mode="bicubic", align_corners=False)
     rows_ND = larger_1DHW.flatten(2)[0].t().to(rows_SD.dtype)

@@ -15,74 +15,81 @@ Value = TypeVar("Value")
 TOKENS = "embed.token.weight"
 
 
-def alone(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
+def split_stack(spec: ModelSpec, weights: Mapping[str, Tensor], stack: str) -> tuple[ModelSpec, dict[str, Tensor]]:
     """Return one stack as a separate model, with the shared tables or its own: a gradient-disentangled table is the sum
     of the shared one and the difference."""
     family, size = spec.family.alone(stack), change(spec.size_of(stack), stacks={})
     if size.width != spec.size.table_width:
         size = change(size, embedding=spec.size.table_width)
     own = (f"{stack}.", *(f"head.{head}." for head in family.heads))
-    kept = {name: weight for name, weight in weights.items() if name.startswith(own)}
+    split = {name: weight for name, weight in weights.items() if name.startswith(own)}
     for name, weight in weights.items():
-        if (alone_name := _name_alone(spec.family, stack, name)) is not None:
-            kept[alone_name] = weight
-    if (difference := weights.get(_difference(stack))) is not None:
-        kept[TOKENS] = weights[TOKENS] + difference
-    return replace(spec, family=family, size=size), kept
+        if (split_name := _split_name(spec.family, stack, name)) is not None:
+            split[split_name] = weight
+    if (difference := weights.get(_difference_name(stack))) is not None:
+        split[TOKENS] = weights[TOKENS] + difference
+    return replace(spec, family=family, size=size), split
 
 
-def together(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
+def join_specs(family: Family, parts: Mapping[str, ModelSpec], where: str) -> ModelSpec:
     """Return the model of these stacks. Raise UserError if they differ in shared settings."""
     main = parts[next(stack for stack in family.stacks if stack in family.drawn)]
     for stack, part in parts.items():
-        for name in ("vocabulary", "context", "dropout"):
-            if getattr(part, name) != getattr(main, name):
-                raise UserError(f"{where}: its {stack} has another {name} than the rest; give models trained together.")
-        if part.size.table_width != main.size.table_width:
-            raise UserError(f"{where}: its {stack} has wider or narrower tables; give models trained together.")
-        if _attention_dropout(part) != _attention_dropout(main):
-            raise UserError(f"{where}: its {stack} has another dropout than the rest; give models trained together.")
-    eps, dropout = main.family.first_block.norm.eps, _attention_dropout(main)
+        other_settings = _shared_settings(part)
+        for name, value in _shared_settings(main).items():
+            if other_settings[name] != value:
+                raise UserError(
+                    f"{where}: its {stack} has {name} {other_settings[name]}, but the main model has {value}; give "
+                    "models trained together."
+                )
+    block = main.family.first_block
+    eps, dropout = block.norm.eps, block.attentions[0].dropout
     stacks = {
         name: change(block, norm={"eps": eps}, attention={"dropout": dropout}) for name, block in family.stacks.items()
     }
     sizes = {stack: change(part.size, embedding=None) for stack, part in parts.items()}
-    others = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
-    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=others))
+    different_sizes = {stack: size for stack, size in sizes.items() if size != change(main.size, embedding=None)}
+    return replace(main, family=change(family, stacks=stacks), size=change(main.size, stacks=different_sizes))
 
 
-def _attention_dropout(part: ModelSpec) -> bool | float:
-    return part.family.first_block.attentions[0].dropout
-
-
-def renamed(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
-    """Return the values by name in the full model; for shared parameters, that of the last stack."""
+def _shared_settings(part: ModelSpec) -> dict[str, object]:
     return {
-        _name_in_whole(family, stack, name): value for stack, theirs in parts.items() for name, value in theirs.items()
+        "vocabulary": part.vocabulary,
+        "context": part.context,
+        "dropout": part.dropout,
+        "embedding width": part.size.table_width,
+        "attention dropout": part.family.first_block.attentions[0].dropout,
     }
 
 
-def joined(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
+def rename_to_full(family: Family, parts: Mapping[str, Mapping[str, Value]]) -> dict[str, Value]:
+    """Return the values by name in the full model; for shared parameters, that of the last stack."""
+    return {_full_name(family, stack, name): value for stack, values in parts.items() for name, value in values.items()}
+
+
+def join_weights(family: Family, parts: Mapping[str, Mapping[str, Tensor]], where: str) -> dict[str, Tensor]:
     """Return the weights of the full model, with the differences of gradient-disentangled tables. Raise UserError if
     shared weights differ by more than the precision of a half-precision format."""
-    weights = renamed(family, parts)
-    for stack, theirs in parts.items():
-        for name, weight in theirs.items():
-            if not weights[_name_in_whole(family, stack, name)].allclose(weight, rtol=1e-2, atol=1e-3):
+    weights = rename_to_full(family, parts)
+    for stack, stack_weights in parts.items():
+        for name, weight in stack_weights.items():
+            if not weights[_full_name(family, stack, name)].allclose(weight, rtol=1e-2, atol=1e-3):
                 raise UserError(
-                    f"{where}: {name} of its {stack} is another than that of the rest, with which it is one in a "
-                    f"{family.name}; give models trained together."
+                    f"{where}: {name} of its {stack} differs from the other model's, but {family.name} has one "
+                    "parameter for both; give models trained together."
                 )
-    differences = {name: weights[name] - weights[TOKENS] for name in map(_difference, family.gradient_disentangled)}
+    differences = {
+        name: weights[name] - weights[TOKENS] for name in map(_difference_name, family.gradient_disentangled)
+    }
     return weights | differences
 
 
-def _name_alone(family: Family, stack: str, name: str) -> str | None:
+def _split_name(family: Family, stack: str, name: str) -> str | None:
     """Return the name of an embedding parameter in a separate stack; None if the stack does not have it."""
-    widen, own = _widen(family, stack), f"embed.{family.tables[stack]}"
+    widen, own = _widen_prefix(family, stack), f"embed.{family.tables[stack]}"
     if name.startswith(widen):
         return name.replace(widen, "embed.widen.")
-    if not name.startswith("embed.") or "widen." in name or name == _difference(stack):
+    if not name.startswith("embed.") or "widen." in name or name == _difference_name(stack):
         return None
     if stack in family.gradient_disentangled:
         return name.replace(own, "embed.") if name.startswith(own) else None
@@ -93,19 +100,19 @@ def _name_alone(family: Family, stack: str, name: str) -> str | None:
     )
 
 
-def _name_in_whole(family: Family, stack: str, name: str) -> str:
+def _full_name(family: Family, stack: str, name: str) -> str:
     if name.startswith("embed.widen."):
-        return name.replace("embed.widen.", _widen(family, stack))
+        return name.replace("embed.widen.", _widen_prefix(family, stack))
     if stack in family.gradient_disentangled and name.startswith("embed."):
-        return _difference(stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
+        return _difference_name(stack) if name == TOKENS else name.replace("embed.", f"embed.{family.tables[stack]}")
     return name
 
 
-def _difference(stack: str) -> str:
+def _difference_name(stack: str) -> str:
     """Return the name of the difference table of a gradient-disentangled stack in the full model."""
-    return f"embed.{stack}_difference.weight"
+    return f"embed.{stack}_difference_name.weight"
 
 
-def _widen(family: Family, stack: str) -> str:
+def _widen_prefix(family: Family, stack: str) -> str:
     """Return the name prefix of a stack's projection from the tables in the full model."""
-    return f"embed.{stack}_widen." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."
+    return f"embed.{stack}_widen_prefix." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."

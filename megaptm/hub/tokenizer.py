@@ -19,7 +19,7 @@ from megaptm.tokenizers.special import CONFIG_KEYS, role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
 SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
-OWN_LENGTH = "model_max_length"
+MAX_LENGTH_KEY = "model_max_length"
 FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
 """Options in a tokenizer's config from which a family's tokenizer class rebuilds parts of tokenizer.json."""
 
@@ -35,7 +35,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
-        raise UserError(f"{folder} has no tokenizer.json: put the model's tokenizer beside it.")
+        raise UserError(f"{folder} has no tokenizer.json: add the model's tokenizer.")
     library = transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
@@ -45,10 +45,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         except Exception as error:
             why = in_brief(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
-        return _with_table(load_tokenizer(converted), folder)
+        return _with_sentencepiece_table(load_tokenizer(converted), folder)
 
 
-def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+def _with_sentencepiece_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     """Return the tokenizer with the normalization table of the folder's SentencePiece model, which transformers does
     not convert for DeBERTa v2 and v3 and BigBird."""
     file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
@@ -71,7 +71,7 @@ def _with_table(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     return Tokenizer({**tokenizer.content, "normalizer": normalizer}, tokenizer.config)
 
 
-def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
+def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
     """Return a tokenizer with the same ids, and the settings with which `AutoTokenizer` reproduces training inputs.
 
     Special tokens are placed as by the objective. Texts are truncated at `sequence`, the longest training sequence, or
@@ -88,27 +88,27 @@ def exported_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: Base
         "tokenizer_class": GENERAL_CLASS,
         "clean_up_tokenization_spaces": False,
         "model_input_names": inputs,
-        OWN_LENGTH: _longest(tokenizer, spec, sequence),
+        MAX_LENGTH_KEY: _max_length(tokenizer, spec, sequence),
         # Padding follows the text, since positions count from the first token; `pipeline` changes it for generation.
         "padding_side": "right",
         "truncation_side": "right",
         **{key: tokenizer.config[key] for key in FAMILY_OPTIONS if key in tokenizer.config},
         **{CONFIG_KEYS[role]: name for role, name in names.items()},
     }
-    content = _laid_out(tokenizer, objective, segments="token_type_ids" in inputs)
+    content = _with_template(tokenizer, objective, segments="token_type_ids" in inputs)
     if content is not tokenizer.content:
         config[TRAINED_LAYOUT] = tokenizer.config.get(TRAINED_LAYOUT, tokenizer.content.get("post_processor"))
     return Tokenizer(content, config)
 
 
-def _longest(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
-    own = tokenizer.config.get(OWN_LENGTH)
+def _max_length(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
+    own = tokenizer.config.get(MAX_LENGTH_KEY)
     # transformers writes 1e30 if the length is not set.
     longest = max(own, sequence) if type(own) is int and own < 1 << 24 else sequence
     return longest if spec.longest is None else min(longest, spec.longest)
 
 
-def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool) -> dict[str, Any]:
+def _with_template(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool) -> dict[str, Any]:
     """Return tokenizer.json with the objective's special tokens around one and two texts, unchanged if it already has
     them.
 
@@ -116,12 +116,16 @@ def _laid_out(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool)
     `</s>` between them).
     """
     content = tokenizer.content
-    wanted = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
-    shown = 2 if segments or objective.num_segments > 1 else 1
-    return content if _samples(content, segments)[:shown] == _samples(wanted, segments)[:shown] else wanted
+    with_template = {**content, "post_processor": _template(objective, tokenizer.special, tokenizer.library)}
+    num_compared = 2 if segments or objective.num_segments > 1 else 1
+    return (
+        content
+        if _encode_samples(content, segments)[:num_compared] == _encode_samples(with_template, segments)[:num_compared]
+        else with_template
+    )
 
 
-def _samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:
+def _encode_samples(content: dict[str, Any], segments: bool) -> list[tuple[list[int], list[int]]]:
     """Return the ids of one text and of a pair, with their segments if the model has them."""
     from tokenizers import Tokenizer as Library
 
@@ -136,23 +140,23 @@ def _template(objective: BaseObjective, special: SpecialTokens, library: Any) ->
     """Return the JSON of `TemplateProcessing` of the tokenizers library."""
     ids: dict[str, int] = {}
 
-    def pieces(words: str) -> list[dict[str, Any]]:
-        laid = []
-        for word in words.split():
+    def parse(template: str) -> list[dict[str, Any]]:
+        parts = []
+        for word in template.split():
             name, _, segment = word.partition(":")
             if name in ("A", "B"):
-                laid.append({"Sequence": {"id": name, "type_id": int(segment or 0)}})
+                parts.append({"Sequence": {"id": name, "type_id": int(segment or 0)}})
                 continue
             if (id_ := getattr(special, name)) is None:
                 raise UserError(
-                    f"the tokenizer has no {name} token, which {objective.name} puts around a text: export with the "
-                    "one that the model was trained with."
+                    f"the tokenizer has no {name} token, which {objective.name} adds to texts: export with the "
+                    "tokenizer used in training."
                 )
             token = library.id_to_token(id_)
             ids[token] = id_
-            laid.append({"SpecialToken": {"id": token, "type_id": int(segment or 0)}})
-        return laid
+            parts.append({"SpecialToken": {"id": token, "type_id": int(segment or 0)}})
+        return parts
 
-    single, pair = (pieces(words) for words in objective.template)
-    tokens = {token: {"id": token, "ids": [number], "tokens": [token]} for token, number in ids.items()}
+    single, pair = (parse(template) for template in objective.template)
+    tokens = {token: {"id": token, "ids": [id_], "tokens": [token]} for token, id_ in ids.items()}
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

@@ -73,18 +73,18 @@ def open_run(run: str | Path, *, step: int | None = None, device: str | torch.de
 
 def open_exported(folder: str | Path, *, device: str | torch.device | None = None) -> TrainedModel:
     """Load a model in Hugging Face's format, in float32."""
-    from megaptm.hub.import_run import complete, first_config, read_model
+    from megaptm.hub.import_run import complete_weights, default_config, read_model
 
     folder = Path(folder)
     imported, tokenizer = read_model(str(folder))
     if tokenizer is None:
         raise UserError(f"{folder} has no tokenizer.json: copy the model's tokenizer into the folder.")
-    config = first_config(imported, folder)
+    config = default_config(imported, folder)
     return TrainedModel(
         folder=folder,
         config=config,
         step=0,
-        model=_build_filled(imported.spec, complete(imported, seed=config.train.seed), device, folder, folder),
+        model=_build_filled(imported.spec, complete_weights(imported, seed=config.train.seed), device, folder, folder),
         tokenizer=tokenizer,
         tokenizer_folder=folder,
         fresh=imported.fresh,

@@ -21,7 +21,7 @@ from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import MASKED, encoder
 from megaptm.families.uniter import UNITER
 from megaptm.hub.huggingface import from_hugging_face
-from megaptm.hub.import_run import complete
+from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models import Model, build_model, fill
 from megaptm.models.model import even_chunks
@@ -69,14 +69,14 @@ def test_it_begins_as_its_bert() -> None:
     new = ("embed.region.", "head.itm.classify.", "head.mrfr.", "head.mrc-kl.")
     assert all(name.startswith(new) for name in found.absent)
     assert all(any(name.startswith(one) for name in found.absent) for one in new)
-    model = model_of(found.spec, complete(found, seed=0))
+    model = model_of(found.spec, complete_weights(found, seed=0))
     real = batch["document_ids"] > 0
     said = theirs(**inputs_of("bert", batch)).prediction_logits
     read = {name: batch[name] for name in ("tokens", "segments", "document_ids")}
     assert (model.logits(read)["mlm"][..., : said.shape[-1]] - said)[real].abs().max() <= 1e-5
     without = type(theirs.bert)(theirs.config, add_pooling_layer=False)
     assert "head.itm.pooler" in from_hugging_face(without, family="uniter").fresh
-    with pytest.raises(UserError, match=r"model.detector is for image regions, which bert does not read"):
+    with pytest.raises(UserError, match=r"model.detector is for models of image regions, which bert is not"):
         from_hugging_face(theirs, detector=(FEATURES, CLASSES))
 
 

@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import save_file
 
 from megaptm.data.teacher_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
-from megaptm.families.elmo.bilm import options, to_bilm
+from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models import build_model, fill
@@ -82,7 +82,7 @@ def _write_elmo(folder: Path) -> None:
         write_hdf5(folder / "weights.hdf5", to_bilm(weights, spec))
     else:
         save_file(to_bilm(weights, spec), folder / "weights.safetensors")
-    (folder / "options.json").write_text(json.dumps(options(spec)))
+    (folder / "options.json").write_text(json.dumps(bilm_options(spec)))
     (folder / "vocabulary.txt").write_text("\n".join(["<unk>", "<s>", "</s>", "king", "queen", "sea"]) + "\n")
     (folder / "vectors.txt").write_text("king 0.5 -1\nqueen 1e-3 2\nthe sea 3 4\n")
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.hub.huggingface import FAMILY, describe_config, from_hugging_face, hugging_face_config
-from megaptm.hub.import_run import complete
+from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, change
 from tests.families.vision import pixel_values
@@ -250,7 +250,7 @@ def outcome(name: str, case: Case | None, folder: Path) -> str:
         found = from_hugging_face(folder)
     except UserError as error:
         return f"refused: {error}"
-    ours = model_of(found.spec, complete(found, seed=0))
+    ours = model_of(found.spec, complete_weights(found, seed=0))
     ours = without_decoder(ours) if "deberta" in name else ours
     try:
         said = our_outputs(name, ours, batch)

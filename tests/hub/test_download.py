@@ -13,9 +13,9 @@ import huggingface_hub
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.hub.download import model_folder
+from megaptm.hub.download import find_or_download
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.hub.image_processor import OF_ALL, PROCESSOR
+from megaptm.hub.image_processor import PROCESSOR, PROCESSOR_OF_MODEL
 from tests.models.tiny import tiny_model
 
 NAME, REVISION = "somebody/tiny-gpt2", "0" * 39 + "1"
@@ -68,7 +68,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
     model = tiny_model("gpt2")
     to_hugging_face(model.spec, dict(model.named_parameters()), None, tmp_path / "model")
     (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"never fetched")
-    for name in (PROCESSOR, OF_ALL):
+    for name in (PROCESSOR, PROCESSOR_OF_MODEL):
         (tmp_path / "model" / name).write_text("{}")
     handler = type("Handler", (Hub,), {"folder": tmp_path / "model", "asked": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -89,17 +89,17 @@ def at_hub(monkeypatch: pytest.MonkeyPatch, port: int, folder: Path) -> None:
 
 
 def test_a_model_comes_from_the_hub_without_its_pickle(hub: type[Hub]) -> None:
-    folder = model_folder(NAME)
+    folder = find_or_download(NAME)
     found = from_hugging_face(folder)
     assert found.spec.size.layers == 2
     assert not any(path.endswith(".bin") for path in hub.asked)
     # Without them a model of images would be read as its family usually is.
-    assert all((folder / name).read_text() == "{}" for name in (PROCESSOR, OF_ALL))
+    assert all((folder / name).read_text() == "{}" for name in (PROCESSOR, PROCESSOR_OF_MODEL))
 
 
 def test_a_name_that_the_hub_does_not_know_is_one_sentence_and_one_question(hub: type[Hub]) -> None:
-    with pytest.raises(UserError, match=r"^nobody/nothing is not a folder here, and the .* hub shows no model"):
-        model_folder("nobody/nothing")
+    with pytest.raises(UserError, match=r"^nobody/nothing is not a folder here, and the .* hub has no public model"):
+        find_or_download("nobody/nothing")
     assert len(hub.asked) == 1
 
 
@@ -108,8 +108,8 @@ def test_without_a_network_a_wrong_path_is_one_sentence(tmp_path: Path, monkeypa
         closed.bind(("127.0.0.1", 0))
         at_hub(monkeypatch, closed.getsockname()[1], tmp_path)
         with pytest.raises(
-            UserError, match=r"^gpt2 is not a folder here, and the .* hub cannot be asked for it \("
+            UserError, match=r"^gpt2 is not a folder here, and the .* hub cannot be reached \("
         ) as error:
-            model_folder("gpt2")
+            find_or_download("gpt2")
     assert "\n" not in str(error.value)
     assert "hf download gpt2" in str(error.value)

@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from megaptm.errors import UserError
-from megaptm.hub.download import model_folder
+from megaptm.hub.download import find_or_download
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from tests.models.tiny import tiny_model
 
@@ -216,7 +216,7 @@ def test_code_of_the_models_own_is_refused_unread(copied: Callable[[str], Path])
     folder = copied("gpt2")
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     change(folder / "config.json", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
-    assert "auto_map names code that comes with the model, which is never run here" in refused(folder)
+    assert "auto_map names code in the model's folder, which megaptm never runs" in refused(folder)
     change(folder / "config.json", auto_map=None)
     (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Tokenizer", null]}}')
     assert "tokenizer_config.json: auto_map names code" in refused(folder)
@@ -228,7 +228,7 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(copied: Callable[[str], 
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     said = refused(folder)
-    assert "as a pickle, which can run code" in said
+    assert "only pickled weights, which can run code" in said
     command = said.split("`")[1]
     done = subprocess.run(command.replace("python", sys.executable, 1), shell=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
@@ -290,6 +290,6 @@ def test_the_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Nothing is asked of the hub where a folder is meant: one that is here, one in a folder that is, or a path."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported").mkdir()
-    monkeypatch.setattr("megaptm.hub.download._fetched", lambda name: pytest.fail(f"the hub was asked for {name}"))
+    monkeypatch.setattr("megaptm.hub.download._download", lambda name: pytest.fail(f"the hub was asked for {name}"))
     for source in ("exported", "exported/gpt2", "./gpt2", "/nowhere/gpt2", "~/gpt2", "a/b/c", "", "gpt2 "):
-        assert model_folder(source) == Path(source)
+        assert find_or_download(source) == Path(source)

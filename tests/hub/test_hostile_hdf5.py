@@ -18,5 +18,5 @@ def test_small_files_of_large_arrays_are_refused(tmp_path: Path, how: str) -> No
         else:
             options = {"maxshape": (None,), "chunks": (1 << 25,), "dtype": "f4", "compression": "gzip"}
             file.create_dataset("a", shape=shape, **options)[:] = 1
-    with pytest.raises(UserError, match="far more memory than its file"):
+    with pytest.raises(UserError, match="far more memory than the file"):
         read_hdf5(tmp_path / "it.hdf5", {"a": shape})

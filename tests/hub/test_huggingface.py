@@ -253,14 +253,14 @@ def test_what_turns_queries_is_read_where_older_files_have_it() -> None:
 
 def test_dropouts_that_are_others_here_are_told() -> None:
     config = hugging_face_config(replace(tiny_spec("bart"), dropout=0.1))
-    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).differing_rates
+    assert not from_hugging_face(transformers.BartForConditionalGeneration(config)).differing_dropouts
     config.attention_dropout = config.activation_dropout = 0.0  # as in bart-large-cnn
     found = from_hugging_face(transformers.BartForConditionalGeneration(config))
-    assert (found.spec.dropout, found.differing_rates) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
+    assert (found.spec.dropout, found.differing_dropouts) == (0.1, ("attention_dropout 0.0", "activation_dropout 0.0"))
     config = hugging_face_config(tiny_spec("palm"))
     config.attention_dropout = 0.1
     found = from_hugging_face(transformers.CohereForCausalLM(config))
-    assert (found.spec.dropout, found.differing_rates) == (0.0, ("attention_dropout 0.1",))
+    assert (found.spec.dropout, found.differing_dropouts) == (0.0, ("attention_dropout 0.1",))
 
 
 OF_ITS_OWN = ("gpt1", "gpt2", "bert", "roberta", "albert", "deberta", "ernie-2", "electra-discriminator")

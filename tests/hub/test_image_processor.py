@@ -16,7 +16,7 @@ from PIL import Image
 from megaptm.batch import IMAGE, PATCH
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.hub.image_processor import ALWAYS, DEFAULTS, OF_ALL, PROCESSOR, read_processor
+from megaptm.hub.image_processor import COMMON_DEFAULTS, DEFAULTS, PROCESSOR, PROCESSOR_OF_MODEL, read_processor
 from megaptm.hub.import_run import import_run
 from megaptm.inference.loaded_model import load_model
 from megaptm.models import Model, build_model
@@ -130,7 +130,7 @@ def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: st
 def test_what_a_file_leaves_out_is_what_transformers_does() -> None:
     for name, ours in DEFAULTS.items():
         theirs = getattr(transformers, f"{name}ImageProcessorPil")
-        for field, value in (ALWAYS | ours).items():
+        for field, value in (COMMON_DEFAULTS | ours).items():
             usual = getattr(theirs, field, None)
             usual = [*usual] if isinstance(usual, tuple) else usual or False
             if field in ("size", "crop_size") and isinstance(value, int):
@@ -173,10 +173,10 @@ def test_a_processor_may_be_a_section_of_another_file(tmp_path: Path) -> None:
     spec = tiny_clip()
     assert read_processor(spec, tmp_path, remedy="") is None
     (tmp_path / PROCESSOR).write_text(json.dumps({"size": PIXELS, "crop_size": PIXELS, "resample": 2}))
-    (tmp_path / OF_ALL).write_text(json.dumps({"processor_class": "CLIPProcessor"}))
+    (tmp_path / PROCESSOR_OF_MODEL).write_text(json.dumps({"processor_class": "CLIPProcessor"}))
     assert read_processor(spec, tmp_path, remedy="").options == {}
     section = {"size": PIXELS, "crop_size": PIXELS, "image_mean": 0.25, "image_std": [2, 2, 2]}
-    (tmp_path / OF_ALL).write_text(json.dumps({"image_processor": section}))
+    (tmp_path / PROCESSOR_OF_MODEL).write_text(json.dumps({"image_processor": section}))
     found = read_processor(spec, tmp_path, remedy="")
     assert found.options == {"resample": "bicubic"}
     assert found.pixels == PixelStatistics((0.25, 0.25, 0.25), (2.0, 2.0, 2.0))

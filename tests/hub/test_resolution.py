@@ -8,7 +8,7 @@ from megaptm.batch import CHANNELS, IMAGE, PATCH
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
-from megaptm.hub.resolution import at_context, interpolated
+from megaptm.hub.resolution import interpolate_positions, resize_position_table
 from megaptm.inference.loaded_model import load_model
 from megaptm.models import build_model
 from tests.families.vision import pixel_values, theirs_in, weights_of
@@ -27,7 +27,7 @@ def test_larger_images_are_read_as_hugging_face_reads_them(tmp_path, family):
     small = build()
     to_hugging_face(small.spec, weights_of(small), None, tmp_path / "out")
     theirs = theirs_in(tmp_path / "out", kind)
-    found = at_context(from_hugging_face(tmp_path / "out"), LARGER**2 + 1)
+    found = resize_position_table(from_hugging_face(tmp_path / "out"), LARGER**2 + 1)
     model = build_model(found.spec).eval()
     model.load_state_dict(found.weights)
     generator = torch.Generator().manual_seed(1)
@@ -50,10 +50,10 @@ def test_larger_images_are_read_as_hugging_face_reads_them(tmp_path, family):
 def test_of_as_many_places_nothing_changes(tmp_path):
     model = vit_model(both=False)
     rows = model.embed.position.weight.detach()
-    assert torch.allclose(interpolated(rows, before=GRID, after=GRID), rows, atol=1e-6)
+    assert torch.allclose(interpolate_positions(rows, before=GRID, after=GRID), rows, atol=1e-6)
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
     found = from_hugging_face(tmp_path / "out")
-    same = at_context(found, GRID**2 + 1)
+    same = resize_position_table(found, GRID**2 + 1)
     assert all(same.weights[name] is weight for name, weight in found.weights.items())
 
 
@@ -65,8 +65,8 @@ def test_a_run_begins_from_a_model_of_smaller_images(tmp_path):
     assert (done.config.model.context, done.config.data.sequence) == (26, 26)
     begun = load_model(tmp_path / "run").model.embed.position.weight
     rows = model.embed.position.weight.detach()
-    assert torch.allclose(begun, interpolated(rows, before=GRID, after=LARGER))
-    for said, wrong in (("many", "must be a positive integer"), ("27", "must be one more than a square.*26 or 37")):
+    assert torch.allclose(begun, interpolate_positions(rows, before=GRID, after=LARGER))
+    for said, wrong in (("many", "must be a positive integer"), ("27", "must be a square number.*26 or 37")):
         with pytest.raises(UserError, match=wrong):
             import_run(str(tmp_path / "out"), tmp_path / "other", [f"model.context={said}"])
     assert not (tmp_path / "other").exists()

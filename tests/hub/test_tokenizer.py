@@ -134,7 +134,7 @@ def test_a_decoder_with_another_familys_tokenizer_is_shown_no_end(tmp_path: Path
 def test_a_tokenizer_without_what_is_put_around_a_text_is_refused(tmp_path: Path) -> None:
     train("unigram", [Path(textwrap.__file__).read_text(encoding="utf-8")], vocabulary=400).save(tmp_path / "tokenizer")
     model = build_model(replace(tiny_spec("bert"), vocabulary=400))
-    with pytest.raises(UserError, match="no cls token, which masked-lm-next-sentence puts around a text"):
+    with pytest.raises(UserError, match="no cls token, which masked-lm-next-sentence adds to texts"):
         to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
 
 

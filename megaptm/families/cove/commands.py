@@ -19,13 +19,13 @@ def export_command(run: Path, folder: Path, step: int | None) -> None:
     \b
       megaptm export cove runs/cove-tiny exported/cove-tiny
     """
-    from megaptm.families.cove.mt_lstm import ENCODER, to_cove_folder
+    from megaptm.families.cove.mt_lstm import ENCODER, export_cove
     from megaptm.run.checkpoint import open_checkpoint
     from megaptm.storage import writable_path
 
     writable_path(folder, "FOLDER")
     checkpoint = open_checkpoint(run, step=step)
-    to_cove_folder(checkpoint, folder)
+    export_cove(checkpoint, folder)
     size = checkpoint.spec.size
     module = f"torch.nn.LSTM({size.table_width}, {size.ffn}, num_layers={size.layers}, bidirectional=True)"
     echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")

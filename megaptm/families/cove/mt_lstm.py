@@ -15,26 +15,26 @@ from megaptm.storage import write_atomically
 from megaptm.tokenizers import load as load_tokenizer
 
 ENCODER, VECTORS, WORDS = "mt-lstm.safetensors", "vectors.safetensors", "vocabulary.txt"
-MAPS = {"input": "ih", "state": "hh"}
+TORCH_NAMES = {"input": "ih", "state": "hh"}
 
 
 def to_mt_lstm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Return the weights of the encoder: `weight_ih_l0`, `bias_hh_l1_reverse` and so on."""
     return {
-        f"{kind}_{theirs}_l{layer}{suffix}": weights[f"encoder.{layer}.recurrent.{direction}.{ours}.{kind}"]
+        f"{kind}_{torch_name}_l{layer}{suffix}": weights[f"encoder.{layer}.recurrent.{direction}.{name}.{kind}"]
         for layer in range(spec.size_of("encoder").layers)
         for direction, suffix in (("ahead", ""), ("back", "_reverse"))
-        for ours, theirs in MAPS.items()
+        for name, torch_name in TORCH_NAMES.items()
         for kind in ("weight", "bias")
     }
 
 
-def to_cove_folder(checkpoint: RunCheckpoint, folder: Path) -> None:
+def export_cove(checkpoint: RunCheckpoint, folder: Path) -> None:
     """Write the encoder as a torch LSTM, its word vectors, and a word list with one word per line."""
     spec = checkpoint.spec
     recurrent = spec.family.first_block.recurrent
     if recurrent is None or recurrent.kind != "lstm-both-ways":
-        raise UserError(f"{spec.name} is no CoVe: write it with `megaptm export hf`.")
+        raise UserError(f"{spec.name} is not a CoVe: export it with `megaptm export hf`.")
     weights = {name: tensor.float().contiguous() for name, tensor in checkpoint.weights().items()}
     tokenizer = load_tokenizer(checkpoint.tokenizer)
     words = [tokenizer.name(id_) for id_ in range(spec.vocabulary)]

@@ -59,13 +59,13 @@ def export_command(run: Path, folder: Path, step: int | None, format_: str) -> N
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny
       megaptm export elmo runs/elmo-tiny exported/elmo-tiny --format hdf5
     """
-    from megaptm.families.elmo.exporter import OPTIONS, to_elmo_folder
+    from megaptm.families.elmo.exporter import OPTIONS, export_elmo
     from megaptm.run.checkpoint import open_checkpoint
     from megaptm.storage import writable_path
 
     writable_path(folder, "FOLDER")
     checkpoint = open_checkpoint(run, step=step)
-    weights = to_elmo_folder(checkpoint, folder, hdf5=format_ == "hdf5")
+    weights = export_elmo(checkpoint, folder, hdf5=format_ == "hdf5")
     echo(f"step {checkpoint.step} of {run} is in {folder}; in Python:")
     if format_ == "hdf5":
         echo(f"  allennlp.modules.elmo.Elmo({str(folder / OPTIONS)!r}, {str(weights)!r}, 1)")

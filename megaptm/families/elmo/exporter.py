@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save
 
 from megaptm.errors import UserError
-from megaptm.families.elmo.bilm import options, to_bilm
+from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.library import h5py
 from megaptm.run.checkpoint import RunCheckpoint
@@ -20,7 +20,7 @@ WEIGHTS, OPTIONS, WORDS, SOFTMAX = "weights.safetensors", "options.json", "vocab
 HDF5 = "weights.hdf5"
 
 
-def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) -> Path:
+def export_elmo(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = False) -> Path:
     """Write `weights.safetensors` with the names and shapes of the released HDF5 file, or with `hdf5` that file; also
     `options.json`, `vocabulary.txt` with one word per line, the tokenizer, and `softmax.safetensors` with `W` and `b`.
     Return the path of the weights."""
@@ -28,21 +28,21 @@ def to_elmo_folder(checkpoint: RunCheckpoint, folder: Path, *, hdf5: bool = Fals
         h5py()  # raises UserError before anything is written
     spec = checkpoint.spec
     if not (spec.family.is_recurrent and spec.family.reads_characters):
-        raise UserError(f"{spec.name} is no ELMo: write it with `megaptm export hf`.")
+        raise UserError(f"{spec.name} is not an ELMo: export it with `megaptm export hf`.")
     weights = {name: tensor.float() for name, tensor in checkpoint.weights().items()}
     tokenizer = load_tokenizer(checkpoint.tokenizer)
     head = "head.bidirectional-lm"
-    said = {"W": weights[f"{head}.table.weight"], "b": weights[f"{head}.vocabulary.bias"]}
-    softmax = {name: tensor[: spec.vocabulary].contiguous() for name, tensor in said.items()}
+    padded = {"W": weights[f"{head}.table.weight"], "b": weights[f"{head}.vocabulary.bias"]}
+    softmax = {name: tensor[: spec.vocabulary].contiguous() for name, tensor in padded.items()}
     words = [tokenizer.name(id_) for id_ in range(spec.vocabulary)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / OPTIONS, json.dumps(options(spec), indent=1).encode() + b"\n")
+    write_atomically(folder / OPTIONS, json.dumps(bilm_options(spec), indent=1).encode() + b"\n")
     write_atomically(folder / WORDS, "".join(f"{word}\n" for word in words).encode())
     tokenizer.save(folder)
     write_atomically(folder / SOFTMAX, save(softmax))
-    theirs = {name: one.to(torch.float32) for name, one in to_bilm(weights, spec).items()}
+    tensors = {name: tensor.to(torch.float32) for name, tensor in to_bilm(weights, spec).items()}
     if hdf5:
-        write_hdf5(folder / HDF5, theirs)
+        write_hdf5(folder / HDF5, tensors)
         return folder / HDF5
-    write_atomically(folder / WEIGHTS, save(theirs))
+    write_atomically(folder / WEIGHTS, save(tensors))
     return folder / WEIGHTS

@@ -16,9 +16,9 @@ from megaptm.errors import UserError
 from megaptm.hub.library import h5py
 from megaptm.storage import write_atomically
 
-MOST_PACKED = 64
+MAX_COMPRESSION_RATIO = 64
 """Largest ratio of array size to stored size; only zeros compress more with deflate."""
-MOST_OF_A_CHUNK = 1 << 24
+MAX_CHUNK_ELEMENTS = 1 << 24
 """Largest number of elements of a chunk."""
 
 
@@ -42,24 +42,27 @@ def read_hdf5(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Te
         raise
     # Damaged files raise many types of errors.
     except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is no HDF5 file, or damaged ({error}): fetch it again.") from None
+        raise UserError(f"{path} is not an HDF5 file, or is damaged ({error}): fetch it again.") from None
 
 
 def _read(library: Any, file: Any, name: str, shape: tuple[int, ...], path: Path) -> Tensor:
-    steps = name.split("/")
-    for number in range(len(steps)):
+    groups = name.split("/")
+    for index in range(len(groups)):
         # Links, external and virtual data sets could expose any file of this machine.
-        link = file.get("/".join(steps[: number + 1]), getlink=True)
+        link = file.get("/".join(groups[: index + 1]), getlink=True)
         if link is None:
-            raise UserError(f"{path} has no {name}: it is of another model than its options say.")
+            raise UserError(f"{path} has no {name}, which options.json requires: give files of one model.")
         if not isinstance(link, library.HardLink):
-            raise UserError(f"{path}: {name} is a link to another place, which is never followed: fetch it again.")
-    found = file[name]
-    if not isinstance(found, library.Dataset) or found.external or found.is_virtual or found.dtype.kind != "f":
-        raise UserError(f"{path}: {name} is not an array of numbers in this file: fetch it again.")
-    if found.shape != shape:
-        raise UserError(f"{path}: {name} is {found.shape}, and by the options {shape}: they are of two models.")
+            raise UserError(f"{path}: {name} is a link, which megaptm never follows: fetch the file again.")
+    data = file[name]
+    if not isinstance(data, library.Dataset) or data.external or data.is_virtual or data.dtype.kind != "f":
+        raise UserError(f"{path}: {name} is not an array of floats in this file: fetch it again.")
+    if data.shape != shape:
+        raise UserError(
+            f"{path}: {name} has shape {data.shape}, but options.json requires {shape}: give files of one model."
+        )
     # Unwritten data takes no space in a file, and a chunk is decompressed completely for any read.
-    if found.id.get_storage_size() * MOST_PACKED < found.nbytes or math.prod(found.chunks or (0,)) > MOST_OF_A_CHUNK:
-        raise UserError(f"{path}: {name} takes far more memory than its file has bytes: fetch it again.")
-    return torch.from_numpy(found[()].astype(np.float32))
+    compressed, chunk = data.id.get_storage_size(), math.prod(data.chunks or (0,))
+    if compressed * MAX_COMPRESSION_RATIO < data.nbytes or chunk > MAX_CHUNK_ELEMENTS:
+        raise UserError(f"{path}: {name} would need far more memory than the file has bytes: fetch it again.")
+    return torch.from_numpy(data[()].astype(np.float32))

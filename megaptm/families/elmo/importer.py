@@ -19,7 +19,7 @@ from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.exporter import SOFTMAX
 from megaptm.families.elmo.hdf5 import read_hdf5
 from megaptm.hub.folder import read_tensors
-from megaptm.hub.import_run import RECIPE, refuse_of_model, refuse_taken, write_run
+from megaptm.hub.import_run import RECIPE, refuse_existing_run, refuse_model_overrides, write_run
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models import build_model
 from megaptm.spec import ModelSpec, Size
@@ -40,44 +40,44 @@ OPTIMIZER = {
     "clip": 0.5,
 }
 
-_Number = Annotated[int, Field(ge=1, le=1_000_000)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class ElmoCells(Record):
+class ElmoLSTM(Record):
     """Field `lstm` of options.json."""
 
     use_skip_connections: bool = False
-    projection_dim: _Number
+    projection_dim: _Count
     cell_clip: float
     proj_clip: float
-    dim: _Number
+    dim: _Count
     n_layers: Annotated[int, Field(ge=1, le=1_000)]
 
 
-class ElmoCharacters(Record):
+class ElmoCharacterEmbedding(Record):
     """Field `embedding` of `char_cnn`."""
 
-    dim: _Number
+    dim: _Count
 
 
-class ElmoFilters(Record):
+class ElmoCharacterCNN(Record):
     """Field `char_cnn` of options.json."""
 
     activation: str
     filters: Annotated[
-        list[Annotated[list[_Number], Field(min_length=2, max_length=2)]], Field(min_length=1, max_length=100)
+        list[Annotated[list[_Count], Field(min_length=2, max_length=2)]], Field(min_length=1, max_length=100)
     ]
     n_highway: Annotated[int, Field(ge=0, le=100)]
-    embedding: ElmoCharacters
-    n_characters: _Number
-    max_characters_per_token: _Number
+    embedding: ElmoCharacterEmbedding
+    n_characters: _Count
+    max_characters_per_token: _Count
 
 
 class ElmoOptions(Record):
     """Content of the released code's options.json."""
 
-    lstm: ElmoCells
-    char_cnn: ElmoFilters
+    lstm: ElmoLSTM
+    char_cnn: ElmoCharacterCNN
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
     """Create the run folder from a folder with options, weights and words. Return its config, and the heads that the
     model lacks, which are initialized."""
     folder, run = Path(folder), Path(run)
-    refuse_taken(run)
-    refuse_of_model(overrides, str(folder))
+    refuse_existing_run(run)
+    refuse_model_overrides(overrides, str(folder))
     files = find_files(folder)
-    tokenizer = _tokenizer(files.words)
-    values = _first_values(_options(files.options), files.options, tokenizer.vocabulary, run)
+    tokenizer = _read_tokenizer(files.words)
+    values = _config_values(_read_options(files.options), files.options, tokenizer.vocabulary, run)
     spec = resolve_model(UncheckedConfig.from_mapping(values).load())
     model = read_model(spec, files)
     return write_run(run, str(folder), values, overrides, model, tokenizer), model.fresh
@@ -170,11 +170,11 @@ def _check_shapes(
     return _check_finite({name: tensors[name] for name in shapes}, path)
 
 
-def _options(file: Path) -> ElmoOptions:
+def _read_options(file: Path) -> ElmoOptions:
     return validate(ElmoOptions, read_json_object(file, remedy=REMEDY), file, remedy=REMEDY)
 
 
-def _tokenizer(words: Path) -> Tokenizer:
+def _read_tokenizer(words: Path) -> Tokenizer:
     if words.is_dir():
         return load_tokenizer(words)
     try:
@@ -185,7 +185,7 @@ def _tokenizer(words: Path) -> Tokenizer:
         raise UserError(f"{words} cannot be read as text ({error}): give a file with a word per line.") from None
 
 
-def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
+def _config_values(options: ElmoOptions, file: Path, words: int, run: Path) -> dict[str, Any]:
     """Return the config values of a run of such a model. Raise UserError if megaptm does not support it."""
     lstm, cnn, record = options.lstm, options.char_cnn, ELMO.first_block.recurrent
     assert record is not None
@@ -211,9 +211,9 @@ def _first_values(options: ElmoOptions, file: Path, words: int, run: Path) -> di
         highway=cnn.n_highway,
         character_width=cnn.embedding.dim,
     )
-    named = next((name for name, known in ELMO.sizes.items() if known == size), "custom")
-    numbers = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
-    model = {"family": ELMO.name, "size": named, **{name: getattr(size, name) for name in numbers}}
+    size_name = next((name for name, known in ELMO.sizes.items() if known == size), "custom")
+    fields = ("layers", "width", "heads", "ffn", "memory", "highway", "character_width")
+    model = {"family": ELMO.name, "size": size_name, **{name: getattr(size, name) for name in fields}}
     model |= {"filters": [[*pair] for pair in size.filters], "vocabulary": words}
     if ELMO.negatives >= words:
         model["negatives"] = 0
