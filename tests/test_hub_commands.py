@@ -110,7 +110,7 @@ def test_failed_import_leaves_no_files(exported, tmp_path):
     _, _, run, folder = exported
     cases = [
         (["train.stpes=4"], "unknown key train.stpes"),
-        (["model.layers=3"], "only model.dropout and model.attention.dropout can be set"),
+        (["model.layers=3"], "only these keys of it can be set: model.dropout"),
     ]
     for overrides, errors in cases:
         with pytest.raises(UserError, match=errors):

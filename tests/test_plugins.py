@@ -315,7 +315,7 @@ def test_invalid_family_is_rejected(folder, table, expected):
         f"from megaptm.families.words import WORD2VEC\nfrom megaptm.spec import Size\nIT = {table}\n"
     )
     config = "word2vec" if "WORD2VEC" in table else "gpt2"
-    with pytest.raises(UserError, match=rf"model\.family: the table `{module}:IT` cannot be read \({expected}"):
+    with pytest.raises(UserError, match=rf"model\.family: the family `{module}:IT` is invalid \({expected}"):
         load(ROOT / f"configs/{config}/tiny.yaml", [f"model.family={module}:IT"])
 
 

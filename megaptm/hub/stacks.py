@@ -110,9 +110,9 @@ def _full_name(family: Family, stack: str, name: str) -> str:
 
 def _difference_name(stack: str) -> str:
     """Return the name of the difference table of a gradient-disentangled stack in the full model."""
-    return f"embed.{stack}_difference_name.weight"
+    return f"embed.{stack}_difference.weight"
 
 
 def _widen_prefix(family: Family, stack: str) -> str:
     """Return the name prefix of a stack's projection from the tables in the full model."""
-    return f"embed.{stack}_widen_prefix." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."
+    return f"embed.{stack}_widen." if stack in family.drawn else f"embed.{family.prefixes[stack]}widen."

@@ -32,7 +32,14 @@ from megaptm.track import read_metrics
 from tests.drills.lives import THREADS, command, kill_half_way, measure_cost
 from tests.drills.program import checkpoints, finish, resumed_at
 from tests.drills.tiny_corpora import tiny_config
-from tests.hub.reloaded import documents_of, inputs_of, joint_losses_of, losses_of, losses_of_rows_that_go_on, reload
+from tests.hub.reloaded import (
+    evaluate_joint_losses,
+    evaluate_losses,
+    evaluate_recurrent_losses,
+    reload,
+    rename_inputs,
+    split_documents,
+)
 
 transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.drill, pytest.mark.timeout(1800), pytest.mark.usefixtures("one_thread")]
@@ -216,7 +223,7 @@ def test_export_matches_transformers(life: Life, tmp_path: Path) -> None:
         assert not out.exists()
         return
     command(export, "hf", str(run), str(out))
-    hf_model = reload(out, passed_over="discriminator_predictions." if family.name == "deberta-v3" else "-")
+    hf_model = reload(out, ignored_prefix="discriminator_predictions." if family.name == "deberta-v3" else "-")
 
     text = Path(os.__file__).read_text(encoding="utf-8")[:5000]
     ids = transformers.AutoTokenizer.from_pretrained(out)(text, add_special_tokens=False).input_ids
@@ -225,18 +232,18 @@ def test_export_matches_transformers(life: Life, tmp_path: Path) -> None:
     if any(block.last_layer == "mask-decoder" for block in family.stacks.values()):
         # transformers has no mask decoder, so the hidden states of the encoder are compared.
         with torch.inference_mode():
-            for documents in chain.from_iterable(documents_of(family, batch) for batch in life.batches[:1]):
-                hidden_states = hf_model.base_model(**inputs_of(documents))[0]
+            for documents in chain.from_iterable(split_documents(family, batch) for batch in life.batches[:1]):
+                hidden_states = hf_model.base_model(**rename_inputs(documents))[0]
                 assert (hidden_states - life.loaded.model.encode(documents)).abs().max() < 1e-4
         reloaded = replace(life.loaded, model=megaptm.load(out).model)
         assert mean_losses(reloaded, life.batches) == pytest.approx(life.losses, rel=1e-5)
         return
     if uses_lanes(life.loaded):
-        hf_losses = losses_of_rows_that_go_on(hf_model, life.spec, life.batches)
+        hf_losses = evaluate_recurrent_losses(hf_model, life.spec, life.batches)
     elif family.drawn:
-        hf_losses = joint_losses_of(reload(out / "generator"), hf_model, family, life.batches)
+        hf_losses = evaluate_joint_losses(reload(out / "generator"), hf_model, family, life.batches)
     else:
-        hf_losses = losses_of(hf_model, family, life.batches)
+        hf_losses = evaluate_losses(hf_model, family, life.batches)
     assert main_loss(hf_losses) == pytest.approx(main_loss(life.losses), abs=1e-4)
     for name, loss in hf_losses.items():
         assert loss == pytest.approx(life.losses[name], abs=1e-4), name

@@ -1,5 +1,4 @@
-"""CLIP: as many parameters as published, the same as Hugging Face's in features, loss and every gradient, there and
-back, and learning which text is of which image."""
+"""CLIP: parameter count, equality with Hugging Face, export and import, configs, and training."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
-from tests.families.vision import pixel_values, theirs_in, weights_of
+from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.test_parts import equals_the_whole
 from tests.models.vision import TEXT, clip_batch, clip_model
 
@@ -45,29 +44,30 @@ HEAD = "image-text"
 
 
 @pytest.mark.parametrize(
-    ("size", "number"),
+    ("size", "expected"),
     [("b-32", 151_277_313), ("b-16", 149_620_737), ("l-14", 427_616_513), ("l-14-336", 427_944_193)],
 )
-def test_the_formula_gives_the_published_count(size, number):
-    assert count_parameters(published(CLIP, size)) == number
+def test_published_parameter_count(size, expected):
+    assert count_parameters(published(CLIP, size)) == expected
 
 
-def test_the_formula_counts_what_is_built():
+def test_parameter_count_equals_built_model():
     model = clip_model()
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * model.spec.token_width
     assert count_parameters(model.spec, with_heads=True) == built
 
 
-def test_operations_equal_those_that_torch_counts():
-    """No gradient goes to pixels; one place of either side is mapped. What compares rows is a step's, not a row's."""
+def test_step_flops_equal_torch_counter():
+    """Pixels get no gradient, and each sequence has one projected position. The comparison of all pairs is counted per
+    step."""
     model, batch = clip_model(), clip_batch(3, seed=1, all_asked=True)
-    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    # The counter does not know the fused kernel of the CPU, but plain matrix products.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses[HEAD][0].backward()
     spec = model.spec
     [brick] = heads(spec).values()
-    # The temperature is a feature of a row, and no part of a product.
+    # The temperature is one of a sample's features, but in no matrix product.
     compared = 6 * 2 * 3 * 3 * brick.embedding
     expected = step_flops(spec, rows=3, lengths={"image": spec.context, "text": TEXT}) + compared
     assert counter.get_total_flops() == expected
@@ -75,32 +75,36 @@ def test_operations_equal_those_that_torch_counts():
 
 
 def differences(folder: Path) -> tuple[float, float]:
-    """The largest of any feature, cosine or the loss, and of the gradient of any parameter."""
+    """Return the largest difference of features, logits and loss, and that of gradients."""
     model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
     to_hugging_face(model.spec, weights_of(model), None, folder)
-    theirs = theirs_in(folder, transformers.CLIPModel)
-    said = theirs(input_ids=batch["text_tokens"], pixel_values=pixel_values(model, batch["patches"]), return_loss=True)
+    reference = load_reference(folder, transformers.CLIPModel)
+    output = reference(
+        input_ids=batch["text_tokens"], pixel_values=pixel_values(model, batch["patches"]), return_loss=True
+    )
     features = model(batch, features=True).features[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
     loss, number = model(batch).losses[HEAD]
-    gaps = [images - said.image_embeds, texts - said.text_embeds]
-    gaps += [scale.mean() * images @ texts.t() - said.logits_per_image, loss / number - said.loss]
-    said.loss.backward()
+    gaps = [images - output.image_embeds, texts - output.text_embeds]
+    gaps += [scale.mean() * images @ texts.t() - output.logits_per_image, loss / number - output.loss]
+    output.loss.backward()
     (loss / number).backward()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in reference.parameters():
             parameter.copy_(parameter.grad)
-    gradients = from_hugging_face(theirs).weights
-    moved = [(one.grad - gradients[name]).abs().max().item() for name, one in model.named_parameters()]
-    return max(gap.abs().max().item() for gap in gaps), max(moved)
+    gradients = from_hugging_face(reference).weights
+    gradient_gaps = [
+        (parameter.grad - gradients[name]).abs().max().item() for name, parameter in model.named_parameters()
+    ]
+    return max(gap.abs().max().item() for gap in gaps), max(gradient_gaps)
 
 
-def test_features_cosines_loss_and_every_gradient_are_hugging_faces(tmp_path):
+def test_features_loss_and_gradients_match_hugging_face(tmp_path):
     assert max(differences(tmp_path / "theirs")) <= 1e-5
 
 
-def test_the_loss_is_half_of_the_cross_entropy_of_rows_and_of_columns():
-    """Equations of figure 3 of the paper, on cosines by the temperature; a pair is the diagonal."""
+def test_loss_is_mean_of_both_cross_entropies():
+    """Formula of figure 3 of the paper: the positive pairs are the diagonal of cosines divided by the temperature."""
     model, batch = clip_model(), clip_batch(5, seed=5, all_asked=True)
     features = model(batch, features=True).features[HEAD]
     images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
@@ -113,17 +117,17 @@ def test_the_loss_is_half_of_the_cross_entropy_of_rows_and_of_columns():
     assert (loss / number).item() == pytest.approx(((rows + columns) / 2).item(), rel=1e-6)
 
 
-def test_an_exported_model_comes_back(tmp_path):
+def test_export_and_import_round_trip(tmp_path):
     model = clip_model()
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out")
-    found = from_hugging_face(tmp_path / "out")
-    assert found.weights.keys() == weights_of(model).keys()
-    assert all(found.weights[name].equal(weight) for name, weight in weights_of(model).items())
-    assert (found.spec.context, found.spec.context_of("text"), found.spec.vocabulary) == (10, TEXT, 150)
-    assert found.spec.size_of("text") == model.spec.size_of("text")
+    imported = from_hugging_face(tmp_path / "out")
+    assert imported.weights.keys() == weights_of(model).keys()
+    assert all(imported.weights[name].equal(weight) for name, weight in weights_of(model).items())
+    assert (imported.spec.context, imported.spec.context_of("text"), imported.spec.vocabulary) == (10, TEXT, 150)
+    assert imported.spec.size_of("text") == model.spec.size_of("text")
 
 
-def test_the_temperature_stays_at_a_hundred_and_may_come_back():
+def test_temperature_is_clamped():
     model, batch = clip_model(), clip_batch(4, seed=1)
     scale = model.head[HEAD].scale
     slopes = []
@@ -139,31 +143,34 @@ def test_the_temperature_stays_at_a_hundred_and_may_come_back():
     assert slopes[1] == 0
 
 
-def test_a_row_without_a_text_is_compared_with_none():
+def test_sample_without_text_is_ignored():
     model, batch = clip_model(), clip_batch(6, seed=2)
-    asked = batch["text_end"] != IGNORED
+    has_text = batch["text_end"] != IGNORED
     with torch.no_grad():
-        some, few = model(batch).losses[HEAD], model({name: field[asked] for name, field in batch.items()}).losses[HEAD]
-    assert some[1] == few[1] == asked.sum()
-    assert some[0].item() == pytest.approx(few[0].item(), rel=1e-6)
+        all_samples, with_text = (
+            model(batch).losses[HEAD],
+            model({name: field[has_text] for name, field in batch.items()}).losses[HEAD],
+        )
+    assert all_samples[1] == with_text[1] == has_text.sum()
+    assert all_samples[0].item() == pytest.approx(with_text[0].item(), rel=1e-6)
 
 
-def test_many_rows_are_compared_some_after_others(monkeypatch):
+def test_chunked_loss_equals_full_loss(monkeypatch):
     model, batch = clip_model(), clip_batch(7, seed=6)
     features = model(batch, features=True).features[HEAD].detach()
-    answers, found = batch["text_end"], []
-    for most in (1024, 2):
-        monkeypatch.setattr(image_text, "ROWS_COMPARED", most)
-        whole = features.clone().requires_grad_()
-        losses = model.head[HEAD].compare(whole, answers, slice(1, 6))
-        [gradient] = torch.autograd.grad(losses.sum(), whole)
-        found.append((losses, gradient))
-    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
-    assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
-    assert found[0][0].shape == (5,)
+    text_ends, results = batch["text_end"], []
+    for max_rows in (1024, 2):
+        monkeypatch.setattr(image_text, "ROWS_COMPARED", max_rows)
+        inputs = features.clone().requires_grad_()
+        losses = model.head[HEAD].compare(inputs, text_ends, slice(1, 6))
+        [gradient] = torch.autograd.grad(losses.sum(), inputs)
+        results.append((losses, gradient))
+    assert torch.allclose(results[0][0], results[1][0], atol=1e-6)
+    assert torch.allclose(results[0][1], results[1][1], atol=1e-6)
+    assert results[0][0].shape == (5,)
 
 
-def test_what_stands_behind_a_text_changes_nothing():
+def test_tokens_after_text_end_are_ignored():
     model, batch = clip_model(), clip_batch(4, seed=3, all_asked=True)
     other = batch["text_tokens"].clone()
     other[torch.arange(TEXT) > batch["text_end"][:, None]] = 7
@@ -171,14 +178,14 @@ def test_what_stands_behind_a_text_changes_nothing():
         assert model(batch).losses[HEAD][0].equal(model({**batch, "text_tokens": other}).losses[HEAD][0])
 
 
-def test_parts_of_a_pipeline_are_the_whole():
+def test_pipeline_stages_equal_full_model():
     equals_the_whole(clip_model(), clip_batch(4, seed=4), 4)
 
 
-def test_an_untrained_model_begins_as_the_papers():
+def test_initial_values_are_those_of_the_paper():
     spec = replace(published(CLIP, "b-32"), vocabulary=256)
     with torch.device("meta"):
-        shapes = {name: one.shape for name, one in build_model(spec).named_parameters()}
+        shapes = {name: parameter.shape for name, parameter in build_model(spec).named_parameters()}
 
     def std(name: str) -> float:
         return initial_value(spec, name, tuple(shapes[name]), 1).std().item()
@@ -193,23 +200,23 @@ def test_an_untrained_model_begins_as_the_papers():
     assert math.exp(LARGEST) == pytest.approx(100)
 
 
-def vocabulary(size: int) -> TokenizerRecipe:
+def tokenizer_recipe(size: int) -> TokenizerRecipe:
     return TokenizerRecipe(vocabulary=size, specials="clip")
 
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Drawn shapes with texts, and with labels: half as many as the command makes."""
+    """Return a folder with corpora of shapes with texts, and with labels: half as many as the command makes."""
     folder = tmp_path_factory.mktemp("shapes")
     write_shapes(folder / "drawn", texts=True, number=1024)
-    build(folder / "drawn", folder / "pairs", texts=True, validation=0.2, tokenizer=vocabulary(320))
+    build(folder / "drawn", folder / "pairs", texts=True, validation=0.2, tokenizer=tokenizer_recipe(320))
     build(folder / "drawn", folder / "labels", validation=0.2)
     return folder
 
 
 @pytest.fixture(scope="module")
 def run(corpora):
-    """The tiny config's model, half as deep, after some steps by plain torch; as a run's checkpoint would be."""
+    """Return the tiny config's model with half the layers, after 100 steps."""
     overrides = ["model.layers=2", "model.width=48", "model.ffn=96", "model.stacks.text.layers=1"]
     overrides += [f"data.mix={{{corpora / 'pairs'}: 1}}", f"run={corpora / 'run'}", "model.vocabulary=320"]
     config = load(CONFIGS / "tiny.yaml", overrides)
@@ -231,38 +238,38 @@ def run(corpora):
     return LoadedModel(corpora, config, 100, model, tokenizer, folder)
 
 
-def test_it_knows_classes_by_their_names(run, corpora):
-    """Held-out shapes of sixteen kinds, of which the most frequent is one in eleven."""
-    found = run.zero_shot(corpus=corpora / "labels", templates=["a photo of a {}.", "a picture of one {}."])
-    assert found.names[0] == "blue circle"
-    assert len(found.cosines) > 150
-    assert found.chance < 0.12
-    assert found.accuracy() > 2 * found.chance
+def test_zero_shot_accuracy_after_training(run, corpora):
+    """Validation shapes of 16 classes, of which the most frequent is 1 of 11."""
+    result = run.zero_shot(corpus=corpora / "labels", templates=["a photo of a {}.", "a picture of one {}."])
+    assert result.names[0] == "blue circle"
+    assert len(result.cosines) > 150
+    assert result.chance < 0.12
+    assert result.accuracy() > 2 * result.chance
 
 
-def test_images_and_texts_find_each_other(run):
-    found = retrieval(run)
-    assert found.pairs > 150
-    for shares in (found.texts_of_images, found.images_of_texts):
-        assert all(shares[first] > 2 * first / found.pairs for first in (5, 10))
+def test_retrieval_after_training(run):
+    result = retrieval(run)
+    assert result.pairs > 150
+    for shares in (result.texts_of_images, result.images_of_texts):
+        assert all(shares[first] > 2 * first / result.pairs for first in (5, 10))
 
 
-def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
+def test_embeddings_are_normalized_and_independent_of_batch(run):
     texts = ["a photo of a red circle.", "blue", "a yellow cross on a plain ground, and much more that nobody reads"]
     vectors = run.encode(texts)
     assert torch.allclose(vectors.norm(dim=-1), torch.ones(3))
     assert torch.allclose(run.encode(texts[:1]), vectors[:1], atol=1e-6)
-    images = [picture("PNG", 32, 32, seed=number) for number in range(3)]
-    seen = run.encode_images(images)
-    assert torch.allclose(run.encode_images(images[1]), seen[1:2], atol=1e-6)
-    said = run.zero_shot(["red", "blue"], images)
-    assert said.cosines.allclose(seen @ class_vectors(run, ["red", "blue"]).t(), atol=1e-6)
-    assert {*said.predictions} <= {"red", "blue"}
+    images = [picture("PNG", 32, 32, seed=seed) for seed in range(3)]
+    image_vectors = run.encode_images(images)
+    assert torch.allclose(run.encode_images(images[1]), image_vectors[1:2], atol=1e-6)
+    result = run.zero_shot(["red", "blue"], images)
+    assert result.cosines.allclose(image_vectors @ class_vectors(run, ["red", "blue"]).t(), atol=1e-6)
+    assert {*result.predictions} <= {"red", "blue"}
     assert run.zero_shot("red", images[0]).predictions == ["red"]
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("call", "message"),
     [
         (lambda run, corpora: run.zero_shot(["a"], corpus=corpora / "pairs"), "has no labels"),
         (
@@ -280,32 +287,32 @@ def test_vectors_are_of_length_one_and_do_not_depend_on_the_batch(run):
         (lambda run, corpora: run.generate("a"), "reads images and cannot generate"),
     ],
 )
-def test_what_it_cannot_be_asked_is_one_sentence(run, corpora, ask, said):
-    with pytest.raises(UserError, match=said):
-        ask(run, corpora)
+def test_invalid_calls_are_refused(run, corpora, call, message):
+    with pytest.raises(UserError, match=message):
+        call(run, corpora)
 
 
-def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
+def test_exported_processor_gives_equal_embeddings(run, tmp_path):
     model = run.model
     to_hugging_face(
         model.spec, weights_of(model), run.tokenizer_folder, tmp_path / "out", objective=run.config.built_objective
     )
-    theirs = theirs_in(tmp_path / "out", transformers.CLIPModel)
-    images = [Image.open(io.BytesIO(picture("PNG", 32, 32, seed=number))) for number in range(2)]
+    reference = load_reference(tmp_path / "out", transformers.CLIPModel)
+    images = [Image.open(io.BytesIO(picture("PNG", 32, 32, seed=seed))) for seed in range(2)]
     texts = ["a photo of a red circle.", "a green cross"]
     prepared = transformers.CLIPProcessor.from_pretrained(tmp_path / "out")(
         text=texts, images=images, return_tensors="pt", padding=True
     )
-    said = theirs(**prepared)
-    assert torch.allclose(said.text_embeds, run.encode(texts), atol=1e-5)
-    seen = run.encode_images([picture("PNG", 32, 32, seed=number) for number in range(2)])
-    assert torch.allclose(said.image_embeds, seen, atol=1e-5)
-    back = megaptm.load(tmp_path / "out")
-    assert torch.allclose(back.encode(texts), run.encode(texts), atol=1e-6)
+    output = reference(**prepared)
+    assert torch.allclose(output.text_embeds, run.encode(texts), atol=1e-5)
+    image_vectors = run.encode_images([picture("PNG", 32, 32, seed=seed) for seed in range(2)])
+    assert torch.allclose(output.image_embeds, image_vectors, atol=1e-5)
+    reloaded = megaptm.load(tmp_path / "out")
+    assert torch.allclose(reloaded.encode(texts), run.encode(texts), atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("data.sequence=197", r"data.sequence \(197\) must not exceed the 50 learned positions"),
         (
@@ -317,19 +324,24 @@ def test_an_export_has_a_processor_and_says_the_same(run, tmp_path):
         ("layout.tensor=16", "must divide the 12 attention heads"),
     ],
 )
-def test_what_a_config_cannot_mean_is_one_sentence(override, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_config_is_refused(override, message):
+    with pytest.raises(UserError, match=message):
         load(CONFIGS / "b-32.yaml", [override])
 
 
 @pytest.mark.parametrize("size", ["b-32", "b-16", "l-14", "l-14-336"])
-def test_recipes_are_those_of_the_papers_tables(size):
+def test_recipes_match_the_paper(size):
     """arXiv:2103.00020, tables 18 and 19."""
     config = load(CONFIGS / f"{size}.yaml")
-    told, spec = config.optimizer, resolve_model(config)
+    optimizer, spec = config.optimizer, resolve_model(config)
     rate = {"b-32": 5e-4, "b-16": 5e-4, "l-14": 4e-4, "l-14-336": 2e-5}[size]
     assert spec == replace(published(CLIP, size), family=spec.family)
-    assert (told.lr, told.betas, told.eps, told.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.2)
-    assert (told.warmup_steps, told.decay, told.min_lr_ratio, told.clip) == (2000, "cosine", 0.0, None)
+    assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.2)
+    assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
+        2000,
+        "cosine",
+        0.0,
+        None,
+    )
     epochs = 1 if size == "l-14-336" else 32
     assert (config.train.batch, config.train.steps) == (32_768, round(400e6 * epochs / 32_768))

@@ -1,4 +1,4 @@
-"""CoVe: its encoder is torch's LSTM over each text of a row, its decoder attends, and a translator learns by both."""
+"""CoVe: equality of encoder and decoder with torch's LSTM, features, training, and word vectors from a file."""
 
 import math
 import os
@@ -21,11 +21,11 @@ from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.words.text_file import with_vectors
 from tests.models.recurrent import VOCABULARY, tiny_cove
 
-# Of two rows of the encoder and of the decoder, texts of these lengths.
-READ, SAID, PLACES = ((5, 3), (7, 0)), ((2, 4), (6, 0)), (9, 7)
+# Document lengths of two samples, for the encoder and the decoder.
+SOURCE_LENGTHS, TARGET_LENGTHS, WIDTHS = ((5, 3), (7, 0)), ((2, 4), (6, 0)), (9, 7)
 
 
-def model_of(spec: ModelSpec | None = None):
+def build_tiny_model(spec: ModelSpec | None = None):
     model = build_model(tiny_cove() if spec is None else spec)
     fill(model, seed=3)
     with torch.no_grad():
@@ -37,14 +37,14 @@ def model_of(spec: ModelSpec | None = None):
     return model
 
 
-def batch_of():
-    """Two texts in the first row, one in the second, with padding."""
+def make_batch():
+    """Return a batch with two documents in the first sample, one in the second, and padding."""
     generator, batch = torch.Generator().manual_seed(5), {}
-    for prefix, lengths, places in (("", READ, PLACES[0]), ("decoder_", SAID, PLACES[1])):
-        batch[f"{prefix}tokens"] = torch.randint(4, VOCABULARY, (2, places), generator=generator)
-        numbers = [[1] * one + [2] * two + [0] * (places - one - two) for one, two in lengths]
-        batch[f"{prefix}document_ids"] = torch.tensor(numbers)
-    labels = torch.randint(4, VOCABULARY, (2, PLACES[1]), generator=generator)
+    for prefix, lengths, width in (("", SOURCE_LENGTHS, WIDTHS[0]), ("decoder_", TARGET_LENGTHS, WIDTHS[1])):
+        batch[f"{prefix}tokens"] = torch.randint(4, VOCABULARY, (2, width), generator=generator)
+        document_ids = [[1] * first + [2] * second + [0] * (width - first - second) for first, second in lengths]
+        batch[f"{prefix}document_ids"] = torch.tensor(document_ids)
+    labels = torch.randint(4, VOCABULARY, (2, WIDTHS[1]), generator=generator)
     return batch | {"labels": labels.masked_fill(batch["decoder_document_ids"] == 0, -100)}
 
 
@@ -54,7 +54,7 @@ def torch_lstm(model):
     return lstm
 
 
-def test_the_encoder_has_as_many_parameters_as_the_published_one():
+def test_published_encoder_parameter_count():
     spec = published(COVE, "base")
     with torch.device("meta"):
         model = build_model(spec)
@@ -63,43 +63,46 @@ def test_the_encoder_has_as_many_parameters_as_the_published_one():
     assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters()) - padding
 
 
-def encoded_and_by_torch():
-    """Vectors and gradients of the encoder, and torch's, which reads each text by itself, padded and packed; here two
-    are in one row."""
-    model, batch = model_of().eval(), batch_of()
+def encode_with_both():
+    """Return hidden states and gradients of the encoder, and those of torch's LSTM. For torch each document is a
+    sample."""
+    model, batch = build_tiny_model().eval(), make_batch()
     x_BSD = model.encode(batch)
     rows = batch["tokens"]
     texts = [rows[0, :5], rows[0, 5:8], rows[1, :7]]
     lstm, table = torch_lstm(model), model.embed.token.weight.detach()
     padded = nn.utils.rnn.pad_sequence([table[text] for text in texts])
     packed = pack_padded_sequence(padded, torch.tensor([5, 3, 7]), enforce_sorted=False)
-    theirs, _ = pad_packed_sequence(lstm(packed)[0])
-    ours = torch.cat([x_BSD[0, :5], x_BSD[0, 5:8], x_BSD[1, :7]])
-    expected = torch.cat([theirs[:5, 0], theirs[:3, 1], theirs[:7, 2]])
-    ours.square().sum().backward()
+    padded_output, _ = pad_packed_sequence(lstm(packed)[0])
+    actual = torch.cat([x_BSD[0, :5], x_BSD[0, 5:8], x_BSD[1, :7]])
+    expected = torch.cat([padded_output[:5, 0], padded_output[:3, 1], padded_output[:7, 2]])
+    actual.square().sum().backward()
     expected.square().sum().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if name.startswith("encoder")}
-    found = to_mt_lstm(gradients, model.spec)
-    return (ours, expected), [(found[name], parameter.grad) for name, parameter in lstm.named_parameters()]
+    converted = to_mt_lstm(gradients, model.spec)
+    return (actual, expected), [(converted[name], parameter.grad) for name, parameter in lstm.named_parameters()]
 
 
 def differences():
-    """The largest of a vector, and of a gradient."""
-    (ours, expected), gradients = encoded_and_by_torch()
-    return (ours - expected).abs().max().item(), max((one - other).abs().max().item() for one, other in gradients)
+    """Return the largest difference of hidden states, and that of gradients."""
+    (actual, expected), gradients = encode_with_both()
+    return (actual - expected).abs().max().item(), max(
+        (gradient - reference).abs().max().item() for gradient, reference in gradients
+    )
 
 
-def test_what_is_encoded_and_its_gradients_are_those_of_torchs_lstm():
-    (ours, expected), gradients = encoded_and_by_torch()
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+def test_encoder_equals_torch_lstm():
+    (actual, expected), gradients = encode_with_both()
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     assert len(gradients) == 16
-    for one, other in gradients:
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    for gradient, reference in gradients:
+        torch.testing.assert_close(gradient, reference, rtol=1e-4, atol=1e-6)
 
 
-def test_the_decoder_is_that_of_the_paper():
-    """Written out with torch's cells: the first reads a word and what attention made before (arXiv:1708.00107, 3)."""
-    model, batch = model_of().eval(), batch_of()
+def test_decoder_equals_the_formulas():
+    """Formulas of arXiv:1708.00107, section 3, with torch's cells. The first cell also reads the previous attention
+    output."""
+    model, batch = build_tiny_model().eval(), make_batch()
     logits = model.logits(batch)["lm"]
     memory_BMD, weights, width = model.encode(batch), model.state_dict(), model.spec.size_of("decoder").width
     cells = []
@@ -110,45 +113,47 @@ def test_the_decoder_is_that_of_the_paper():
             ("input.weight", "input.bias", "state.weight", "state.bias"),
             strict=True,
         )
-        cell.load_state_dict({theirs: weights[f"{name}.{ours}"] for theirs, ours in parts})
+        cell.load_state_dict({torch_name: weights[f"{name}.{own_name}"] for torch_name, own_name in parts})
         cells.append(cell)
     attention = "decoder.0.recurrent.attention"
-    for row, at, length, read in ((0, 0, 2, slice(0, 5)), (0, 2, 4, slice(5, 8)), (1, 0, 6, slice(0, 7))):
+    for row, start, length, source in ((0, 0, 2, slice(0, 5)), (0, 2, 4, slice(5, 8)), (1, 0, 6, slice(0, 7))):
         states, fed = [(torch.zeros(width), torch.zeros(width))] * 2, torch.zeros(width)
-        for place in range(at, at + length):
-            seen = torch.cat([weights["embed.token.weight"][batch["decoder_tokens"][row, place]], fed])
+        for position in range(start, start + length):
+            x = torch.cat([weights["embed.token.weight"][batch["decoder_tokens"][row, position]], fed])
             for layer, cell in enumerate(cells):
-                states[layer] = cell(seen, states[layer])
-                seen = states[layer][0]
-            query = F.linear(seen, weights[f"{attention}.query.weight"], weights[f"{attention}.query.bias"])
-            memory = memory_BMD[row, read]
+                states[layer] = cell(x, states[layer])
+                x = states[layer][0]
+            query = F.linear(x, weights[f"{attention}.query.weight"], weights[f"{attention}.query.bias"])
+            memory = memory_BMD[row, source]
             context = (memory @ query).softmax(0) @ memory
-            both = torch.cat([context, seen])
+            both = torch.cat([context, x])
             fed = torch.tanh(F.linear(both, weights[f"{attention}.merge.weight"], weights[f"{attention}.merge.bias"]))
-            said = F.linear(fed, weights["head.lm.table.weight"], weights["head.lm.vocabulary.bias"])[:VOCABULARY]
-            torch.testing.assert_close(logits[row, place], said, rtol=1e-5, atol=1e-5)
+            expected = F.linear(fed, weights["head.lm.table.weight"], weights["head.lm.vocabulary.bias"])[:VOCABULARY]
+            torch.testing.assert_close(logits[row, position], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_decoder_sees_what_it_has_said_and_its_own_source():
-    model, batch = model_of().eval(), batch_of()
+def test_decoder_attends_to_its_prefix_and_source():
+    model, batch = build_tiny_model().eval(), make_batch()
     with torch.no_grad():
         before = model.logits(batch)["lm"]
 
-        def moved(field, row, place):
+        def changed_positions(field, row, position):
             changed = batch[field].clone()
-            changed[row, place] = 4 + (changed[row, place] - 3) % (VOCABULARY - 4)
+            changed[row, position] = 4 + (changed[row, position] - 3) % (VOCABULARY - 4)
             gap = (model.logits({**batch, field: changed})["lm"] - before).abs().amax(-1) > 1e-7
-            return [numbers.nonzero().flatten().tolist() for numbers in gap & (batch["decoder_document_ids"] > 0)]
+            return [
+                row_changed.nonzero().flatten().tolist() for row_changed in gap & (batch["decoder_document_ids"] > 0)
+            ]
 
-        assert moved("decoder_tokens", 0, 1) == [[1], []]
-        assert moved("decoder_tokens", 0, 3) == [[3, 4, 5], []]
-        assert moved("tokens", 0, 6) == [[2, 3, 4, 5], []]
-        assert moved("tokens", 1, 6) == [[], [0, 1, 2, 3, 4, 5]]
+        assert changed_positions("decoder_tokens", 0, 1) == [[1], []]
+        assert changed_positions("decoder_tokens", 0, 3) == [[3, 4, 5], []]
+        assert changed_positions("tokens", 0, 6) == [[2, 3, 4, 5], []]
+        assert changed_positions("tokens", 1, 6) == [[], [0, 1, 2, 3, 4, 5]]
 
 
 @cache
-def translator():
-    """One that has learned to turn texts of four of eight words round, and its last loss."""
+def trained_translator():
+    """Return a model that was trained to reverse texts of four words, and its last loss."""
     size = Size(
         layers=1,
         width=48,
@@ -157,47 +162,47 @@ def translator():
         embedding=24,
         stacks={"decoder": Size(layers=1, width=24, heads=1, ffn=24, embedding=24)},
     )
-    model = model_of(replace(tiny_cove(), size=size, vocabulary=20))
+    model = build_tiny_model(replace(tiny_cove(), size=size, vocabulary=20))
     optimizer, generator = torch.optim.Adam(model.parameters(), lr=0.01), torch.Generator().manual_seed(0)
     for _ in range(150):
         words = torch.randint(4, 12, (32, 4), generator=generator)
-        answer = words.flip(1)
+        target = words.flip(1)
         start = torch.zeros(32, 1, dtype=torch.int64)
-        loss, number = model(
-            {"tokens": words, "decoder_tokens": torch.cat([start, answer[:, :-1]], 1), "labels": answer}
+        loss, num_labels = model(
+            {"tokens": words, "decoder_tokens": torch.cat([start, target[:, :-1]], 1), "labels": target}
         ).losses["lm"]
         optimizer.zero_grad()
-        (loss / number).backward()
+        (loss / num_labels).backward()
         optimizer.step()
-    return model.eval(), (loss / number).item()
+    return model.eval(), (loss / num_labels).item()
 
 
-def test_a_translator_learns_to_turn_texts_round():
-    """Better than one that copies, and than one that knows how often words come: by attention."""
-    assert translator()[1] < math.log(8) / 2
+def test_model_learns_to_reverse_texts():
+    """Half the loss of uniform predictions needs attention."""
+    assert trained_translator()[1] < math.log(8) / 2
 
 
-def test_frozen_features_tell_what_vectors_of_words_alone_do_not():
-    """Of each word, whether the one before it is of the first half of the words: by a linear map of its vector, and of
-    its vector and what the encoder says beside it (arXiv:1708.00107, 4)."""
-    model, generator = translator()[0], torch.Generator().manual_seed(1)
+def test_frozen_features_beat_word_vectors():
+    """A linear classifier of frozen features tells whether the previous word is in the first half of the vocabulary
+    (arXiv:1708.00107, section 4). Word vectors alone do not contain it."""
+    model, generator = trained_translator()[0], torch.Generator().manual_seed(1)
     words = torch.randint(4, 12, (600, 4), generator=generator)
     with torch.no_grad():
         vectors, encoded = model.embed.token.weight[words], model.encode({"tokens": words})
-    asked = (words[:, :-1] < 8).float().flatten() * 2 - 1
+    labels = (words[:, :-1] < 8).float().flatten() * 2 - 1
 
-    def right(features: torch.Tensor) -> float:
-        """The share of fresh texts."""
+    def accuracy(features: torch.Tensor) -> float:
+        """Return the accuracy on the second half of texts."""
         x = F.pad(features[:, 1:].flatten(0, 1), (0, 1), value=1.0)
         half = len(x) // 2
-        found = torch.linalg.lstsq(x[:half].double(), asked[:half, None].double(), driver="gelsd").solution
-        return float((x[half:].double() @ found * asked[half:, None] > 0).double().mean())
+        solution = torch.linalg.lstsq(x[:half].double(), labels[:half, None].double(), driver="gelsd").solution
+        return float((x[half:].double() @ solution * labels[half:, None] > 0).double().mean())
 
-    assert right(vectors) < 0.6
-    assert right(torch.cat([vectors, encoded], -1)) > 0.8
+    assert accuracy(vectors) < 0.6
+    assert accuracy(torch.cat([vectors, encoded], -1)) > 0.8
 
 
-def test_what_it_cannot_honor_is_refused():
+def test_unsupported_option_is_refused():
     for more, sentence in (
         ("layout.tensor=2", r"layout.tensor \(2\) must be 1: cove is recurrent"),
         ("layout.pipeline=2", r"layout.pipeline \(2\) must be 1: cove is recurrent"),
@@ -211,7 +216,7 @@ def test_what_it_cannot_honor_is_refused():
         build_model(replace(spec, size=change(spec.size, width=20)))
 
 
-def test_words_begin_with_vectors_of_a_file(tmp_path):
+def test_word_vectors_are_read_from_a_file(tmp_path):
     table, names = torch.zeros(4, 2), ["a", "b", "new york", "c"]
     (tmp_path / "glove.txt").write_text("b 0.5 -1\nnew york 2 3\nz 9 9\n")
     (tmp_path / "word2vec.txt").write_text("1 2\nc 1 1e-3\n")
@@ -237,7 +242,7 @@ def test_words_begin_with_vectors_of_a_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(
         UserError, match=r"model\.word_vectors .* cannot be read \(Not a regular file\)"
-    ):  # without waiting for who writes to it
+    ):  # without waiting for a writer
         with_vectors(table, str(tmp_path / "pipe"), names)
     with pytest.raises(UserError, match=r"model\.word_vectors .* is not used by elmo"):
         load("configs/elmo/tiny.yaml", ["model.word_vectors=glove.txt"])

@@ -1,4 +1,4 @@
-"""Longformer and BigBird begin from a RoBERTa; Longformer's windows by layer; who trains the maps of what sees all."""
+"""Longformer: import from RoBERTa (also for BigBird), windows, and global tokens."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import inputs_of, model_of, random_reference
 
 
-def test_a_longformer_begins_as_its_roberta() -> None:
-    """Of rows as long as RoBERTa's it says the same; later places are the same ones again, and what sees all begins
-    with the maps of all tokens."""
-    theirs, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
-    found = from_hugging_face(theirs, family="longformer")
-    model = model_of(found.spec, found.weights)
-    assert (found.spec.name, found.spec.context, found.absent) == ("longformer", 4096, {})
-    real = batch["document_ids"] > 0
-    said = theirs(**inputs_of("roberta", batch)).logits
-    assert (model.logits(batch)["mlm"] - said)[real].abs().max() <= 1e-5
-    table = found.weights["embed.position.weight"]
+def test_longformer_import_from_roberta() -> None:
+    """Logits equal RoBERTa's on its positions. Further positions repeat the table, and global projections are
+    copies."""
+    reference, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
+    imported = from_hugging_face(reference, family="longformer")
+    model = model_of(imported.spec, imported.weights)
+    assert (imported.spec.name, imported.spec.context, imported.absent) == ("longformer", 4096, {})
+    is_token = batch["document_ids"] > 0
+    logits = reference(**inputs_of("roberta", batch)).logits
+    assert (model.logits(batch)["mlm"] - logits)[is_token].abs().max() <= 1e-5
+    table = imported.weights["embed.position.weight"]
     assert len(table) == 4098
     assert all(
         table[2 + start :][: min(24, 4096 - start)].equal(table[2:26][: 4096 - start]) for start in range(0, 4096, 24)
     )
     for kind in ("weight", "bias"):
-        ours = found.weights[f"encoder.1.attention.qkv.{kind}"]
-        assert found.weights[f"encoder.1.attention.global_qkv.{kind}"].equal(ours)
-    # So a token that sees all says at first what it says anyway.
+        projection = imported.weights[f"encoder.1.attention.qkv.{kind}"]
+        assert imported.weights[f"encoder.1.attention.global_qkv.{kind}"].equal(projection)
+    # Because of these copies, a global token changes nothing yet.
     marks = torch.zeros_like(batch["tokens"])
     marks[:, 0] = 1
-    assert (model.logits(batch | {"global_tokens": marks})["mlm"] - said)[real].abs().max() <= 1e-5
+    assert (model.logits(batch | {"global_tokens": marks})["mlm"] - logits)[is_token].abs().max() <= 1e-5
 
 
-def test_a_bigbird_begins_from_a_roberta() -> None:
-    """It is not quite the same: its feed-forward's function and what its norms add are others."""
-    theirs, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
-    found = from_hugging_face(theirs, family="bigbird")
-    model = model_of(found.spec, found.weights)
-    assert (found.spec.name, found.spec.context, found.absent) == ("bigbird", 4096, {})
-    real = batch["document_ids"] > 0
-    said = theirs(**inputs_of("roberta", batch)).logits
-    assert (model.logits(batch)["mlm"] - said)[real].abs().max() < 0.01 * said[real].std()
-    assert found.weights["embed.position.weight"][24:48].equal(found.weights["embed.position.weight"][:24])
+def test_bigbird_import_from_roberta() -> None:
+    """Logits are close but not equal: activation and epsilon of norms differ."""
+    reference, batch = random_reference(tiny_spec("roberta")), tiny_batch("roberta", sequence=24)
+    imported = from_hugging_face(reference, family="bigbird")
+    model = model_of(imported.spec, imported.weights)
+    assert (imported.spec.name, imported.spec.context, imported.absent) == ("bigbird", 4096, {})
+    is_token = batch["document_ids"] > 0
+    logits = reference(**inputs_of("roberta", batch)).logits
+    assert (model.logits(batch)["mlm"] - logits)[is_token].abs().max() < 0.01 * logits[is_token].std()
+    assert imported.weights["embed.position.weight"][24:48].equal(imported.weights["embed.position.weight"][:24])
 
 
-def test_each_layer_has_its_window() -> None:
-    """Of the tiny model four places in its first layer, and six in its second: together five to a side."""
+def test_window_per_layer() -> None:
+    """Windows of 4 and 6 positions in the two layers of the tiny model reach 5 positions to each side."""
     model = tiny_model("longformer")
     assert [model.encoder[n].attention.attend.pattern.before for n in "01"] == [2, 3]
     batch = {"tokens": torch.arange(1, 25)[None], "segments": torch.zeros(1, 24, dtype=torch.long)}
-    moved = batch | {"tokens": batch["tokens"].index_fill(1, torch.tensor([12]), 50)}
+    changed = batch | {"tokens": batch["tokens"].index_fill(1, torch.tensor([12]), 50)}
     with torch.no_grad():
-        differ = (model.logits(moved)["mlm"] - model.logits(batch)["mlm"]).abs().amax((0, 2)) > 1e-6
+        differ = (model.logits(changed)["mlm"] - model.logits(batch)["mlm"]).abs().amax((0, 2)) > 1e-6
     assert differ.nonzero().flatten().tolist() == [*range(7, 18)]
 
 
-def test_published_windows_are_those_of_the_paper() -> None:
+def test_published_window() -> None:
     block = published(CATALOGUE["longformer"], "base").family.last_block
     assert (block.attention.window, block.attention.dilation) == (512, 1)
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: bool) -> None:
+def test_global_projections_train_only_with_global_tokens(marked: bool) -> None:
     model, batch = tiny_model("longformer"), tiny_batch("longformer")
     if not marked:
         del batch["global_tokens"]
@@ -85,26 +85,26 @@ def test_maps_of_what_sees_all_get_gradients_only_where_something_does(marked: b
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_places_that_the_host_has_counted_are_those_that_layers_would_count(recompute: bool) -> None:
-    """As an engine gives them, so that layers ask nothing of a GPU; other rows have fewer."""
+def test_precomputed_global_positions_change_nothing(recompute: bool) -> None:
+    """The engine computes the positions on the host, so that layers need no synchronization with the GPU."""
     model, batch = tiny_model("longformer"), tiny_batch("longformer")
     batch["global_tokens"][0, [0, 3, 5]] = 1
     if recompute:
         for module in model.modules():
             if isinstance(module, Stack):
                 module.run_layer = partial(checkpoint, use_reentrant=False)
-    told = GlobalTokensHook().prepare_batch(batch)
-    assert told["marked_places"].shape == (len(batch["tokens"]), 4)  # of three
-    alone, given = model(batch).losses["mlm"][0], None
+    prepared = GlobalTokensHook().prepare_batch(batch)
+    assert prepared["marked_places"].shape == (len(batch["tokens"]), 4)  # of three global tokens
+    expected = model(batch).losses["mlm"][0]
     with patch.object(sparse, "marked_places", side_effect=AssertionError("counted again")):
-        given = model(told).losses["mlm"][0]
-    assert torch.equal(given, alone)
-    given.backward()
+        loss = model(prepared).losses["mlm"][0]
+    assert torch.equal(loss, expected)
+    loss.backward()
 
 
-def test_rows_are_of_few_numbers_of_marked_places() -> None:
-    """For each of which a GPU's kernel is compiled."""
+def test_number_of_global_positions_is_rounded_up() -> None:
+    """A GPU kernel is compiled for each size, so there are few sizes."""
     marks = torch.arange(100) < torch.arange(101)[:, None]
     widths = [marked_places(row[None]).shape[1] for row in marks]
     assert {*widths} == {0, 1, 2, 4, 8, 16, 32, 64, 100}
-    assert all(width >= number for number, width in enumerate(widths))
+    assert all(width >= num_marked for num_marked, width in enumerate(widths))

@@ -1,4 +1,4 @@
-"""T5 v1.1 learns what it is asked as text, and goes by the task that the text begins with."""
+"""T5 v1.1 learns text-to-text tasks, which the first token of a text names."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.objectives.samples import SPECIAL
 REPEAT, TRANSLATE = SPECIALS, SPECIALS + 1
 WORDS = 8
 FIRST = SPECIALS + 2
-"""Of the words; the translation of each is that many behind."""
+"""First word id; the translation of each word is `WORDS` ids later."""
 
 
 def example(rng: np.random.Generator) -> DocumentSlice:
@@ -31,7 +31,7 @@ def batch(seed: int, rows: int = 32) -> dict[str, torch.Tensor]:
     return {field: torch.from_numpy(np.stack([sample[field] for sample in made])) for field in made[0]}
 
 
-def test_it_learns_the_tasks_that_it_is_told() -> None:
+def test_model_learns_two_text_tasks() -> None:
     model = build_model(replace(tiny_spec("t5-v1.1", layers=1), vocabulary=FIRST + 2 * WORDS))
     fill(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -42,6 +42,6 @@ def test_it_learns_the_tasks_that_it_is_told() -> None:
         (loss / count).backward()
         optimizer.step()
         losses.append((loss / count).item())
-    # Half of what is said are ends. Who does not read the task says either word of two: 0.35 nats on average.
+    # Half of the labels are end tokens. Without reading the task, each word is one of two: 0.35 nats on average.
     assert losses[0] > 2
     assert np.mean(losses[-20:]) < 0.1

@@ -1,4 +1,4 @@
-"""The Transformer: its places are the paper's, and it learns a made-up translation."""
+"""The Transformer: sinusoidal positions, and training on a synthetic translation."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from megaptm.spec import ModelSpec, Size, change
 SPECIAL = SpecialTokens(size=20, pad=0, end=1, specials=frozenset({0, 1}))
 
 
-def test_places_are_sines_and_cosines_in_turn() -> None:
+def test_sinusoidal_positions_alternate() -> None:
     table = sinusoid(torch.arange(700)[:, None], width=8)[:, 0]
-    for place in (0, 1, 2, 699):
+    for position in (0, 1, 2, 699):
         for feature in range(8):
-            angle = place / 10_000 ** (2 * (feature // 2) / 8)
-            assert table[place, feature].item() == pytest.approx((math.sin, math.cos)[feature % 2](angle), abs=1e-12)
+            angle = position / 10_000 ** (2 * (feature // 2) / 8)
+            assert table[position, feature].item() == pytest.approx((math.sin, math.cos)[feature % 2](angle), abs=1e-12)
 
 
-def test_an_odd_width_is_refused() -> None:
+def test_odd_width_is_refused() -> None:
     size = Size(layers=1, width=9, heads=1, ffn=8)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=8, dropout=0.0)
     with pytest.raises(UserError, match="width of 9 has one left"):
@@ -45,12 +45,14 @@ def test_an_odd_width_is_refused() -> None:
 
 
 def pairs(rng: np.random.Generator, count: int) -> list[DocumentSlice]:
-    """Three to five letters, and the same from behind."""
-    made = []
+    """Return documents of three to five letters and their reversal."""
+    documents = []
     for length in rng.integers(3, 6, count):
         word = rng.integers(2, 20, length)
-        made.append(DocumentSlice(np.concatenate((word, word[::-1])), 2, {"parts": np.array([0, length], np.int32)}))
-    return made
+        documents.append(
+            DocumentSlice(np.concatenate((word, word[::-1])), 2, {"parts": np.array([0, length], np.int32)})
+        )
+    return documents
 
 
 def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -59,7 +61,7 @@ def batch(rng: np.random.Generator) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_it_learns_to_say_words_from_behind() -> None:
+def test_model_learns_to_reverse_words() -> None:
     size = Size(layers=1, width=64, heads=4, ffn=128)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=24, dropout=0.0)
     model, rng = build_model(spec), np.random.default_rng(0)
@@ -74,7 +76,7 @@ def test_it_learns_to_say_words_from_behind() -> None:
         optimizer.step()
     model.eval()
     held_out = batch(rng)
-    asked = held_out["labels"] != -100
+    is_label = held_out["labels"] != -100
     with torch.no_grad():
-        said = model.logits(held_out)["lm"].argmax(-1)
-    assert (said == held_out["labels"])[asked].float().mean() >= 0.99
+        predictions = model.logits(held_out)["lm"].argmax(-1)
+    assert (predictions == held_out["labels"])[is_label].float().mean() >= 0.99

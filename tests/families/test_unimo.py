@@ -1,5 +1,5 @@
-"""UNIMO: as many parameters as its table says; RoBERTa where it reads text, its regions and losses written out; and who
-sees whom."""
+"""UNIMO: parameter count, equality with RoBERTa on text, regions and losses by their formulas, attention, and
+configs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
 from megaptm.hub.huggingface import from_hugging_face
-from megaptm.hub.import_run import complete
+from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
 from megaptm.models.cross_modal import TEMPERATURE
 from megaptm.plan.count import count_parameters
@@ -29,69 +29,75 @@ from tests.parity.reference import model_of, random_reference
 CONFIGS = Path(__file__).parents[2] / "configs/unimo"
 
 
-@pytest.mark.parametrize(("size", "number"), [("base", 125_634_048), ("large", 356_415_488)])
-def test_the_formula_gives_what_roberta_has_and_a_reader_of_regions(size: str, number: int) -> None:
-    """The paper says none. RoBERTa's without its one row of segments; a map of features, one of five numbers of a box,
-    and a norm."""
+@pytest.mark.parametrize(("size", "expected"), [("base", 125_634_048), ("large", 356_415_488)])
+def test_published_parameter_count(size: str, expected: int) -> None:
+    """The paper gives no count. It is RoBERTa's without its one segment embedding, and with projections of features and
+    of five numbers of a box, and a norm."""
     spec = published(UNIMO, size)
     width = spec.width
     regions = (2048 + 1) * width + (5 + 1) * width + 2 * width
     roberta = {"base": 124_055_040, "large": 354_310_144}[size]
-    assert count_parameters(spec) == roberta - width + regions == number
+    assert count_parameters(spec) == roberta - width + regions == expected
 
 
-def test_the_formula_counts_what_is_built() -> None:
+def test_parameter_count_equals_built_model() -> None:
     spec = tiny_unimo()
     with torch.device("meta"):
         model = build_model(spec)
-    padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # and a bias each
+    padding = (spec.padded_vocabulary - spec.vocabulary) * (spec.token_width + 1)  # each padding row also has a bias
     assert (
         count_parameters(spec, with_heads=True) == sum(parameter.numel() for parameter in model.parameters()) - padding
     )
 
 
 def differences() -> tuple[float, float]:
-    """From RoBERTa, with whose weights it begins, of a text alone: the largest of logits, and of the gradient of the
-    token table. Its one row of segments, which every token adds, is added to places."""
-    theirs = random_reference(roberta := tiny_spec("roberta"))
-    found = from_hugging_face(theirs, family="unimo", detector=(FEATURES, CLASSES))
-    assert (found.spec.name, found.spec.context, found.spec.size.detector) == ("unimo", 24, (FEATURES, CLASSES))
-    assert all(name.startswith(("embed.region.", "head.m")) for name in found.absent)
-    assert found.weights["encoder.1.ffn.up.weight"].equal(theirs.roberta.encoder.layer[1].intermediate.dense.weight)
-    model = model_of(found.spec, complete(found, seed=0))
+    """Return the largest difference of logits, and of the gradient of the token table, from RoBERTa on text. RoBERTa's
+    one segment embedding is added to positions."""
+    reference = random_reference(roberta := tiny_spec("roberta"))
+    imported = from_hugging_face(reference, family="unimo", detector=(FEATURES, CLASSES))
+    assert (imported.spec.name, imported.spec.context, imported.spec.size.detector) == (
+        "unimo",
+        24,
+        (FEATURES, CLASSES),
+    )
+    assert all(name.startswith(("embed.region.", "head.m")) for name in imported.absent)
+    assert imported.weights["encoder.1.ffn.up.weight"].equal(
+        reference.roberta.encoder.layer[1].intermediate.dense.weight
+    )
+    model = model_of(imported.spec, complete_weights(imported, seed=0))
     tokens = torch.randint(3, roberta.vocabulary, (3, 12), generator=torch.Generator().manual_seed(0))
-    ours = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
-    said = theirs(tokens).logits
-    for logits in (ours, said):
+    actual = model.logits({"tokens": tokens, "order": torch.zeros_like(tokens)})["mlm"][..., : roberta.vocabulary]
+    expected = reference(tokens).logits
+    for logits in (actual, expected):
         logits.square().mean().backward()
     assert model.embed is not None
     gradient = model.embed.token.weight.grad[: roberta.vocabulary]  # type: ignore[index]  # it has one
-    known = theirs.roberta.embeddings.word_embeddings.weight.grad
-    return (ours - said).abs().max().item(), (gradient - known).abs().max().item()
+    expected_gradient = reference.roberta.embeddings.word_embeddings.weight.grad
+    return (actual - expected).abs().max().item(), (gradient - expected_gradient).abs().max().item()
 
 
-def test_of_a_text_alone_it_says_what_roberta_says() -> None:
+def test_text_only_equals_roberta() -> None:
     assert max(differences()) <= 1e-5
 
 
-def test_a_region_is_the_norm_of_two_maps_sum_and_what_is_hidden_is_zeros() -> None:
+def test_region_embedding_equals_the_formula() -> None:
     model, batch = unimo_model(), unimo_batch(4, seed=3)
     assert model.embed is not None
-    known = dict(model.embed.named_parameters(prefix=""))
+    parameters = dict(model.embed.named_parameters(prefix=""))
     hidden = batch["tokens"][:, TEXT:] == MASKED_REGION
     features = batch["region_features"].masked_fill(hidden[:, :, None], 0)
-    left, top, right, bottom, _, _, area = batch["region_boxes"].unbind(-1)
-    boxes = torch.stack([left, top, right, bottom, area], -1)
-    summed = F.linear(features, known["region.project.weight"], known["region.project.bias"])
-    summed = summed + F.linear(boxes, known["region.box.weight"], known["region.box.bias"])
-    wanted = F.layer_norm(summed, (32,), known["region.norm.weight"], known["region.norm.bias"], 1e-5)
-    ours = model.embed(batch, "encoder", lambda x: x)[TEXT:].transpose(0, 1)
-    assert torch.allclose(ours, wanted, atol=1e-6)
+    x1, y1, x2, y2, _, _, area = batch["region_boxes"].unbind(-1)
+    boxes = torch.stack([x1, y1, x2, y2, area], -1)
+    summed = F.linear(features, parameters["region.project.weight"], parameters["region.project.bias"])
+    summed = summed + F.linear(boxes, parameters["region.box.weight"], parameters["region.box.bias"])
+    expected = F.layer_norm(summed, (32,), parameters["region.norm.weight"], parameters["region.norm.bias"], 1e-5)
+    actual = model.embed(batch, "encoder", lambda x: x)[TEXT:].transpose(0, 1)
+    assert torch.allclose(actual, expected, atol=1e-6)
     assert hidden.any()
 
 
-def heads_that_say(bias: Tensor) -> Model:
-    """Whatever they read, the heads of hidden regions say this, the first numbers of it."""
+def model_with_constant_predictions(bias: Tensor) -> Model:
+    """Return a model whose region heads predict these values for any input."""
     model = unimo_model()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -102,93 +108,96 @@ def heads_that_say(bias: Tensor) -> Model:
     return model
 
 
-def test_losses_of_what_is_hidden_are_what_their_formulas_say() -> None:
+def test_masked_losses_equal_the_formulas() -> None:
     bias = torch.linspace(-1, 2, FEATURES)
     batch = unimo_batch(8, seed=3)
-    said = heads_that_say(bias)(batch).losses
-    asked = (batch["masked_region_features"] != IGNORED).all(-1)
-    missing = (bias - batch["masked_region_features"][asked]).square()
-    assert torch.allclose(said["mrfr"][0], missing.sum(), rtol=1e-5)
-    assert said["mrfr"][1] == missing.numel()
-    likely, wanted = bias[:CLASSES].softmax(-1), batch["region_distributions"][asked]
-    assert torch.allclose(said["mrc-kl"][0], (wanted * (wanted / likely).log()).sum(), rtol=1e-4)
-    assert said["mrc-kl"][1] == wanted.numel()
-    assert torch.allclose(said["mlm"][0], said["mlm"][1] * math.log(150), rtol=1e-5)  # a table times nothing
+    losses = model_with_constant_predictions(bias)(batch).losses
+    is_masked = (batch["masked_region_features"] != IGNORED).all(-1)
+    squared_errors = (bias - batch["masked_region_features"][is_masked]).square()
+    assert torch.allclose(losses["mrfr"][0], squared_errors.sum(), rtol=1e-5)
+    assert losses["mrfr"][1] == squared_errors.numel()
+    predicted, expected = bias[:CLASSES].softmax(-1), batch["region_distributions"][is_masked]
+    assert torch.allclose(losses["mrc-kl"][0], (expected * (expected / predicted).log()).sum(), rtol=1e-4)
+    assert losses["mrc-kl"][1] == expected.numel()
+    assert torch.allclose(losses["mlm"][0], losses["mlm"][1] * math.log(150), rtol=1e-5)  # logits are zero
 
 
-def test_the_contrast_is_its_formula_over_all_pairs_of_the_batch() -> None:
-    """Written out: of an image with all texts, and of its caption with all images, what right pairs have of the sum;
-    among the right ones those of its caption with another image like its own."""
+def test_contrastive_loss_equals_the_formula() -> None:
+    """Contrast of each image with all texts, and of its caption with all images: log of the positive pairs' share.
+    Positive pairs include paraphrases, and the caption with a similar image."""
     model, batch = unimo_model(), unimo_batch(6, seed=3)
     with torch.no_grad():
         x_BSD = model.encode(batch)
         loss, number = model(batch).losses["cmcl"]
     images, texts = (
         [
-            [F.normalize(x_BSD[row, place], dim=0) for place in places.tolist() if place != IGNORED]
-            for row, places in enumerate(batch[field])
+            [F.normalize(x_BSD[row, position], dim=0) for position in positions.tolist() if position != IGNORED]
+            for row, positions in enumerate(batch[field])
         ]
         for field in ("image_starts", "text_starts")
     )
     assert {*map(len, images)} == {1, 2}
-    right = batch["num_positive_texts"].tolist()
-    asked = [row for row, answer in enumerate(right) if answer != IGNORED]
-    wanted = 0.0
-    for row in asked:
-        above, below = [], []
-        for other in asked:
-            scores = [float(images[row][0] @ text) / TEMPERATURE for text in texts[other]]
-            shown = [float(image @ texts[row][0]) / TEMPERATURE for image in images[other]]
-            below += scores + (shown[1:] if other == row else shown)
-            above += scores[: right[row]] + shown[1:] if other == row else []
-        wanted += math.log(sum(map(math.exp, below))) - math.log(sum(map(math.exp, above)))
-    assert number == len(asked) < 6
-    assert loss.item() == pytest.approx(wanted, rel=1e-5)
+    num_positive = batch["num_positive_texts"].tolist()
+    compared = [row for row, count in enumerate(num_positive) if count != IGNORED]
+    expected = 0.0
+    for row in compared:
+        positive_scores, all_scores = [], []
+        for other in compared:
+            text_scores = [float(images[row][0] @ text) / TEMPERATURE for text in texts[other]]
+            image_scores = [float(image @ texts[row][0]) / TEMPERATURE for image in images[other]]
+            all_scores += text_scores + (image_scores[1:] if other == row else image_scores)
+            positive_scores += text_scores[: num_positive[row]] + image_scores[1:] if other == row else []
+        expected += math.log(sum(map(math.exp, all_scores))) - math.log(sum(map(math.exp, positive_scores)))
+    assert number == len(compared) < 6
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_each_image_and_each_text_is_read_by_itself() -> None:
+def test_images_and_texts_are_encoded_separately() -> None:
     model, batch = unimo_model(), unimo_batch(3, seed=3)
     batch["order"][:] = 0
     head = model.head["cmcl"]  # type: ignore[index]  # a whole model has heads
-    number = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
+    num_vectors = MAX_COMPARED_IMAGES + MAX_COMPARED_TEXTS
 
     def features(batch: dict[str, Tensor]) -> list[Tensor]:
         with torch.no_grad():
             x_SBD = model.encode(batch).transpose(0, 1)
-            said = head.features(x_SBD, batch=batch)
-        return [*said[2:, : 32 * number].split(32, 1)]
+            vectors = head.features(x_SBD, batch=batch)
+        return [*vectors[2:, : 32 * num_vectors].split(32, 1)]
 
     before = features(batch)
-    begins = batch["text_starts"][2].tolist()
-    # The last row has two images, and two texts.
+    text_starts = batch["text_starts"][2].tolist()
+    # The last sample has two images and two texts.
     for changed in (0, 1, MAX_COMPARED_IMAGES, MAX_COMPARED_IMAGES + 1):
         other = {name: field.clone() for name, field in batch.items()}
         if changed >= MAX_COMPARED_IMAGES:
             text = changed - MAX_COMPARED_IMAGES
-            other["tokens"][:, begins[text] + LENGTHS[text] - 1] += 1
+            other["tokens"][:, text_starts[text] + LENGTHS[text] - 1] += 1
             other["tokens"] %= 150
         else:
             other["region_features"][:, OTHER * changed : OTHER * (1 + changed)] += 1.0
         after = features(other)
-        same = [torch.allclose(one, two, atol=1e-6) for one, two in zip(before, after, strict=True)]
-        assert same == [which != changed for which in range(number)]
+        is_unchanged = [
+            torch.allclose(vector, changed_vector, atol=1e-6)
+            for vector, changed_vector in zip(before, after, strict=True)
+        ]
+        assert is_unchanged == [index != changed for index in range(num_vectors)]
 
 
-def test_what_is_hidden_or_padding_is_not_seen() -> None:
+def test_masked_and_padded_inputs_are_ignored() -> None:
     model, batch = unimo_model(), unimo_batch(6, seed=3)
-    hidden, there = batch["tokens"][:, TEXT:] == MASKED_REGION, batch["document_ids"] > 0
+    hidden, is_token = batch["tokens"][:, TEXT:] == MASKED_REGION, batch["document_ids"] > 0
     changed = {name: field.clone() for name, field in batch.items()}
-    changed["region_features"][hidden | ~there[:, TEXT:]] += 5
-    changed["region_boxes"][~there[:, TEXT:]] += 5
-    changed["tokens"][:, :TEXT][~there[:, :TEXT]] = 3
+    changed["region_features"][hidden | ~is_token[:, TEXT:]] += 5
+    changed["region_boxes"][~is_token[:, TEXT:]] += 5
+    changed["tokens"][:, :TEXT][~is_token[:, :TEXT]] = 3
     with torch.no_grad():
-        said = model.encode(batch)
-        assert torch.allclose(said[there], model.encode(changed)[there], atol=1e-6)
+        states = model.encode(batch)
+        assert torch.allclose(states[is_token], model.encode(changed)[is_token], atol=1e-6)
         changed["region_features"][~hidden] += 1
-        assert not torch.allclose(said[there], model.encode(changed)[there], atol=1e-2)
+        assert not torch.allclose(states[is_token], model.encode(changed)[is_token], atol=1e-2)
 
 
-def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
+def test_recipes_match_the_paper() -> None:
     for size in ("base", "large"):
         config = load(CONFIGS / f"{size}.yaml")
         assert count_parameters(resolve_model(config)) == count_parameters(published(UNIMO, size))
@@ -200,13 +209,13 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
         assert of_images == pytest.approx(of_pairs)
         assert of_text == pytest.approx(5 * of_pairs)
     assert config.built_objective.losses == {"mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0, "cmcl": 1.0}
-    # As many tokens as it has learned positions, which regions do not need.
+    # The text has as many tokens as learned positions, which regions do not need.
     spans = config.built_objective.tasks[0].objective
     assert spans.text_length(config.data.sequence) == resolve_model(config).context == 512
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("model.context=40", r"data.sequence \(64\), of which 9 are image regions, must not exceed the 40 learned"),
         ("model.detector=[24,9]", r"classes.* of 24 features and 17 classes, and model.detector has 24 and 9"),
@@ -229,18 +238,18 @@ def test_recipes_mix_images_pairs_and_texts_as_the_paper_does() -> None:
         ("model.family=roberta", "it provides image regions after a text"),
     ],
 )
-def test_what_a_config_cannot_mean_is_one_sentence(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_invalid_config_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         load(CONFIGS / "tiny.yaml", [override])
 
 
 @pytest.mark.parametrize(
-    "row",
+    "options",
     [{"region_norms": "twice"}, {"region_boxes": 6}, {"hidden_regions": "nothing"}],
-    ids=lambda row: next(iter(row)),
+    ids=lambda options: next(iter(options)),
 )
-def test_words_of_a_table_that_are_unknown_are_one_sentence(row: dict[str, object]) -> None:
+def test_unknown_family_value_is_refused(options: dict[str, object]) -> None:
     spec = tiny_unimo()
-    family = change(UNIMO, **row)
-    with pytest.raises(UserError, match=f"{next(iter(row))} is .* which is unknown; use one of"):
+    family = change(UNIMO, **options)
+    with pytest.raises(UserError, match=f"{next(iter(options))} is .* which is unknown; use one of"):
         build_model(ModelSpec(family=family, size=spec.size, vocabulary=150, context=spec.context, dropout=0.0))

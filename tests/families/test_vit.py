@@ -1,5 +1,4 @@
-"""ViT: as many parameters as published, the same as Hugging Face's in logits and every gradient, there and back, and
-learning the digits."""
+"""ViT: parameter count, equality with Hugging Face, export and import, configs, and training."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from megaptm.spec import change, published
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import label_tokenizer
 from tests.data_pipeline.images.pictures import digits
-from tests.families.vision import pixel_values, theirs_in, weights_of
+from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.test_parts import equals_the_whole
 from tests.models.vision import GRID, SIDE, VOCABULARY, tiny_vit, vit_batch, vit_model
 
@@ -41,100 +40,100 @@ CONFIGS = Path(__file__).parents[2] / "configs/vit"
 
 
 @pytest.mark.parametrize(
-    ("size", "number"),
+    ("size", "expected"),
     [("b-16", 85_798_656), ("b-32", 87_455_232), ("l-16", 303_301_632), ("h-14", 630_764_800)],
 )
-def test_the_formula_gives_the_published_count(size, number):
+def test_published_parameter_count(size, expected):
     spec = published(VIT, size)
-    assert count_parameters(spec) == number
-    assert count_parameters(spec, with_heads=True) == number + spec.vocabulary * (spec.width + 1)
+    assert count_parameters(spec) == expected
+    assert count_parameters(spec, with_heads=True) == expected + spec.vocabulary * (spec.width + 1)
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_the_formula_counts_what_is_built(both):
+def test_parameter_count_equals_built_model(both):
     model = vit_model(both=both)
     rows = model.spec.padded_vocabulary - model.spec.vocabulary
     built = sum(parameter.numel() for parameter in model.parameters()) - rows * (model.spec.width + 1)
     assert count_parameters(model.spec, with_heads=True) == built
 
 
-def test_operations_equal_those_that_torch_counts():
-    """No gradient goes to pixels; one place of an image is projected on labels."""
+def test_step_flops_equal_torch_counter():
+    """Pixels get no gradient, and each image has one projected position."""
     model, batch = vit_model(both=False), vit_batch(3, seed=1, both=False)
     batch["image_label"] = batch["image_label"].clamp(min=0)
-    # The fused kernel of the CPU is not among those that the counter knows; the plain products are.
+    # The counter does not know the fused kernel of the CPU, but plain matrix products.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses["image-label"][0].backward()
     spec = model.spec
     padding = 6 * 3 * (spec.padded_vocabulary - spec.vocabulary) * spec.width
-    # The gradient of the bias of labels is taken as a product with a column of ones.
+    # The gradient of the label bias is a product with a column of ones.
     bias = 2 * 3 * spec.padded_vocabulary
     expected = step_flops(spec, rows=3, lengths={"encoder": GRID**2 + 1}) + padding + bias
     assert counter.get_total_flops() == expected
 
 
 def differences(folder: Path) -> tuple[float, float]:
-    """The largest of any logit, and of the gradient of any parameter."""
+    """Return the largest difference of logits, and that of gradients."""
     model, batch = vit_model(both=False), vit_batch(3, seed=5, both=False)
     to_hugging_face(model.spec, weights_of(model), None, folder)
-    theirs = theirs_in(folder, transformers.ViTForImageClassification)
-    said = theirs(pixel_values=pixel_values(model, batch["patches"])).logits
-    ours = model.logits(batch)["image-label"]
-    F.cross_entropy(said, batch["image_label"], ignore_index=IGNORED).backward()
+    reference = load_reference(folder, transformers.ViTForImageClassification)
+    expected = reference(pixel_values=pixel_values(model, batch["patches"])).logits
+    logits = model.logits(batch)["image-label"]
+    F.cross_entropy(expected, batch["image_label"], ignore_index=IGNORED).backward()
     loss, number = model(batch).losses["image-label"]
     (loss / number).backward()
-    gradients = replace_gradients(theirs, model)
-    gaps = [(one.grad - gradients[name]).abs().max().item() for name, one in model.named_parameters()]
-    return (ours - said).abs().max().item(), max(gaps)
+    gradients = imported_gradients(reference, model)
+    gaps = [(parameter.grad - gradients[name]).abs().max().item() for name, parameter in model.named_parameters()]
+    return (logits - expected).abs().max().item(), max(gaps)
 
 
-def replace_gradients(theirs: transformers.PreTrainedModel, model: Model) -> dict[str, torch.Tensor]:
-    """Their gradients as the import makes ours of parameters."""
+def imported_gradients(reference: transformers.PreTrainedModel, model: Model) -> dict[str, torch.Tensor]:
+    """Return the reference model's gradients by megaptm's names."""
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in reference.parameters():
             parameter.copy_(parameter.grad)
-    found = from_hugging_face(theirs).weights
-    return {name: found[name] for name, _ in model.named_parameters()}
+    converted = from_hugging_face(reference).weights
+    return {name: converted[name] for name, _ in model.named_parameters()}
 
 
-def test_logits_and_every_gradient_are_hugging_faces(tmp_path):
+def test_logits_and_gradients_match_hugging_face(tmp_path):
     assert max(differences(tmp_path / "theirs")) <= 1e-5
 
 
-def test_an_exported_model_comes_back_with_its_labels_and_its_processor(tmp_path):
+def test_export_and_import_round_trip(tmp_path):
     model = vit_model(both=True)
     names = [f"kind {number}" for number in range(VOCABULARY - 1)]
     label_tokenizer(names).save(tmp_path / "names")
-    told = to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
-    assert told.left_out == ("masked-patch",)
-    theirs = theirs_in(tmp_path / "out", transformers.ViTForImageClassification)
-    assert theirs.config.id2label[3] == "kind 3"
-    assert theirs.config.id2label[VOCABULARY - 1] == f"LABEL_{VOCABULARY - 1}"
-    assert (theirs.config.image_size, theirs.config.patch_size) == (GRID * SIDE, SIDE)
+    exported = to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
+    assert exported.left_out == ("masked-patch",)
+    reference = load_reference(tmp_path / "out", transformers.ViTForImageClassification)
+    assert reference.config.id2label[3] == "kind 3"
+    assert reference.config.id2label[VOCABULARY - 1] == f"LABEL_{VOCABULARY - 1}"
+    assert (reference.config.image_size, reference.config.patch_size) == (GRID * SIDE, SIDE)
     processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
-    # As held-out images are: the middle.
+    # Validation images are cropped at the center.
     assert processor["size"] == {"shortest_edge": GRID * SIDE}
     assert processor["crop_size"] == {"height": GRID * SIDE, "width": GRID * SIDE}
     assert (processor["image_mean"], processor["image_std"]) == ([0.5] * 3, [0.5] * 3)
-    found = from_hugging_face(tmp_path / "out")
-    assert (found.spec.size, found.spec.context, found.spec.vocabulary) == (
-        replace(model.spec.size, head_width=found.spec.size.head_width),
+    imported = from_hugging_face(tmp_path / "out")
+    assert (imported.spec.size, imported.spec.context, imported.spec.vocabulary) == (
+        replace(model.spec.size, head_width=imported.spec.size.head_width),
         model.spec.context,
         VOCABULARY,
     )
-    # What hides patches, and what is asked of them, theirs has not.
-    kept = {name: weight for name, weight in weights_of(model).items() if "mask" not in name}
-    assert found.weights.keys() == kept.keys()
-    assert all(found.weights[name].equal(weight) for name, weight in kept.items())
+    # transformers has no parameters for masked patches.
+    expected = {name: weight for name, weight in weights_of(model).items() if "mask" not in name}
+    assert imported.weights.keys() == expected.keys()
+    assert all(imported.weights[name].equal(weight) for name, weight in expected.items())
 
 
-def test_a_run_begins_with_a_model_of_theirs_and_its_labels(tmp_path):
+def test_import_as_a_run(tmp_path):
     model = vit_model(both=False)
     label_tokenizer([f"kind {number}" for number in range(VOCABULARY)]).save(tmp_path / "names")
     to_hugging_face(model.spec, weights_of(model), tmp_path / "names", tmp_path / "out")
-    said = CliRunner().invoke(main, ["import", "hf", str(tmp_path / "out"), str(tmp_path / "run")])
-    assert said.exit_code == 0, said.output
-    assert "corpus images FOLDER_OF_LABELS out=" in said.output
+    result = CliRunner().invoke(main, ["import", "hf", str(tmp_path / "out"), str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert "corpus images FOLDER_OF_LABELS out=" in result.output
     config = load(tmp_path / "run/config.yaml")
     assert config.objective == {"image-labels": {"size": GRID * SIDE}}
     assert (config.model.patch, config.model.context, config.data.sequence) == (SIDE, GRID**2 + 1, GRID**2 + 1)
@@ -149,48 +148,50 @@ def test_a_run_begins_with_a_model_of_theirs_and_its_labels(tmp_path):
         loaded.generate("a cat")
 
 
-def test_a_hidden_patch_is_not_seen():
-    """Its pixels change nothing; where it is shown they do."""
+def test_masked_patch_is_ignored():
+    """The pixels of a masked patch change nothing; those of an unmasked patch do."""
     model, batch = vit_model(), vit_batch(2, seed=3)
-    place = batch["masked_positions"][0, 1].item()
-    assert batch["tokens"][0, place] == MASKED_PATCH
+    position = batch["masked_positions"][0, 1].item()
+    assert batch["tokens"][0, position] == MASKED_PATCH
     changed = {**batch, "patches": batch["patches"].clone()}
-    changed["patches"][0, place - 1] ^= 255
+    changed["patches"][0, position - 1] ^= 255
     with torch.no_grad():
         before, after = model.logits(batch), model.logits(changed)
     assert all(before[head].equal(after[head]) for head in before)
-    shown = batch["tokens"].clone()
-    shown[0, place] = PATCH
+    unmasked = batch["tokens"].clone()
+    unmasked[0, position] = PATCH
     with torch.no_grad():
-        seen, other = (model.logits({**one, "tokens": shown})["image-label"] for one in (batch, changed))
-    assert (seen - other)[0].abs().max() > 1e-4
-    assert seen[1].equal(other[1])
+        logits, changed_logits = (
+            model.logits({**fields, "tokens": unmasked})["image-label"] for fields in (batch, changed)
+        )
+    assert (logits - changed_logits)[0].abs().max() > 1e-4
+    assert logits[1].equal(changed_logits[1])
 
 
-def test_parts_of_a_pipeline_are_the_whole():
+def test_pipeline_stages_equal_full_model():
     equals_the_whole(vit_model(layers=4), vit_batch(3, seed=4), 4)
 
 
 @pytest.mark.parametrize(
-    ("differing", "said"),
+    ("options", "message"),
     [
         ({"tied": True}, "projection on the token table"),
         ({"inputs": ("patch", "token")}, "token tables beside them"),
         ({"inputs": ("patch", "characters")}, "words made of characters"),
     ],
 )
-def test_what_goes_with_tokens_alone_is_refused(differing, said):
+def test_text_options_are_refused(options, message):
     spec = tiny_vit(both=False)
-    with torch.device("meta"), pytest.raises(UserError, match=said):
-        build_model(replace(spec, family=change(spec.family, heads=(), **differing)))
+    with torch.device("meta"), pytest.raises(UserError, match=message):
+        build_model(replace(spec, family=change(spec.family, heads=(), **options)))
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("data.sequence=50", r"data.sequence \(50\) must be model.context \(197\)"),
         ("model.patch=32", r"other patches than model.patch \(32\): its option `size`.* must be 448"),
-        ("model.context=200", r"model.context \(200\) must be one more than a square.*197 or 226"),
+        ("model.context=200", r"model.context \(200\) must be a square number.*197 or 226"),
         ("objective=masked-lm", "it provides text, and this family reads images"),
         ("model.cutoffs=[3]", r"model.cutoffs \(\[3\]\) is not used by vit"),
         ("objective={image-labels: {size: 200}}", "in pixels, must be 224"),
@@ -198,22 +199,22 @@ def test_what_goes_with_tokens_alone_is_refused(differing, said):
         ("objective={masked-patches: {mask_patch_prob: 0.9, random_patch_prob: 0.2}}", "sum to 1.1, more than 1"),
     ],
 )
-def test_what_a_config_cannot_mean_is_one_sentence(override, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_config_is_refused(override, message):
+    with pytest.raises(UserError, match=message):
         load(CONFIGS / "b-16.yaml", [override])
 
 
-def test_others_are_told_nothing_of_images():
-    for override, said in (
+def test_image_options_of_text_models_are_refused():
+    for override, message in (
         ("objective=image-labels", "it provides images; "),
         ("model.patch=4", "bert/base, which reads no images"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             load(CONFIGS.parent / "bert/base.yaml", [override])
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_config_loads_and_names_a_model_of_its_images(path):
+def test_configs_match_their_images(path):
     config = load(path)
     spec = resolve_model(config)
     patches = config.built_objective.batch(config.data.sequence, True).fields["patches"]
@@ -221,27 +222,33 @@ def test_every_config_loads_and_names_a_model_of_its_images(path):
     assert spec.masks_patches == ("masked" in path.stem)
 
 
-def test_recipes_are_those_of_the_papers_third_table():
-    found = {name: load(CONFIGS / f"{name}.yaml") for name in ("b-16", "b-32", "l-16", "h-14", "b-16-imagenet")}
-    for config in found.values():
+def test_recipes_match_the_paper():
+    configs = {name: load(CONFIGS / f"{name}.yaml") for name in ("b-16", "b-32", "l-16", "h-14", "b-16-imagenet")}
+    for config in configs.values():
         assert (config.train.batch, config.optimizer.warmup_steps, config.optimizer.betas) == (
             4096,
             10_000,
             (0.9, 0.999),
         )
-    told = {
-        name: (one.optimizer.lr, one.optimizer.weight_decay, one.model.dropout, one.optimizer.decay, one.optimizer.clip)
-        for name, one in found.items()
+    recipes = {
+        name: (
+            tested.optimizer.lr,
+            tested.optimizer.weight_decay,
+            tested.model.dropout,
+            tested.optimizer.decay,
+            tested.optimizer.clip,
+        )
+        for name, tested in configs.items()
     }
-    of_21k = (1e-3, 0.03, 0.1, "linear", None)
-    assert told == {
-        **dict.fromkeys(("b-16", "b-32", "l-16"), of_21k),
+    imagenet_21k = (1e-3, 0.03, 0.1, "linear", None)
+    assert recipes == {
+        **dict.fromkeys(("b-16", "b-32", "l-16"), imagenet_21k),
         "h-14": (3e-4, 0.1, 0.0, "linear", None),
         "b-16-imagenet": (3e-3, 0.3, 0.1, "cosine", 1.0),
     }
     images = {"b-16": (14_197_122, 90), "h-14": (303_000_000, 14), "b-16-imagenet": (1_281_167, 300)}
-    for name, (number, epochs) in images.items():
-        assert found[name].train.steps * 4096 == pytest.approx(number * epochs, rel=2e-3)
+    for name, (num_images, epochs) in images.items():
+        assert configs[name].train.steps * 4096 == pytest.approx(num_images * epochs, rel=2e-3)
 
 
 @pytest.fixture(scope="module")
@@ -249,10 +256,10 @@ def corpus(tmp_path_factory):
     return digits(tmp_path_factory.mktemp("digits") / "corpus", validation=0.15)
 
 
-def learned(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[list[dict[str, torch.Tensor]]]]:
-    """A model half as deep as the tiny config's after some steps on digits as they are, and held-out batches."""
-    told = {"size": 8, "crop": "none", "flip": False}
-    overrides = [f"objective={json.dumps({objective: told})}", "model.layers=2", "model.vocabulary=10"]
+def train_on_digits(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[list[dict[str, torch.Tensor]]]]:
+    """Train a model with half the tiny config's layers on digits. Return it and validation batches."""
+    image_options = {"size": 8, "crop": "none", "flip": False}
+    overrides = [f"objective={json.dumps({objective: image_options})}", "model.layers=2", "model.vocabulary=10"]
     config = load(CONFIGS / "tiny.yaml", overrides)
     special = load_tokenizer(corpus / "tokenizer").special
     options = {"objective": config.objective, "sequence": 17, "seed": 1, "special": special}
@@ -271,21 +278,21 @@ def learned(corpus: Path, objective: str, *, steps: int) -> tuple[Model, list[li
     return model.eval(), validation_batches(held_out, batch=64, microbatch=64)
 
 
-def test_it_learns_the_digits(corpus):
-    """Held-out ones, of which a guess is right once in ten."""
-    model, batches = learned(corpus, "image-labels", steps=120)
-    right = total = 0
+def test_model_learns_digits(corpus):
+    """A random guess of validation digits is correct in 1 of 10 cases."""
+    model, batches = train_on_digits(corpus, "image-labels", steps=120)
+    num_correct = total = 0
     with torch.no_grad():
         for [batch] in batches:
-            right += (model.logits(batch)["image-label"].argmax(-1) == batch["image_label"]).sum().item()
+            num_correct += (model.logits(batch)["image-label"].argmax(-1) == batch["image_label"]).sum().item()
             total += len(batch["image_label"])
     assert total >= 192
-    assert right / total > 0.7
+    assert num_correct / total > 0.7
 
 
-def test_it_learns_what_is_behind_hidden_patches(corpus):
-    """Better than who says each color as often as it is one."""
-    model, batches = learned(corpus, "masked-patches", steps=80)
+def test_model_learns_masked_patches(corpus):
+    """The loss is lower than the entropy of the color frequencies."""
+    model, batches = train_on_digits(corpus, "masked-patches", steps=80)
     loss, counts = 0.0, np.zeros(512)
     with torch.no_grad():
         for [batch] in batches:

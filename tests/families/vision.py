@@ -1,4 +1,4 @@
-"""What tests of families that read images share: their models beside Hugging Face's."""
+"""Helpers for tests of image families: comparison with Hugging Face's models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.models.vision import SIDE
 
 
 def pixel_values(model: Model, patches: Tensor) -> Tensor:
-    """[B, C, H, W] of uint8 [B, N, C P], as Hugging Face's processor gives them."""
-    images = np.stack([from_patches(one, SIDE) for one in patches.numpy()])
+    """Return [B, C, H, W] from uint8 [B, N, C P], as Hugging Face's processor does."""
+    images = np.stack([from_patches(image, SIDE) for image in patches.numpy()])
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in model.spec.pixels)
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
 
@@ -25,10 +25,10 @@ def weights_of(model: Model) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def theirs_in(folder: Path, kind: type[transformers.PreTrainedModel]) -> transformers.PreTrainedModel:
-    """With transformers' own loader, which must find every key and no other."""
-    found, told = kind.from_pretrained(folder, output_loading_info=True)
-    assert not told["missing_keys"]
-    assert not told["unexpected_keys"]
-    assert not told["mismatched_keys"]
-    return found.eval()
+def load_reference(folder: Path, model_class: type[transformers.PreTrainedModel]) -> transformers.PreTrainedModel:
+    """Load a model with transformers, which must find every key and no other."""
+    model, loading_info = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not loading_info["missing_keys"]
+    assert not loading_info["unexpected_keys"]
+    assert not loading_info["mismatched_keys"]
+    return model.eval()

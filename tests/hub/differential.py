@@ -27,21 +27,22 @@ from megaptm.hub.import_run import complete_weights
 from megaptm.models import Model, build_model
 from megaptm.spec import ModelSpec, change
 from tests.families.vision import pixel_values
-from tests.hub.reloaded import drawing_ours
+from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.models.vision import clip_batch, tiny_clip, tiny_vit, vit_batch
 from tests.parity.reference import inputs_of, model_of, tied_as_said, without_decoder
 
 TOLERANCE = 1e-5
 ARCHITECTURES = {
-    f"{one.family}-{one.stack}" if one.stack else one.family: one
-    for one in COUNTERPARTS
-    if not one.import_only and one.family not in ("macbert", "tinybert")  # BertForPreTraining, as BERT
+    f"{counterpart.family}-{counterpart.stack}" if counterpart.stack else counterpart.family: counterpart
+    for counterpart in COUNTERPARTS
+    if not counterpart.import_only
+    and counterpart.family not in ("macbert", "tinybert")  # BertForPreTraining, like BERT
 }
-"""Name -> architecture of Hugging Face; each is imported as the family of its name."""
+"""Name -> Hugging Face architecture, which is imported as the family of that name."""
 
 ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu", "gelu_pytorch_tanh")
-WORDS: dict[str, tuple[Any, ...]] = {
+VALUES: dict[str, tuple[Any, ...]] = {
     "feed_forward_proj": ("relu", "gelu", "gated-gelu", "gated-silu", "gated-relu"),
     "attention_type": ("original_full", "block_sparse"),
     "attn_type": ("uni",),
@@ -58,7 +59,7 @@ WORDS: dict[str, tuple[Any, ...]] = {
     "pad_token_id": (0, 1, 3, 7),
     "tie_word_embeddings": (True, False),
 }
-"""Values to try of fields whose type does not suggest them."""
+"""Values to test of fields whose type does not suggest any."""
 UNDECLARED: dict[str, tuple[Any, ...]] = {
     "attention_head_size": (4, 16),
     "conv_act": ("tanh", "relu"),
@@ -75,11 +76,11 @@ UNDECLARED: dict[str, tuple[Any, ...]] = {
     "share_att_key": (True, False),
     "talking_head": (True,),
 }
-"""Fields to add to a config that lacks them: some classes read them although they do not declare them."""
+"""Fields to add to a config that lacks them: some classes read fields that they do not declare."""
 SKIPPED = ("model_type", "architectures", "megaptm_family", "transformers_version", "dtype", "_name_or_path")
 SKIPPED += ("initializer_range", "initializer_factor", "init_std", "logit_scale_init_value")
-"""Fields that name a model's class, or say how its weights begin."""
-OF_BATCH = {"patch_size": (4,)}
+"""Fields that name the model's class, or give initial values."""
+FIELDS_OF_THE_BATCH = {"patch_size": (4,)}
 """Fields whose other values need another batch -> values that both sides refuse."""
 
 
@@ -88,7 +89,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Case:
-    """A config of Hugging Face with one other value, or without the field (`ABSENT`)."""
+    """Hugging Face config with one other value, or without the field (`ABSENT`)."""
 
     field: str
     value: Any
@@ -97,8 +98,8 @@ class Case:
         return f"{self.field}={json.dumps(self.value)}"
 
 
-def spec_of(name: str) -> ModelSpec:
-    """The tiny model of an architecture."""
+def tiny_spec_of(name: str) -> ModelSpec:
+    """Return the tiny model of an architecture."""
     counterpart = ARCHITECTURES[name]
     if name == "clip":
         return tiny_clip(layers=4)
@@ -111,40 +112,40 @@ def spec_of(name: str) -> ModelSpec:
     return replace(spec, family=counterpart.family_table, size=size)
 
 
-def base_config(name: str) -> dict[str, Any]:
-    """The config.json of the tiny model."""
+def tiny_config(name: str) -> dict[str, Any]:
+    """Return the config.json of the tiny model."""
     special = {key: id_ for key, id_ in ARCHITECTURES[name].special_ids.items() if id_ is not None and id_ < 10}
-    config = json.loads(hugging_face_config(spec_of(name), **special).to_json_string(use_diff=False))
+    config = json.loads(hugging_face_config(tiny_spec_of(name), **special).to_json_string(use_diff=False))
     own = {key: value for key, value in config.items() if key != FAMILY}
     return own if describe_config(own)[0].family == ARCHITECTURES[name].family else config
 
 
-def cases_of(name: str) -> Iterator[Case]:
-    """Every field of the config with other values, and fields that it lacks."""
-    config, sections = base_config(name), ARCHITECTURES[name].sections
+def generate_cases(name: str) -> Iterator[Case]:
+    """Yield every field of the config with other values, and fields that it lacks."""
+    config, sections = tiny_config(name), ARCHITECTURES[name].sections
     flat = {key: value for key, value in config.items() if key not in sections}
     flat |= {f"{section}.{key}": value for section in sections for key, value in config[section].items()}
     for field, value in flat.items():
         last = field.rpartition(".")[2]
-        # The end of CLIP's texts is compared with the tokenizer (`check_text_end`).
+        # CLIP's end id is compared with the tokenizer's in `check_text_end`.
         if last not in SKIPPED and field != "text_config.eos_token_id":
-            # Without a size their class makes a published model of it, which takes seconds.
+            # Without a size, the class builds a model of published size, which takes seconds.
             absent = () if type(value) is int and value > 2 else (ABSENT,)
-            yield from (Case(field, other) for other in (*_others(last, value), *absent) if other != value)
+            yield from (Case(field, other) for other in (*_other_values(last, value), *absent) if other != value)
     missing = {field: values for field, values in UNDECLARED.items() if field not in config and not sections}
     yield from (Case(field, value) for field, values in missing.items() for value in values)
 
 
-def _others(field: str, value: Any) -> tuple[Any, ...]:
-    if field in OF_BATCH:
-        return OF_BATCH[field]
-    if field in WORDS:
-        return WORDS[field]
+def _other_values(field: str, value: Any) -> tuple[Any, ...]:
+    if field in FIELDS_OF_THE_BATCH:
+        return FIELDS_OF_THE_BATCH[field]
+    if field in VALUES:
+        return VALUES[field]
     match value:
         case bool():
             return (not value,)
         case int() if "position" in field:
-            return (value + 1, 2 * value)  # fewer than a batch has are an error on both sides
+            return (value + 1, 2 * value)  # a smaller value is an error on both sides
         case int():
             return (*{0, 1, value + 1, 2 * value, value // 2},)
         case float():
@@ -159,152 +160,155 @@ def _others(field: str, value: Any) -> tuple[Any, ...]:
             return ()
 
 
-def changed(config: Mapping[str, Any], case: Case) -> dict[str, Any]:
-    """The config with the value of a case."""
+def apply_case(config: Mapping[str, Any], case: Case) -> dict[str, Any]:
+    """Return the config with the value of a case."""
     other = deepcopy(dict(config))
     *sections, field = case.field.split(".")
-    place = other
-    for section in sections:
-        place = place[section]
-    place[field] = case.value
+    node = other
+    for name in sections:
+        node = node[name]
+    node[field] = case.value
     if case.value == ABSENT:
-        del place[field]
+        del node[field]
     return other
 
 
-def reference(name: str, config: Mapping[str, Any]) -> PreTrainedModel | None:
-    """Hugging Face's model with random weights; None if its class refuses the config."""
+def build_reference(name: str, config: Mapping[str, Any]) -> PreTrainedModel | None:
+    """Return Hugging Face's model with random weights; None if its class refuses the config."""
     counterpart = ARCHITECTURES[name]
     model_class, zeros = (
         getattr(transformers, counterpart.model),
-        {*map(_of_any_layer, counterpart.zero_parameters(spec_of(name)))},
+        {*map(_without_layer_index, counterpart.zero_parameters(tiny_spec_of(name)))},
     )
     torch.manual_seed(5)
     try:
-        theirs = model_class(model_class.config_class.from_dict(dict(config), attn_implementation="eager"))
-    except Exception:  # of many kinds
+        model = model_class(model_class.config_class.from_dict(dict(config), attn_implementation="eager"))
+    except Exception:  # of many types
         return None
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in model.parameters():
             if parameter.requires_grad and parameter.is_floating_point():
                 parameter += 0.1 * torch.randn(parameter.shape)
-        for key, parameter in theirs.named_parameters():
-            if _of_any_layer(key) in zeros:
+        for key, parameter in model.named_parameters():
+            if _without_layer_index(key) in zeros:
                 parameter.zero_()
-    return drawing_ours(tied_as_said(theirs, counterpart).eval())
+    return use_own_random_values(tied_as_said(model, counterpart).eval())
 
 
-def _of_any_layer(key: str) -> str:
+def _without_layer_index(key: str) -> str:
     return re.sub(r"\.\d+\.", ".N.", key)
 
 
-def batch_of(name: str) -> dict[str, Tensor]:
+def make_batch(name: str) -> dict[str, Tensor]:
     if name == "clip":
         return clip_batch(3, seed=5, all_asked=True)
     return vit_batch(3, seed=5, both=False) if name == "vit" else tiny_batch(ARCHITECTURES[name].family, rows=1)
 
 
 @torch.inference_mode()
-def their_outputs(name: str, theirs: PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor] | None:
-    """Logits of each head, or vectors of a class without heads; None if the class cannot compute them."""
+def reference_outputs(name: str, reference_model: PreTrainedModel, batch: dict[str, Tensor]) -> list[Tensor] | None:
+    """Return the logits of each head, or hidden states of a class without heads; None if the class cannot compute
+    them."""
     try:
         if name in ("clip", "vit"):
-            model = build_model(spec_of(name))
+            model = build_model(tiny_spec_of(name))
             inputs = {"pixel_values": pixel_values(model, batch["patches"])}
             if name == "vit":
-                return [theirs(**inputs, return_dict=True).logits]
-            said = theirs(input_ids=batch["text_tokens"], **inputs, return_dict=True)
-            return [said.image_embeds, said.text_embeds, said.logits_per_image]
-        said = theirs(**inputs_of(ARCHITECTURES[name].family, batch), return_dict=True)
-    except Exception:  # of many kinds
+                return [reference_model(**inputs, return_dict=True).logits]
+            output = reference_model(input_ids=batch["text_tokens"], **inputs, return_dict=True)
+            return [output.image_embeds, output.text_embeds, output.logits_per_image]
+        output = reference_model(**inputs_of(ARCHITECTURES[name].family, batch), return_dict=True)
+    except Exception:  # of many types
         return None
     if name == "bert" or name == "ernie":
-        return [said.prediction_logits, said.seq_relationship_logits]
-    return [said.prediction_logits, said.sop_logits] if name == "albert" else [said[0]]
+        return [output.prediction_logits, output.seq_relationship_logits]
+    return [output.prediction_logits, output.sop_logits] if name == "albert" else [output[0]]
 
 
 @torch.inference_mode()
-def our_outputs(name: str, model: Model, batch: dict[str, Tensor]) -> list[Tensor]:
-    """The same of ours."""
+def model_outputs(name: str, model: Model, batch: dict[str, Tensor]) -> list[Tensor]:
+    """Return the same outputs of megaptm's model."""
     if name == "clip":
         features = model(batch, features=True).features["image-text"]
         images, texts, scale = features.split([(features.shape[1] - 1) // 2] * 2 + [1], -1)
         return [images, texts, scale.mean() * images @ texts.t()]
     if ARCHITECTURES[name].model == "DebertaV2Model":
         return [model.encode(batch)]
-    said = model.logits(batch)
+    logits = model.logits(batch)
     heads = {"bert": 2, "ernie": 2, "albert": 2}.get(name, 1)
-    return [said[head] for head in model.spec.family.heads[:heads]]
+    return [logits[head] for head in model.spec.family.heads[:heads]]
 
 
-def outcome(name: str, case: Case | None, folder: Path) -> str:
-    """`equal`, `refused: SENTENCE`, `transformers refuses`, or what is wrong."""
-    config = base_config(name) if case is None else changed(base_config(name), case)
-    batch, theirs = batch_of(name), reference(name, config)
-    expected = None if theirs is None else their_outputs(name, theirs, batch)
-    if theirs is None or expected is None:
+def compare(name: str, case: Case | None, folder: Path) -> str:
+    """Return `equal`, `refused: MESSAGE`, `transformers refuses`, or a description of the difference."""
+    config = tiny_config(name) if case is None else apply_case(tiny_config(name), case)
+    batch, hf_model = make_batch(name), build_reference(name, config)
+    expected = None if hf_model is None else reference_outputs(name, hf_model, batch)
+    if hf_model is None or expected is None:
         return "transformers refuses"
-    theirs.save_pretrained(folder)
+    hf_model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        found = from_hugging_face(folder)
+        imported = from_hugging_face(folder)
     except UserError as error:
         return f"refused: {error}"
-    ours = model_of(found.spec, complete_weights(found, seed=0))
-    ours = without_decoder(ours) if "deberta" in name else ours
+    own_model = model_of(imported.spec, complete_weights(imported, seed=0))
+    own_model = without_decoder(own_model) if "deberta" in name else own_model
     try:
-        said = our_outputs(name, ours, batch)
+        actual = model_outputs(name, own_model, batch)
     except Exception as error:
         return f"FAILS: {type(error).__name__} {error}"
-    for one, two in zip(said, expected, strict=True):
-        if one.shape != two.shape:
-            return f"OTHER SHAPE: {[*one.shape]} for {[*two.shape]}"
-        if not (gap := (one - two).abs().max()) <= TOLERANCE * max(1.0, float(two.abs().max())):
-            return f"OTHER OUTPUT: by {gap:.2g} of {two.abs().max():.2g}"
+    for actual_head, expected_head in zip(actual, expected, strict=True):
+        if actual_head.shape != expected_head.shape:
+            return f"OTHER SHAPE: {[*actual_head.shape]} for {[*expected_head.shape]}"
+        if not (gap := (actual_head - expected_head).abs().max()) <= TOLERANCE * max(
+            1.0, float(expected_head.abs().max())
+        ):
+            return f"OTHER OUTPUT: by {gap:.2g} of {expected_head.abs().max():.2g}"
     return "equal"
 
 
-def fault(case: Case, said: str) -> str | None:
-    """Return the fault of an outcome: other outputs, or a refusal that does not name the field."""
-    if said in ("equal", "transformers refuses"):
+def find_fault(case: Case, result: str) -> str | None:
+    """Return the fault of a result: other outputs, or a refusal that does not name the field."""
+    if result in ("equal", "transformers refuses"):
         return None
-    if said.startswith("refused: ") and case.field.rpartition(".")[2] in said:
+    if result.startswith("refused: ") and case.field.rpartition(".")[2] in result:
         return None
-    return said
+    return result
 
 
-OF_OTHER_CLASSES = frozenset(
+UNUSED_FIELDS = frozenset(
     (
         *("num_labels", "classifier_dropout", "cls_dropout", "summary_first_dropout", "summary_last_dropout"),
         *("summary_proj_to_labels", "onnx_export", "decoder_start_token_id", "_attn_implementation"),
         *("text_config", "vision_config"),
     )
 )
-"""Fields that a modeling file reads in classes without pre-training, of a loss, or as a choice of kernel."""
+"""Fields that a modeling file reads in other classes, in a loss, or to select a kernel."""
 
 
-def fields_read(name: str) -> set[str]:
-    """Names that the modeling file of an architecture reads of a config."""
+def list_read_fields(name: str) -> set[str]:
+    """Return the config fields that the modeling file of an architecture reads."""
     model_class = getattr(transformers, ARCHITECTURES[name].model)
-    names = model_class.config_class.attribute_map
-    configs, found = ("config", "text_config", "vision_config"), set()
+    attribute_map = model_class.config_class.attribute_map
+    configs, fields = ("config", "text_config", "vision_config"), set()
 
     def is_config(node: ast.AST) -> bool:
         return getattr(node, "id", getattr(node, "attr", None)) in configs
 
     for node in ast.walk(ast.parse(inspect.getsource(sys.modules[model_class.__module__]))):
         if isinstance(node, ast.Attribute) and is_config(node.value):
-            found.add(node.attr)
+            fields.add(node.attr)
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) in ("getattr", "hasattr"):
-            config, *others = node.args
-            if is_config(config) and isinstance(others[0], ast.Constant):
-                found.add(str(others[0].value))
-    return {names.get(field, field) for field in found} - OF_OTHER_CLASSES
+            config, *arguments = node.args
+            if is_config(config) and isinstance(arguments[0], ast.Constant):
+                fields.add(str(arguments[0].value))
+    return {attribute_map.get(field, field) for field in fields} - UNUSED_FIELDS
 
 
-def known_fields(name: str) -> set[str]:
-    """Fields that a config of an architecture declares, with attributes that are functions of transformers."""
+def list_declared_fields(name: str) -> set[str]:
+    """Return the fields that a config of an architecture declares, including properties."""
     config_class = getattr(transformers, ARCHITECTURES[name].model).config_class
     config = config_class()
     sections = [getattr(config, section) for section in ARCHITECTURES[name].sections]
-    return {field for one in (config, *sections) for field in (*vars(one), *one.to_dict(), *dir(type(one)))}
+    return {field for part in (config, *sections) for field in (*vars(part), *part.to_dict(), *dir(type(part)))}

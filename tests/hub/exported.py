@@ -1,4 +1,4 @@
-"""Folders as Hugging Face's models have them, of tiny models with a tokenizer of their own."""
+"""Hugging Face folders of tiny models with their own tokenizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.models.tiny import tiny_spec
 
 
 class ExportedTiny(NamedTuple):
-    """A folder, and what is in it."""
+    """A folder and its content."""
 
     folder: Path
     model: Model
@@ -23,15 +23,15 @@ class ExportedTiny(NamedTuple):
 
 
 def export_tiny(
-    family: str, place: Path, *, vocabulary: int = 400, dropout: float = 0.0, factor: float = 1.0, **options: Any
+    family: str, folder: Path, *, vocabulary: int = 400, dropout: float = 0.0, factor: float = 1.0, **options: Any
 ) -> ExportedTiny:
-    """The tiny model of a family below `place`, in `out`; weights, as a new model begins, times `factor`; `options` as
-    `to_hugging_face` has them."""
+    """Export the tiny model of a family to `out` in a folder. Initial weights are multiplied by `factor`; `options` are
+    those of `to_hugging_face`."""
     text, table = Path(textwrap.__file__).read_text(encoding="utf-8"), CATALOGUE[family]
     tokenizer = train(table.tokenizer, [text], vocabulary=vocabulary, specials=table.specials)
-    tokenizer.save(place / "tokenizer")
+    tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
     fill(model := build_model(spec), seed=0)
     weights = {name: parameter.detach() * factor for name, parameter in model.named_parameters()}
-    to_hugging_face(spec, weights, place / "tokenizer", place / "out", **options)
-    return ExportedTiny(place / "out", model, tokenizer)
+    to_hugging_face(spec, weights, folder / "tokenizer", folder / "out", **options)
+    return ExportedTiny(folder / "out", model, tokenizer)

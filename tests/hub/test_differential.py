@@ -1,5 +1,4 @@
-"""Imports of Hugging Face models with one other value in config.json: the same logits, or a refusal that names the
-field."""
+"""Imports with one other value in config.json give equal logits, or a refusal that names the field."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from tests.hub.differential import (
     ARCHITECTURES,
     UNDECLARED,
     Case,
-    base_config,
-    cases_of,
-    fault,
-    fields_read,
-    known_fields,
-    outcome,
+    compare,
+    find_fault,
+    generate_cases,
+    list_declared_fields,
+    list_read_fields,
+    tiny_config,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,10 +26,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.mark.drill
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_field_is_equal_or_refused_by_name(name: str, tmp_path: Path) -> None:
-    said = [(case, outcome(name, case, tmp_path / str(number))) for number, case in enumerate(cases_of(name))]
-    assert {str(case): text for case, text in said if fault(case, text)} == {}
-    assert "equal" in [text for _, text in said]
+def test_fields_are_equal_or_refused_by_name(name: str, tmp_path: Path) -> None:
+    outcomes = [(case, compare(name, case, tmp_path / str(index))) for index, case in enumerate(generate_cases(name))]
+    assert {str(case): text for case, text in outcomes if find_fault(case, text)} == {}
+    assert "equal" in [text for _, text in outcomes]
 
 
 @pytest.mark.parametrize(
@@ -59,30 +58,30 @@ def test_every_field_is_equal_or_refused_by_name(name: str, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_a_refusal_names_the_field(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
-    assert reason in outcome(name, Case(field, value), tmp_path / "model")
+def test_refusal_names_the_field(name: str, field: str, value: Any, reason: str, tmp_path: Path) -> None:
+    assert reason in compare(name, Case(field, value), tmp_path / "model")
 
 
 @pytest.mark.parametrize(
     ("name", "field", "value"),
     [
-        ("palm", "num_key_value_heads", 4),  # as many as of queries
+        ("palm", "num_key_value_heads", 4),  # as many as query heads
         ("deberta", "hidden_size", 64),
         ("t5", "dense_act_fn", "absent"),
         ("bigbird", "num_random_blocks", 1),
     ],
 )
-def test_a_field_that_a_family_has_gives_equal_logits(name: str, field: str, value: Any, tmp_path: Path) -> None:
-    assert outcome(name, Case(field, value), tmp_path / "model") == "equal"
+def test_supported_field_gives_equal_logits(name: str, field: str, value: Any, tmp_path: Path) -> None:
+    assert compare(name, Case(field, value), tmp_path / "model") == "equal"
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_field_that_transformers_reads_is_tried(name: str) -> None:
-    """A release of transformers that reads another field makes this red: give it to the drill."""
-    assert fields_read(name) <= known_fields(name) | {*UNDECLARED}
+def test_all_fields_of_transformers_are_tested(name: str) -> None:
+    """If a release of transformers reads another field, add it to `UNDECLARED`."""
+    assert list_read_fields(name) <= list_declared_fields(name) | {*UNDECLARED}
 
 
-def test_a_tied_t5_with_gates_is_refused_for_what_each_version_lacks() -> None:
+def test_refusal_names_both_t5_versions() -> None:
     with pytest.raises(UserError) as error:
         describe_config({"model_type": "t5", "feed_forward_proj": "gated-gelu", "tie_word_embeddings": True})
     assert str(error.value) == (
@@ -91,6 +90,6 @@ def test_a_tied_t5_with_gates_is_refused_for_what_each_version_lacks() -> None:
     )
 
 
-def test_all_fields_that_cannot_be_imported_are_in_one_message() -> None:
+def test_refusal_names_all_fields() -> None:
     with pytest.raises(UserError, match=r"conv_groups is 4 .*; position_buckets is 16 |position_buckets .*conv_groups"):
-        describe_config({**base_config("deberta-v2"), "conv_groups": 4, "position_buckets": 16})
+        describe_config({**tiny_config("deberta-v2"), "conv_groups": 4, "position_buckets": 16})

@@ -1,4 +1,4 @@
-"""Folders as people have them are taken; what is wrong with one is told in a sentence, and none of its code is run."""
+"""Import of folders as published, and refusal of invalid ones without running their code."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FAMILIES = ("gpt2", "bert", "t5")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete model of each family, in a folder of its name."""
-    place = tmp_path_factory.mktemp("models")
+    """Return a folder with a complete model of each family."""
+    folder = tmp_path_factory.mktemp("models")
     for family in FAMILIES:
         model = tiny_model(family)
-        to_hugging_face(model.spec, dict(model.named_parameters()), None, place / family)
-    return place
+        to_hugging_face(model.spec, dict(model.named_parameters()), None, folder / family)
+    return folder
 
 
 @pytest.fixture
-def copied(folders: Path, tmp_path: Path) -> Callable[[str], Path]:
+def copy_folder(folders: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda family: shutil.copytree(folders / family, tmp_path / family)
 
 
@@ -42,14 +42,14 @@ def change(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def refused(folder: Path) -> str:
+def import_error(folder: Path) -> str:
     with pytest.raises(UserError) as error:
         from_hugging_face(folder)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-# --- what people have -------------------------------------------------------------------------------------------------
+# --- accepted ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,98 +65,96 @@ def refused(folder: Path) -> str:
         ("t5", "T5Model", set()),
     ],
 )
-def test_a_model_without_its_heads_is_taken(
-    family: str, architecture: str, absent: set[str], folders: Path, tmp_path: Path
-) -> None:
-    """Saved by transformers itself; what is there is there to the bit, what is absent is named."""
+def test_import_without_heads(family: str, architecture: str, absent: set[str], folders: Path, tmp_path: Path) -> None:
+    """Weights in the file are imported bit for bit, and missing modules are named."""
     getattr(transformers, architecture).from_pretrained(folders / family).save_pretrained(tmp_path / "model")
-    found, whole = from_hugging_face(tmp_path / "model"), from_hugging_face(folders / family)
-    assert {name.rpartition(".")[0] for name in found.absent} == absent
-    assert found.weights.keys() | found.absent.keys() == whole.weights.keys()
-    assert all(found.absent[name] == whole.weights[name].shape for name in found.absent)
-    for name, weight in found.weights.items():
-        assert weight.equal(whole.weights[name]), name
+    imported, complete = from_hugging_face(tmp_path / "model"), from_hugging_face(folders / family)
+    assert {name.rpartition(".")[0] for name in imported.absent} == absent
+    assert imported.weights.keys() | imported.absent.keys() == complete.weights.keys()
+    assert all(imported.absent[name] == complete.weights[name].shape for name in imported.absent)
+    for name, weight in imported.weights.items():
+        assert weight.equal(complete.weights[name]), name
 
 
-def test_several_files_with_an_index_are_one_model(folders: Path, tmp_path: Path) -> None:
+def test_import_of_several_weight_files(folders: Path, tmp_path: Path) -> None:
     model = transformers.AutoModelForPreTraining.from_pretrained(folders / "bert")
     model.save_pretrained(tmp_path / "model", max_shard_size="20KB")
     assert len(list((tmp_path / "model").glob("model-*-of-*.safetensors"))) > 1
-    found, whole = from_hugging_face(tmp_path / "model"), from_hugging_face(folders / "bert")
-    assert all(whole.weights[name].equal(weight) for name, weight in found.weights.items())
-    assert not found.absent
+    imported, complete = from_hugging_face(tmp_path / "model"), from_hugging_face(folders / "bert")
+    assert all(complete.weights[name].equal(weight) for name, weight in imported.weights.items())
+    assert not imported.absent
 
 
-def test_names_of_the_first_release_are_known(copied: Callable[[str], Path], folders: Path) -> None:
-    """As bert-base-uncased has them: gamma and beta, position ids, both names of what is tied."""
-    folder = copied("bert")
+def test_import_of_legacy_names(copy_folder: Callable[[str], Path], folders: Path) -> None:
+    """Names of bert-base-uncased: gamma and beta, position ids, both names of tied parameters."""
+    folder = copy_folder("bert")
     state = load_file(folder / "model.safetensors")
     state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
     state["bert.embeddings.position_ids"] = torch.arange(24)[None]
     for name in [name for name in state if "LayerNorm" in name]:
         state[name.replace(".weight", ".gamma").replace(".bias", ".beta")] = state.pop(name)
     save_file(state, folder / "model.safetensors")
-    found, whole = from_hugging_face(folder), from_hugging_face(folders / "bert")
-    assert not found.absent
-    assert all(whole.weights[name].equal(weight) for name, weight in found.weights.items())
+    imported, complete = from_hugging_face(folder), from_hugging_face(folders / "bert")
+    assert not imported.absent
+    assert all(complete.weights[name].equal(weight) for name, weight in imported.weights.items())
 
 
-def test_a_config_that_leaves_out_what_transformers_knows_is_enough(copied: Callable[[str], Path]) -> None:
-    """T5's do not say how many layers the decoder has; GPT-2's may use the names that all models share."""
-    file = copied("t5") / "config.json"
+def test_import_with_default_fields(copy_folder: Callable[[str], Path]) -> None:
+    """T5 configs may lack the number of decoder layers; GPT-2 configs may use the common field names."""
+    file = copy_folder("t5") / "config.json"
     config = json.loads(file.read_text())
     del config["num_decoder_layers"]
     file.write_text(json.dumps(config))
     assert from_hugging_face(file.parent).spec.size.layers == 2
-    file = copied("gpt2") / "config.json"
+    file = copy_folder("gpt2") / "config.json"
     config = json.loads(file.read_text())
     config["num_hidden_layers"] = config.pop("n_layer")
     file.write_text(json.dumps(config))
     assert from_hugging_face(file.parent).spec.size.layers == 2
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_encoder_alone_is_no_t5(folders: Path, tmp_path: Path) -> None:
+def test_t5_encoder_is_refused(folders: Path, tmp_path: Path) -> None:
     transformers.T5EncoderModel.from_pretrained(folders / "t5").save_pretrained(tmp_path / "model")
-    said = refused(tmp_path / "model")
-    assert "is_encoder_decoder is False (t5 has True)" in said
+    message = import_error(tmp_path / "model")
+    assert "is_encoder_decoder is False (t5 has True)" in message
     file = tmp_path / "model" / "config.json"
     change(file, is_encoder_decoder=True)
-    said = refused(file.parent)
-    assert "lacks weights of T5ForConditionalGeneration: decoder." in said
-    assert said.endswith("give a complete checkpoint.")
+    message = import_error(file.parent)
+    assert "lacks weights of T5ForConditionalGeneration: decoder." in message
+    assert message.endswith("give a complete checkpoint.")
 
 
-def test_what_was_put_on_top_of_a_model_is_named(folders: Path, tmp_path: Path) -> None:
+def test_unknown_head_is_refused(folders: Path, tmp_path: Path) -> None:
     transformers.BertForSequenceClassification.from_pretrained(folders / "bert").save_pretrained(tmp_path / "model")
-    assert "has parameters that BertForPreTraining does not have: classifier.bias, classifier.weight" in refused(
+    assert "has parameters that BertForPreTraining does not have: classifier.bias, classifier.weight" in import_error(
         tmp_path / "model"
     )
 
 
-def test_an_output_table_of_its_own_is_not_dropped(copied: Callable[[str], Path]) -> None:
-    folder = copied("t5")
+def test_untied_output_table_is_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("t5")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"lm_head.weight": state["shared.weight"] + 1}, folder / "model.safetensors")
-    assert "differs from shared.weight" in refused(folder)
-    folder = copied("gpt2")
+    assert "differs from shared.weight" in import_error(folder)
+    folder = copy_folder("gpt2")
     state = load_file(folder / "model.safetensors")
     save_file(state | {"lm_head.weight": state["transformer.wte.weight"] + 1}, folder / "model.safetensors")
-    assert "lm_head.weight differs from transformer.wte.weight" in refused(folder)
+    assert "lm_head.weight differs from transformer.wte.weight" in import_error(folder)
 
 
-def test_folders_that_are_no_models(tmp_path: Path) -> None:
-    assert refused(tmp_path / "missing").startswith(f"{tmp_path / 'missing'} does not exist: ")
-    assert refused(tmp_path).startswith(f"{tmp_path} is empty: ")
+def test_folder_without_model_is_refused(tmp_path: Path) -> None:
+    assert import_error(tmp_path / "missing").startswith(f"{tmp_path / 'missing'} does not exist: ")
+    assert import_error(tmp_path).startswith(f"{tmp_path} is empty: ")
     (tmp_path / "notes.txt").touch()
-    assert refused(tmp_path).startswith(f"{tmp_path} has no config.json: ")
-    assert refused(tmp_path / "notes.txt").startswith(f"{tmp_path / 'notes.txt'} is a file: ")
+    assert import_error(tmp_path).startswith(f"{tmp_path} has no config.json: ")
+    assert import_error(tmp_path / "notes.txt").startswith(f"{tmp_path / 'notes.txt'} is a file: ")
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("content", "message"),
     [
         ("{", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
@@ -166,14 +164,14 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
         ('{"model_type": ["gpt2"]}', "cannot be imported"),
     ],
 )
-def test_a_broken_config(written: str, said: str, copied: Callable[[str], Path]) -> None:
-    folder = copied("gpt2")
-    (folder / "config.json").write_text(written, encoding="latin-1")
-    assert said in refused(folder)
+def test_invalid_config_is_refused(content: str, message: str, copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
+    (folder / "config.json").write_text(content, encoding="latin-1")
+    assert message in import_error(folder)
 
 
 @pytest.mark.parametrize(
-    ("family", "values", "said"),
+    ("family", "values", "message"),
     [
         ("gpt2", {"n_layer": "2"}, "n_layer is '2'; it must be an integer from 1 to"),
         ("gpt2", {"n_layer": -1}, "n_layer is '-1'"),
@@ -197,97 +195,104 @@ def test_a_broken_config(written: str, said: str, copied: Callable[[str], Path])
         ("t5", {"feed_forward_proj": "gated-gelu"}, "feed_forward_proj is 'gated-gelu'"),
     ],
 )
-def test_a_config_that_says_what_cannot_be(
-    family: str, values: dict[str, Any], said: str, copied: Callable[[str], Path]
+def test_invalid_value_is_refused(
+    family: str, values: dict[str, Any], message: str, copy_folder: Callable[[str], Path]
 ) -> None:
-    folder = copied(family)
+    folder = copy_folder(family)
     change(folder / "config.json", **values)
-    assert said in refused(folder)
+    assert message in import_error(folder)
 
 
-def test_architectures_that_are_no_list_say_nothing(copied: Callable[[str], Path]) -> None:
-    folder = copied("bert")
-    for said in (-1, 0.5, {"a": 1}, "BertModel", [7]):
-        change(folder / "config.json", architectures=said)
+def test_invalid_architectures_are_ignored(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("bert")
+    for architectures in (-1, 0.5, {"a": 1}, "BertModel", [7]):
+        change(folder / "config.json", architectures=architectures)
         assert from_hugging_face(folder).spec.name == "bert"
 
 
-def test_code_of_the_models_own_is_refused_unread(copied: Callable[[str], Path]) -> None:
-    folder = copied("gpt2")
+def test_model_code_is_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
     (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     change(folder / "config.json", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})
-    assert "auto_map names code in the model's folder, which megaptm never runs" in refused(folder)
+    assert "auto_map names code in the model's folder, which megaptm never runs" in import_error(folder)
     change(folder / "config.json", auto_map=None)
     (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.Tokenizer", null]}}')
-    assert "tokenizer_config.json: auto_map names code" in refused(folder)
+    assert "tokenizer_config.json: auto_map names code" in import_error(folder)
     assert not (folder / "ran").exists()
 
 
-def test_a_pickle_is_refused_with_the_way_to_convert_it(copied: Callable[[str], Path], folders: Path) -> None:
-    folder = copied("bert")
+def test_pickle_is_refused_with_conversion_command(copy_folder: Callable[[str], Path], folders: Path) -> None:
+    folder = copy_folder("bert")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    said = refused(folder)
-    assert "only pickled weights, which can run code" in said
-    command = said.split("`")[1]
-    done = subprocess.run(command.replace("python", sys.executable, 1), shell=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    found, whole = from_hugging_face(folder), from_hugging_face(folders / "bert")
-    assert all(whole.weights[name].equal(weight) for name, weight in found.weights.items())
+    message = import_error(folder)
+    assert "only pickled weights, which can run code" in message
+    command = message.split("`")[1]
+    result = subprocess.run(command.replace("python", sys.executable, 1), shell=True, capture_output=True, check=False)
+    assert result.returncode == 0, result.stderr.decode()
+    imported, complete = from_hugging_face(folder), from_hugging_face(folders / "bert")
+    assert all(complete.weights[name].equal(weight) for name, weight in imported.weights.items())
 
 
-def test_damaged_weights(copied: Callable[[str], Path]) -> None:
-    folder = copied("t5")
+def test_damaged_weights_are_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("t5")
     file = folder / "model.safetensors"
-    whole = file.read_bytes()
-    for damaged in (b"", whole[:5], whole[:2000], whole[:-1], b"\xff" * 16 + whole[16:], whole[:8] + b"\0" * 200):
+    content = file.read_bytes()
+    for damaged in (
+        b"",
+        content[:5],
+        content[:2000],
+        content[:-1],
+        b"\xff" * 16 + content[16:],
+        content[:8] + b"\0" * 200,
+    ):
         file.write_bytes(damaged)
-        assert refused(folder).startswith(f"{file} is damaged or cut off (")
+        assert import_error(folder).startswith(f"{file} is damaged or cut off (")
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
-    assert "git lfs pull" in refused(folder)
+    assert "git lfs pull" in import_error(folder)
     file.unlink()
-    assert refused(folder).startswith(f"{folder} has no model.safetensors: ")
+    assert import_error(folder).startswith(f"{folder} has no model.safetensors: ")
 
 
-def test_weights_of_another_kind(copied: Callable[[str], Path]) -> None:
-    folder = copied("gpt2")
+def test_invalid_tensors_are_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
     file = folder / "model.safetensors"
     state = load_file(file)
     name = "transformer.h.0.attn.c_attn.weight"
     save_file(state | {name: state[name].to(torch.int8)}, file)
-    assert f"{name} is int8; a quantized model cannot be trained" in refused(folder)
+    assert f"{name} is int8; a quantized model cannot be trained" in import_error(folder)
     save_file(state | {name: state[name][:-1].clone()}, file)
-    assert f"{name} is [31, 96], but config.json needs [32, 96]" in refused(folder)
+    assert f"{name} is [31, 96], but config.json needs [32, 96]" in import_error(folder)
     save_file(state | {name: state[name] / 0}, file)
-    assert f"{name} has NaN or infinite values; download it again" in refused(folder)
+    assert f"{name} has NaN or infinite values; download it again" in import_error(folder)
     save_file(state | {name: torch.full_like(state[name], 1e300, dtype=torch.float64)}, file)
-    assert f"{name} has NaN or infinite values; download it again" in refused(folder)
+    assert f"{name} has NaN or infinite values; download it again" in import_error(folder)
     del state[name]
     save_file(state, file)
-    assert f"lacks weights of GPT2LMHeadModel: {name}" in refused(folder)
+    assert f"lacks weights of GPT2LMHeadModel: {name}" in import_error(folder)
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ({"a": "../../etc/passwd"}, "'../../etc/passwd' is not a plain file name"),
-        ({"a": "gone.safetensors"}, "names gone.safetensors, which is not there"),
+        ({"a": "gone.safetensors"}, "lists gone.safetensors, which is not in the folder"),
         ({"a": 5}, "weight_map.a: input should be a valid string"),
         ([], "weight_map: input should be a valid dictionary"),
     ],
 )
-def test_a_wrong_index(table: Any, said: str, copied: Callable[[str], Path]) -> None:
-    folder = copied("gpt2")
+def test_invalid_index_is_refused(table: Any, message: str, copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
-    assert said in refused(folder)
+    assert message in import_error(folder)
 
 
 # --- the hub ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked of the hub where a folder is meant: one that is here, one in a folder that is, or a path."""
+def test_paths_are_not_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, a path below an existing folder, and anything with the form of a path is not looked up on the hub."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported").mkdir()
     monkeypatch.setattr("megaptm.hub.download._download", lambda name: pytest.fail(f"the hub was asked for {name}"))

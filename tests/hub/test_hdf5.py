@@ -1,4 +1,4 @@
-"""Tensors in HDF5: there and back, and what a file from elsewhere may not do."""
+"""HDF5 files: round trip, and refusal of links and external data."""
 
 import re
 
@@ -21,67 +21,70 @@ def file(tmp_path):
     return tmp_path / "a.hdf5"
 
 
-def test_what_is_written_is_read(file):
-    found = read_hdf5(file, SHAPES)
-    assert found["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert found["deep/er/two"].tolist() == [0, 1, 2, 3]
+def test_round_trip(file):
+    tensors = read_hdf5(file, SHAPES)
+    assert tensors["one"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert tensors["deep/er/two"].tolist() == [0, 1, 2, 3]
     with h5py.File(file) as opened:
         assert opened["deep"]["er"]["two"].dtype == "float32"
 
 
-def linked(opened, name, link):
+def replace_with_link(opened, name, link):
     del opened[name]
     opened[name] = link
 
 
-def outside(opened, name):
+def replace_with_external(opened, name):
     del opened[name]
     opened.create_dataset(name, (2, 3), "float32", external=[("/etc/hostname", 0, 24)])
 
 
-def of_no_numbers(opened, name):
+def replace_with_bits(opened, name):
     del opened[name]
     h5py.h5d.create(opened.id, name.encode(), h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((2, 3)))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("damage", "message"),
     [
         (lambda opened: opened.pop("one"), "a.hdf5 has no one, which options.json requires"),
         (
-            lambda opened: linked(opened, "one", h5py.SoftLink("/deep/er/two")),
+            lambda opened: replace_with_link(opened, "one", h5py.SoftLink("/deep/er/two")),
             "a.hdf5: one is a link",
         ),
         (
-            lambda opened: linked(opened, "deep", h5py.ExternalLink("a.hdf5", "/")),
+            lambda opened: replace_with_link(opened, "deep", h5py.ExternalLink("a.hdf5", "/")),
             "a.hdf5: deep/er/two is a link",
         ),
-        (lambda opened: outside(opened, "one"), "a.hdf5: one is not an array of floats in this file"),
-        (lambda opened: linked(opened, "one", "a text"), "a.hdf5: one is not an array of floats in this file"),
+        (lambda opened: replace_with_external(opened, "one"), "a.hdf5: one is not an array of floats in this file"),
         (
-            lambda opened: linked(opened, "one", [1.0, 2.0]),
+            lambda opened: replace_with_link(opened, "one", "a text"),
+            "a.hdf5: one is not an array of floats in this file",
+        ),
+        (
+            lambda opened: replace_with_link(opened, "one", [1.0, 2.0]),
             r"a.hdf5: one has shape \(2,\), but options.json requires",
         ),
         (
-            lambda opened: of_no_numbers(opened, "one"),
+            lambda opened: replace_with_bits(opened, "one"),
             r"a.hdf5 is not an HDF5 file, or is damaged \(No NumPy",
         ),
     ],
 )
-def test_what_is_not_there_or_from_elsewhere_is_refused(file, spoil, sentence):
+def test_invalid_dataset_is_refused(file, damage, message):
     with h5py.File(file, "a") as opened:
-        spoil(opened)
-    with pytest.raises(UserError, match=f"^{re.escape(str(file.parent))}/{sentence}"):
+        damage(opened)
+    with pytest.raises(UserError, match=f"^{re.escape(str(file.parent))}/{message}"):
         read_hdf5(file, SHAPES)
 
 
-def test_a_damaged_file_is_told(file):
+def test_damaged_file_is_refused(file):
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(UserError, match="is not an HDF5 file, or is damaged"):
         read_hdf5(file, SHAPES)
 
 
-def test_without_h5py_it_says_what_to_install(file, monkeypatch):
+def test_missing_h5py(file, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "h5py", None)

@@ -1,4 +1,4 @@
-"""Small HDF5 files that take much memory to read."""
+"""Small HDF5 files that need much memory to read."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from megaptm.errors import UserError
 from megaptm.families.elmo.hdf5 import read_hdf5
 
 
-@pytest.mark.parametrize("how", ["never written", "one chunk"])
-def test_small_files_of_large_arrays_are_refused(tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("kind", ["never written", "one chunk"])
+def test_small_file_with_large_array_is_refused(tmp_path: Path, kind: str) -> None:
     h5py = pytest.importorskip("h5py")
-    shape = (1 << 24,) if how == "never written" else (4,)
+    shape = (1 << 24,) if kind == "never written" else (4,)
     with h5py.File(tmp_path / "it.hdf5", "w") as file:
-        if how == "never written":
+        if kind == "never written":
             file.create_dataset("a", shape=shape, dtype="f4")
         else:
             options = {"maxshape": (None,), "chunks": (1 << 25,), "dtype": "f4", "compression": "gzip"}

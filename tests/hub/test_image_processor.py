@@ -1,4 +1,4 @@
-"""Images are read as the processor beside a model of Hugging Face's makes them ready, and as ours is written."""
+"""Image processors: equal preprocessing in megaptm and transformers, after import and export."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from megaptm.models import Model, build_model
 from megaptm.objectives import build_objective
 from megaptm.spec import PixelStatistics
 from tests.data_pipeline.images.pictures import encoded, pixels
-from tests.families.vision import theirs_in, weights_of
+from tests.families.vision import load_reference, weights_of
 from tests.models.vision import GRID, SIDE, clip_batch, clip_model, tiny_clip, tiny_vit, vit_model
 
 PIXELS = GRID * SIDE
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 PHOTO = Image.fromarray(pixels(48, 24))
-"""Twice as wide as high: whole numbers of pixels are cut off at any of the sizes below."""
+"""Twice as wide as high, so that all crops below have integer sizes."""
 MODELS = {
     "vit": (lambda: vit_model(both=False), transformers.ViTForImageClassification, "image-labels"),
     "clip": (clip_model, transformers.CLIPModel, "image-text"),
 }
 PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ViT's own": ("vit", {"image_processor_type": "ViTImageProcessor", "size": PIXELS}, {"validation_crop": "none"}),
-    # As google/vit-base-patch16-224 and facebook/dino-vits16 have them, and facebook/deit-base-patch16-224.
+    # As in google/vit-base-patch16-224, facebook/dino-vits16 and facebook/deit-base-patch16-224.
     "ImageNet's": (
         "vit",
         {"feature_extractor_type": "ViTFeatureExtractor", "size": PIXELS, "resample": 3, **IMAGENET},
@@ -73,8 +73,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def read_here(model: Model, objective: dict[str, Any]) -> torch.Tensor:
-    """[1, ...]: what a model says of the photo."""
+def model_output(model: Model, objective: dict[str, Any]) -> torch.Tensor:
+    """Return megaptm's output [1, ...] for the photo."""
     content = encoded(PHOTO, "PNG")
     task: Any = build_objective(objective).for_validation()
     patches = task.patches(content, GRID, np.random.default_rng(0), source="photo", remedy="")
@@ -84,62 +84,62 @@ def read_here(model: Model, objective: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
         if model.spec.name == "vit":
             return model.logits(batch)["image-label"]
-        batch |= {name: one for name, one in clip_batch(1, seed=0, all_asked=True).items() if "text" in name}
+        batch |= {name: field for name, field in clip_batch(1, seed=0, all_asked=True).items() if "text" in name}
         return model(batch, features=True).features["image-text"][:, : model.spec.size_of("text").width]
 
 
-def read_there(folder: Path, kind: type[transformers.PreTrainedModel]) -> torch.Tensor:
-    """The same by transformers."""
-    given = transformers.AutoImageProcessor.from_pretrained(folder)(PHOTO, return_tensors="pt")
+def reference_output(folder: Path, model_class: type[transformers.PreTrainedModel]) -> torch.Tensor:
+    """Return transformers' output for the photo."""
+    inputs = transformers.AutoImageProcessor.from_pretrained(folder)(PHOTO, return_tensors="pt")
     with torch.no_grad():
-        if kind is transformers.ViTForImageClassification:
-            return theirs_in(folder, kind)(**given).logits
+        if model_class is transformers.ViTForImageClassification:
+            return load_reference(folder, model_class)(**inputs).logits
         texts = {"input_ids": clip_batch(1, seed=0, all_asked=True)["text_tokens"]}
-        return theirs_in(folder, kind)(**given, **texts).image_embeds
+        return load_reference(folder, model_class)(**inputs, **texts).image_embeds
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_features_of_an_image_are_theirs_there_and_back(tmp_path: Path, name: str) -> None:
-    family, said, options = PUBLISHED[name]
-    build, kind, task = MODELS[family]
-    begun = build()
-    to_hugging_face(begun.spec, weights_of(begun), None, tmp_path / "theirs")
-    (tmp_path / "theirs" / PROCESSOR).write_text(json.dumps(said))
-    found = from_hugging_face(tmp_path / "theirs")
-    assert found.image_options == options
-    objective = {task: {"size": PIXELS, **found.image_options}}
-    if family == "vit":  # whose names of labels are in the config: CLIP's tokenizer is not here
+def test_processor_round_trip(tmp_path: Path, name: str) -> None:
+    family, processor, options = PUBLISHED[name]
+    build, model_class, task = MODELS[family]
+    original = build()
+    to_hugging_face(original.spec, weights_of(original), None, tmp_path / "theirs")
+    (tmp_path / "theirs" / PROCESSOR).write_text(json.dumps(processor))
+    imported = from_hugging_face(tmp_path / "theirs")
+    assert imported.image_options == options
+    objective = {task: {"size": PIXELS, **imported.image_options}}
+    if family == "vit":  # its label names are in the config; CLIP would need a tokenizer
         import_run(str(tmp_path / "theirs"), tmp_path / "run")
         run = load_model(tmp_path / "run")
-        assert (run.config.objective, run.spec.own_pixels) == (objective, found.spec.own_pixels)
+        assert (run.config.objective, run.spec.own_pixels) == (objective, imported.spec.own_pixels)
         model = run.model
         assert load_model(tmp_path / "theirs").config.objective == objective
     else:
-        model = build_model(found.spec).eval()
-        model.load_state_dict(found.weights)
-    expected = read_there(tmp_path / "theirs", kind)
-    assert (read_here(model, objective) - expected).abs().max() <= 1e-5
-    if found.spec.own_pixels is not None:
-        assert (read_here(begun, objective) - expected).abs().max() > 1e-3, "as if nothing had been taken over"
+        model = build_model(imported.spec).eval()
+        model.load_state_dict(imported.weights)
+    expected = reference_output(tmp_path / "theirs", model_class)
+    assert (model_output(model, objective) - expected).abs().max() <= 1e-5
+    if imported.spec.own_pixels is not None:
+        assert (model_output(original, objective) - expected).abs().max() > 1e-3, "as if nothing had been taken over"
     to_hugging_face(model.spec, weights_of(model), None, tmp_path / "out", objective=build_objective(objective))
-    assert (read_there(tmp_path / "out", kind) - expected).abs().max() <= 1e-5
+    assert (reference_output(tmp_path / "out", model_class) - expected).abs().max() <= 1e-5
     again = from_hugging_face(tmp_path / "out")
-    assert (again.spec.own_pixels, again.image_options) == (found.spec.own_pixels, found.image_options)
+    assert (again.spec.own_pixels, again.image_options) == (imported.spec.own_pixels, imported.image_options)
 
 
-def test_what_a_file_leaves_out_is_what_transformers_does() -> None:
-    for name, ours in DEFAULTS.items():
-        theirs = getattr(transformers, f"{name}ImageProcessorPil")
-        for field, value in (COMMON_DEFAULTS | ours).items():
-            usual = getattr(theirs, field, None)
-            usual = [*usual] if isinstance(usual, tuple) else usual or False
+def test_defaults_equal_transformers() -> None:
+    for name, defaults in DEFAULTS.items():
+        processor_class = getattr(transformers, f"{name}ImageProcessorPil")
+        for field, value in (COMMON_DEFAULTS | defaults).items():
+            expected = getattr(processor_class, field, None)
+            expected = [*expected] if isinstance(expected, tuple) else expected or False
             if field in ("size", "crop_size") and isinstance(value, int):
                 value = {"height": value, "width": value}
-            assert usual == value, (name, field)
+            assert expected == value, (name, field)
 
 
 @pytest.mark.parametrize(
-    ("said", "wrong"),
+    ("fields", "message"),
     [
         (
             {"image_std": [0.2, 0.2]},
@@ -162,14 +162,14 @@ def test_what_a_file_leaves_out_is_what_transformers_does() -> None:
         ({"image_processor_type": ["ViTImageProcessor"]}, "image_processor_type is "),
     ],
 )
-def test_what_cannot_be_done_here_is_refused(tmp_path: Path, said: dict[str, Any], wrong: str) -> None:
-    (tmp_path / PROCESSOR).write_text(json.dumps({"size": PIXELS, **said}))
-    with pytest.raises(UserError, match=f"{PROCESSOR}: {wrong}"):
+def test_unsupported_field_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    (tmp_path / PROCESSOR).write_text(json.dumps({"size": PIXELS, **fields}))
+    with pytest.raises(UserError, match=f"{PROCESSOR}: {message}"):
         read_processor(tiny_vit(), tmp_path, remedy="")
 
 
-def test_a_processor_may_be_a_section_of_another_file(tmp_path: Path) -> None:
-    """As `CLIPProcessor` writes it today; that one is heard first, as by transformers."""
+def test_processor_as_a_section(tmp_path: Path) -> None:
+    """`CLIPProcessor` writes such a file now; transformers reads it first."""
     spec = tiny_clip()
     assert read_processor(spec, tmp_path, remedy="") is None
     (tmp_path / PROCESSOR).write_text(json.dumps({"size": PIXELS, "crop_size": PIXELS, "resample": 2}))
@@ -177,12 +177,12 @@ def test_a_processor_may_be_a_section_of_another_file(tmp_path: Path) -> None:
     assert read_processor(spec, tmp_path, remedy="").options == {}
     section = {"size": PIXELS, "crop_size": PIXELS, "image_mean": 0.25, "image_std": [2, 2, 2]}
     (tmp_path / PROCESSOR_OF_MODEL).write_text(json.dumps({"image_processor": section}))
-    found = read_processor(spec, tmp_path, remedy="")
-    assert found.options == {"resample": "bicubic"}
-    assert found.pixels == PixelStatistics((0.25, 0.25, 0.25), (2.0, 2.0, 2.0))
+    processor = read_processor(spec, tmp_path, remedy="")
+    assert processor.options == {"resample": "bicubic"}
+    assert processor.pixels == PixelStatistics((0.25, 0.25, 0.25), (2.0, 2.0, 2.0))
 
 
-def test_what_is_the_familys_own_is_said_by_none() -> None:
+def test_default_pixels_are_not_own_pixels() -> None:
     spec = tiny_clip()
     other = spec.with_pixels(PixelStatistics((0.0, 0.0, 0.0), spec.pixels.std))
     assert other.pixels != spec.pixels
