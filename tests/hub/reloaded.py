@@ -151,7 +151,7 @@ def rename_inputs(documents: Batch) -> Batch:
 def evaluate_losses(model: PreTrainedModel, family: Family, batches: list[Batch]) -> dict[str, float]:
     """Return the loss per label in nats, for the heads that the Hugging Face class has."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for documents in (batch_documents for batch in batches for batch_documents in split_documents(family, batch)):
+    for documents in (group for batch in batches for group in split_documents(family, batch)):
         output = model(**rename_inputs(documents))
         predictions = {family.heads[0]: (output[0].flatten(0, 1), documents["labels"].flatten())}
         for index, head in enumerate(family.heads[1:], 1):
@@ -192,7 +192,7 @@ def evaluate_joint_losses(
 ) -> dict[str, float]:
     """Return ELECTRA's losses: the discriminator reads tokens sampled from the generator with the batch's uniforms."""
     total = num_labels = 0.0
-    for documents in (some for batch in batches for some in split_documents(family, batch)):
+    for documents in (group for batch in batches for group in split_documents(family, batch)):
         inputs, labels = rename_inputs(documents), documents["labels"]
         is_masked = labels != IGNORED
         generator_logits = generator(**inputs).logits[is_masked]
